@@ -1,5 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import pg from 'pg';
+import { PrimaryClient } from './primary.ts';
+import { connectSession } from './session.ts';
 
 /** Another server process has the database, in a way that does not go together with this one. */
 export class Occupied extends Error {}
@@ -28,21 +29,19 @@ export async function claimDatabase(
 ): Promise<Claim> {
   const { alone, onConflict } = options;
   const attempt = alone ? 'pg_try_advisory_lock' : 'pg_try_advisory_lock_shared';
-  let client: pg.Client | undefined;
+  let client: PrimaryClient | undefined;
   let released = false;
   let retry: NodeJS.Timeout | undefined;
 
   const take = async () => {
-    const mine = new pg.Client(url);
+    const mine = await connectSession(url, {}, PrimaryClient);
     let lost = false;
-    mine.on('error', () => undefined);
     mine.on('end', () => {
       lost = true;
       if (client !== mine || released) return;
       client = undefined;
       again();
     });
-    await mine.connect();
     const end = Date.now() + PATIENCE_MS;
     for (;;) {
       const { rows } = await mine.query<{ taken: boolean }>(`select ${attempt}($1) as taken`, [CLAIM_LOCK]);

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { PrimaryClient } from './primary.ts';
 
 /** A transaction that may write ends within this time, its commit included, or its connection does. */
 const WRITE_MS = 5000;
@@ -19,9 +20,10 @@ export const COLUMN_TYPES: pg.CustomTypesConfig = {
 };
 
 const BEGIN = /^\s*(begin|start transaction)\b(?!.*\bread only\b)/i;
+const BEGINS = /^\s*(begin|start transaction)\b/i;
 const END = /^\s*(commit|rollback(?!\s+to\b)|end)\b/i;
-const FRAME = /^\s*(begin|start transaction|rollback)\s*(;\s*)?$|^\s*(begin|start transaction) (read only|isolation)/i;
-const WRITE = /^\s*(insert|update|delete)\b/i;
+const FRAME = /^\s*(begin|start transaction)\b|^\s*rollback\s*(;\s*)?$/i;
+const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete from|update \w+ \w+ set)\b/is;
 
 /**
  * A connection on which no fault of the database's becomes a fault of the process's.
@@ -31,11 +33,12 @@ const WRITE = /^\s*(insert|update|delete)\b/i;
  *   and what is under way on it rejects. A commit can wait without end, for a synchronous standby that is gone or for a
  *   host that vanished. Whether it happened is then unknown, as with any lost connection. It is not canceled on the
  *   server: that would make the commit succeed without the standby.
+ * - Nothing is prepared by name: a pooler may give the connection to others between transactions, and theirs to this client.
  * - The frame of a transaction never fails. Kysely gives a connection back only when its BEGIN or ROLLBACK succeeded, so
  *   each one that broke there would be missing in the pool for good. Where one of them fails, the connection is cut and
  *   the statement resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
  */
-export class SteadyClient extends pg.Client {
+export class SteadyClient extends PrimaryClient {
   #transaction: NodeJS.Timeout | undefined;
   #long = false;
 
@@ -47,8 +50,9 @@ export class SteadyClient extends pg.Client {
 
   // `never` fits each of the many overloads: nothing about them changes
   override query(...args: unknown[]): never {
-    const [first] = args as [string | { text?: string }];
+    const [first] = args as [string | { text?: string; name?: string }];
     const text = typeof first === 'string' ? first : (first?.text ?? '');
+    if (typeof first === 'object' && first.name !== undefined) throw new Error('a statement that is prepared by name');
     if (BEGIN.test(text)) {
       clearTimeout(this.#transaction);
       this.#transaction = this.#cutAfter(WRITE_MS);
@@ -78,13 +82,37 @@ export class SteadyClient extends pg.Client {
     }) as never;
   }
 
-  /** Cuts the connection; what is under way on it rejects. */
-  cut(): void {
-    this.connection.stream.destroy();
-  }
-
   #cutAfter(ms: number): NodeJS.Timeout {
     return setTimeout(() => this.cut(), ms).unref();
+  }
+}
+
+/** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
+const LOCK_MS = 4000;
+/** What each transaction of a request begins with, sent together with its BEGIN. */
+const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS}`;
+
+/**
+ * A connection of requests. Row-level security binds the role `svc_app`, and this connection is that role in each of its
+ * transactions and nothing else outside of one.
+ *
+ * INVARIANT: all that makes it a request's ends with the transaction, since a pooler gives the connection to others then. So
+ * a statement outside of a transaction, which would run as the owner of the tables, is refused before it is sent.
+ */
+export class RequestClient extends SteadyClient {
+  #within = false;
+
+  // see SteadyClient
+  override query(...args: unknown[]): never {
+    const [first, ...more] = args as [string | { text?: string }, ...unknown[]];
+    const text = typeof first === 'string' ? first : (first?.text ?? '');
+    if (BEGINS.test(text)) {
+      this.#within = true;
+      return super.query(text + AS_REQUEST);
+    }
+    if (END.test(text)) this.#within = false;
+    else if (!this.#within) throw new Error('a statement of a request outside of a transaction');
+    return super.query(first, ...more);
   }
 }
 
@@ -95,7 +123,7 @@ export class SteadyClient extends pg.Client {
 export async function inTransaction<T>(
   pool: pg.Pool,
   work: (client: pg.PoolClient) => Promise<T>,
-  begin: 'begin' | 'begin read only' = 'begin',
+  begin = 'begin',
 ): Promise<T> {
   const client = await pool.connect();
   let broken: Error | undefined;

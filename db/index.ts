@@ -2,11 +2,18 @@ import { Migrator } from '@mikro-orm/migrations';
 import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@mikro-orm/postgresql';
 import pg from 'pg';
 import type { AuditEntry } from '../server/domain/audit.ts';
+import { ReadRefused } from '../server/lib/database-fault.ts';
+import { databaseHosts } from '../server/lib/database-hosts.ts';
+import { Turns } from '../server/lib/turns.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
-import { COLUMN_TYPES, CONNECT_MS, inTransaction, SteadyClient } from './client.ts';
+import { type Citus, CitusClient, citusOf, setTenant, spread } from './citus.ts';
+import { COLUMN_TYPES, CONNECT_MS, inTransaction, RequestClient, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
+import { PrimaryClient } from './primary.ts';
+import { Replication } from './replication.ts';
+import { assertSame, connectSession } from './session.ts';
 
 /**
  * Adds an entry to the tenant's audit chain within the caller's transaction: the change and its record commit together
@@ -17,9 +24,12 @@ export type WriteAudit = (em: EntityManager, tenantId: string, entry: AuditEntry
 /**
  * The database as the program sees it. Two hats on one login:
  *
- * - a tenant's: every connection runs as the role `svc_app`, every transaction sets `app.tenant`, and the entity manager
- *   filters by it too. What is not scoped sees nothing.
- * - the owner's (`owner`): migrations, the chain writer, the look-up of credentials, and jobs that serve all tenants.
+ * - a tenant's: every transaction runs as the role `svc_app` and sets `app.tenant`, and the entity manager filters by it
+ *   too. What is not scoped sees nothing.
+ * - the owner's (`owner`): the look-up of credentials, and jobs that serve all tenants.
+ *
+ * Both leave nothing behind on a connection when a transaction ends, so a pooler may share it between clients. What needs a
+ * session of its own (`connectOwner`, migrations, the claim on the database) has an address of its own.
  */
 export interface Database {
   /**
@@ -29,12 +39,30 @@ export interface Database {
   transaction<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
   /** An entity manager for reads of the tenant's rows; each query is a transaction of its own. */
   reader(tenantId: string): EntityManager;
-  /** One SQL query as the tenant, past the entity layer: for hot reads. */
+  /** One SQL query as the tenant, past the entity layer: for hot reads, which find their rows by an index. */
   query<R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]): Promise<R[]>;
-  /** `work` on one connection within a read-only transaction of the tenant. */
+  /**
+   * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
+   * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
+   * left for decisions. Throws ReadRefused beyond that. `work` must not begin another one.
+   */
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T>;
+  /**
+   * The same with entities, for what people decide by: of each who asks, a few run at once and a few wait, so that whoever
+   * asks for much keeps the others of the tenant waiting for a moment at most.
+   */
+  readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
+  /**
+   * The owner's too, for what is asked while a transaction of the same process is open: it never waits for a connection
+   * that such a transaction holds.
+   */
+  readonly aside: pg.Pool;
   readonly notices: Notices;
+  /** Where tenants are spread over several servers. */
+  readonly citus: Citus | undefined;
+  /** Where a synchronous standby is demanded. While there is none, `transaction` refuses with Unreplicated. */
+  readonly replication: Replication | undefined;
   /**
    * The run of the server and the oldest transaction that is open: a query that is sent afterwards sees every committed
    * change with a lower number.
@@ -42,7 +70,7 @@ export interface Database {
   horizon(): Promise<{ run: string; xmin: number }>;
   /** Tells installations that share a Redis apart: restored copies of one database have other oids, as a rule. */
   installation(): Promise<string>;
-  /** A connection of the owner's outside the pool, for the chain writer and listeners. */
+  /** A session of the owner's, for the chain writer and listeners. */
   connectOwner(): Promise<pg.Client>;
   close(): Promise<void>;
 }
@@ -65,26 +93,47 @@ const commonOptions = {
   autoJoinRefsForFilters: false,
   debug: false,
   discovery: { checkDuplicateTableNames: true },
+  ensureDatabase: false,
 } satisfies Options;
 
-export async function openDatabase(url: string, options: { poolSize?: number } = {}): Promise<Database> {
+export async function openDatabase(
+  url: string,
+  options: { poolSize?: number; replicated?: boolean; readMs?: number; sessionUrl?: string | undefined } = {},
+): Promise<Database> {
   const poolSize = options.poolSize ?? 10;
+  const sessionUrl = options.sessionUrl ?? url;
   const types = COLUMN_TYPES;
-  const steady = { Client: SteadyClient, connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
-  const asApp = { options: `-c role=svc_app -c lock_timeout=${LOCK_MS}` };
-  const owner = new pg.Pool({ connectionString: url, max: poolSize, types, ...steady });
-  const app = new pg.Pool({ connectionString: url, max: poolSize, types, ...steady, ...asApp });
+  const patience = { connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
+  const pools = new Set<pg.Pool>();
   // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself
-  for (const pool of [owner, app]) {
+  const poolOf = (more: pg.PoolConfig = {}) => {
+    const pool = new pg.Pool({
+      connectionString: url,
+      max: poolSize,
+      types,
+      Client: SteadyClient,
+      ...patience,
+      ...more,
+    });
+    pools.add(pool);
     pool.on('error', () => undefined);
     // and so does one that breaks while it is in use and nothing runs on it
     pool.on('connect', (client) => client.on('error', () => undefined));
-  }
+    return pool;
+  };
+  const owner = poolOf();
+  const citus = await citusOf(owner).catch(async (error) => {
+    await owner.end();
+    throw error;
+  });
+  const asApp = { Client: citus ? CitusClient : RequestClient, ...patience };
+  const app = poolOf(asApp);
+  // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
+  const aside = sessionUrl === url ? owner : poolOf({ connectionString: sessionUrl, max: ASIDE });
   const orm = await MikroORM.init({
     ...commonOptions,
-    clientUrl: url,
+    ...ormOn(url, asApp),
     pool: { min: 0, max: poolSize },
-    driverOptions: { ...steady, ...asApp },
   });
 
   const fork = (tenantId: string): EntityManager => {
@@ -92,39 +141,57 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     em.setFilterParams('tenant', { tenantId });
     return em;
   };
-  const readOnly = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T> => {
-    const asTenant = async (client: pg.PoolClient) => {
-      await client.query(SET_TENANT, [tenantId]);
-      return work(client);
-    };
-    return inTransaction(app, asTenant, 'begin read only');
+  const asTenant = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, more = ''): Promise<T> =>
+    inTransaction(app, work, `begin read only; ${setTenant(tenantId)}${more}`);
+  const readMs = options.readMs ?? READ_MS;
+  const ofTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: READS_WAITING });
+  const ofAll = new Turns({ atOnce: Math.ceil(poolSize / 2), mostWaiting: Number.POSITIVE_INFINITY });
+  const ofPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
+  const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: Number.POSITIVE_INFINITY });
+  /** `turns`: whose, one after the other. */
+  const inTurn = async <T>(turns: readonly (readonly [Turns, string])[], read: () => Promise<T>): Promise<T> => {
+    const ends: (() => void)[] = [];
+    try {
+      for (const [each, owner] of turns) {
+        const end = await each.take(owner);
+        if (!end) throw new ReadRefused('too_many');
+        ends.push(end);
+      }
+      return await read();
+    } catch (error) {
+      if ((error as { code?: unknown }).code === QUERY_CANCELED) throw new ReadRefused('took_long', { cause: error });
+      throw error;
+    } finally {
+      for (const end of ends.toReversed()) end();
+    }
   };
-  const connectOwner = async () => {
-    const client = new SteadyClient({
-      connectionString: url,
-      types,
-      connectionTimeoutMillis: CONNECT_MS,
-      keepAlive: true,
-    });
-    await client.connect();
-    return client;
-  };
-  // INVARIANT: requests run as a role that row level security binds. A pooler that drops the option would undo that
-  // without a word, so both pools are asked.
-  const asked = 'select current_user as role';
-  const roles = [
-    ...(await app.query<{ role: string }>(asked)).rows,
-    ...(await orm.em.execute<{ role: string }[]>(asked)),
-  ];
-  if (roles.length !== 2 || roles.some(({ role }) => role !== 'svc_app')) {
-    await Promise.all([orm.close(true), owner.end(), app.end()]);
-    throw new Error('Requests do not run as the role svc_app: connect to PostgreSQL without a pooler in between.');
-  }
+  const connectOwner = () => connectSession(sessionUrl, { types });
   const notices = new Notices(connectOwner);
-  await notices.start();
+  const close = () => Promise.all([notices.close(), orm.close(true), ...[...pools].map((pool) => pool.end())]);
+  try {
+    // INVARIANT: requests run as a role that row level security binds, on both of the pools
+    const asked = 'select current_user as role';
+    const roles = [
+      ...(await asTenant('', (client) => client.query<{ role: string }>(asked))).rows,
+      ...(await orm.em.transactional((em) => em.execute<{ role: string }[]>(asked))),
+    ];
+    if (roles.length !== 2 || roles.some(({ role }) => role !== 'svc_app')) {
+      throw new Error('Requests do not run as the role svc_app.');
+    }
+    if (sessionUrl !== url) await assertSame(owner, sessionUrl);
+    await notices.start();
+  } catch (error) {
+    // a standby, for one, takes no listeners: what is open would keep the process
+    await close();
+    throw error;
+  }
+  const replication = options.replicated ? await Replication.watch(owner) : undefined;
   return {
     notices,
+    citus,
+    replication,
     transaction: async (tenantId, work) => {
+      replication?.assert();
       const sent: Notice[] = [];
       const committed: (() => void)[] = [];
       let result: Awaited<ReturnType<typeof work>>;
@@ -147,10 +214,34 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
       return result;
     },
     reader: fork,
-    readOnly,
+    readOnly: (tenantId, work) =>
+      inTurn(
+        [
+          [ofTenant, tenantId],
+          [ofAll, ''],
+        ],
+        () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
+      ),
+    readEntities: (tenantId, who, work) =>
+      inTurn(
+        [
+          [ofPerson, `${tenantId} ${who}`],
+          [entitiesOfTenant, tenantId],
+          [ofAll, ''],
+        ],
+        () =>
+          fork(tenantId).transactional(
+            async (em) => {
+              await em.execute(`set local statement_timeout = ${readMs}`);
+              return work(em as EntityManager);
+            },
+            { readOnly: true },
+          ),
+      ),
     query: async <R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]) =>
-      readOnly(tenantId, async (client) => (await client.query<R>(text, values)).rows),
+      asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
+    aside,
     horizon: async () => {
       const { rows } = await owner.query<{ run: string; xmin: string }>(
         `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,
@@ -166,66 +257,98 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     },
     connectOwner,
     close: async () => {
-      await notices.close();
-      await Promise.all([orm.close(true), owner.end(), app.end()]);
+      await replication?.stop();
+      await close();
     },
   };
 }
-/** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
-const LOCK_MS = 4000;
 
-const SET_TENANT = { name: 'set_tenant', text: "select set_config('app.tenant', $1, true)" };
+/** MikroORM reads an address of one host only; the driver is given all of them. */
+function ormOn(url: string, driverOptions: object) {
+  return { clientUrl: databaseHosts(url)[0]!.url, driverOptions: { ...driverOptions, connectionString: url } };
+}
+
+/** What is asked aside is short and waits for no lock. */
+const ASIDE = 2;
+
+/** A statement of `readOnly` that takes longer is ended. */
+const READ_MS = 5000;
+const QUERY_CANCELED = '57014';
+/** Reads of one tenant that run at once, and that wait. */
+const READS_OF_TENANT = 3;
+const READS_WAITING = 24;
+const READS_OF_PERSON = 2;
+const READS_OF_PERSON_WAITING = 8;
 
 /** What the migration lock is called in pg_advisory_lock; any constant that nobody else uses. */
 const MIGRATION_LOCK = 7_305_414_123;
 
 /**
  * Brings the schema up to this program's version, once, however many processes start together. Refuses a database that
- * a newer program has migrated, and one whose migrations ran with another text. Returns the names of the migrations
- * that ran; they and their checksums are committed together.
+ * a newer program has migrated, and one whose migrations ran with another text. The migrations that run and their
+ * checksums are committed together. Where Citus is in the database, tables are then spread over its nodes. Throws NoSession
+ * where a pooler shares the connection.
  */
-export async function migrate(url: string): Promise<string[]> {
-  const lock = new pg.Client(url);
-  await lock.connect();
+export async function migrate(url: string): Promise<Migrated> {
+  // it waits for as long as another process migrates
+  const lock = await connectSession(url, {}, PrimaryClient);
   try {
     await lock.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
-    await ensureAppRole(lock);
+    const citus = await citusOf(lock);
+    await ensureAppRole(lock, citus !== undefined);
     const applied = await readApplied(lock);
     const objection = objectionTo(applied);
     if (objection !== undefined) throw new SchemaRefused(objection);
-    if (applied.pending.length === 0) return [];
-    const orm = await MikroORM.init({
-      ...commonOptions,
-      clientUrl: url,
-      extensions: [Migrator],
-      migrations: { migrationsList: migrations, tableName: MIGRATION_TABLE, silent: true, snapshot: false },
-    });
-    try {
-      return await orm.em.transactional(async (em) => {
-        const ran = (await orm.migrator.up({ transaction: em.getTransactionContext()! })).map(({ name }) => name);
-        if (ran.length === 0) return ran;
-        await em.execute(`alter table ${MIGRATION_TABLE} add column if not exists checksum text`);
-        const checksums = migrationChecksums();
-        for (const name of ran) {
-          await em.execute(`update ${MIGRATION_TABLE} set checksum = ? where name = ?`, [checksums.get(name), name]);
-        }
-        return ran;
-      });
-    } finally {
-      await orm.close(true);
-    }
+    const ran = applied.pending.length === 0 ? [] : await runMigrations(url);
+    // also after a start that ended between the two
+    const tables = citus ? await spread(lock) : [];
+    return { ran, citus: citus && { ...citus, tables } };
   } finally {
     await lock.end();
   }
 }
 
+/** What `migrate` did and found. */
+export interface Migrated {
+  /** The names of the migrations that ran. */
+  readonly ran: readonly string[];
+  /** Where Citus is in the database, with the tables that were spread just now. */
+  readonly citus: (Citus & { readonly tables: readonly string[] }) | undefined;
+}
+
+async function runMigrations(url: string): Promise<string[]> {
+  const orm = await MikroORM.init({
+    ...commonOptions,
+    ...ormOn(url, { Client: PrimaryClient }),
+    extensions: [Migrator],
+    migrations: { migrationsList: migrations, tableName: MIGRATION_TABLE, silent: true, snapshot: false },
+  });
+  try {
+    return await orm.em.transactional(async (em) => {
+      const ran = (await orm.migrator.up({ transaction: em.getTransactionContext()! })).map(({ name }) => name);
+      if (ran.length === 0) return ran;
+      await em.execute(`alter table ${MIGRATION_TABLE} add column if not exists checksum text`);
+      const checksums = migrationChecksums();
+      for (const name of ran) {
+        await em.execute(`update ${MIGRATION_TABLE} set checksum = ? where name = ?`, [checksums.get(name), name]);
+      }
+      return ran;
+    });
+  } finally {
+    await orm.close(true);
+  }
+}
+
 /** The role of requests. Made by the embedded server already; an external one needs a login that may create roles. */
-async function ensureAppRole(client: pg.Client): Promise<void> {
-  const { rows } = await client.query<{ bypass: boolean; member: boolean }>(
-    `select rolsuper or rolbypassrls as bypass, pg_has_role(current_user, oid, 'member') as member
+async function ensureAppRole(client: pg.Client, onNodes: boolean): Promise<void> {
+  const { rows } = await client.query<{ bypass: boolean; login: boolean; member: boolean }>(
+    `select rolsuper or rolbypassrls as bypass, rolcanlogin as login, pg_has_role(current_user, oid, 'member') as member
      from pg_roles where rolname = 'svc_app'`,
   );
   if (rows[0]?.bypass) throw new Error('The role svc_app must be neither a superuser nor allowed to bypass RLS.');
-  if (!rows[0]) await client.query('create role svc_app nologin nosuperuser nobypassrls');
+  // the coordinator of a cluster connects to the nodes as the role that asks; it has no password, and pg_hba.conf decides
+  const login = onNodes ? 'login' : 'nologin';
+  if (!rows[0]) await client.query(`create role svc_app ${login} nosuperuser nobypassrls`);
+  else if (onNodes && !rows[0].login) await client.query('alter role svc_app login');
   if (!rows[0]?.member) await client.query('grant svc_app to current_user');
 }

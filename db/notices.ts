@@ -25,6 +25,8 @@ export const TOPICS = [
   'head',
   /** Events to fan out, or deliveries to make. */
   'outbox',
+  /** A destination of webhooks was paused, changed or deleted: what sends there must stop. */
+  'destinations',
   /** Deliveries that were queued, attempted or stopped, told in the process that did it alone: see tellHere. */
   'delivery',
 ] as const;
@@ -75,7 +77,7 @@ const LISTENER = 'svc notices';
  * Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere, and what
  * was switched on must be on.
  */
-const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies', 'stops']);
+const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies', 'stops', 'destinations']);
 /** How often the listening connection is asked for an answer, which comes after all notices before it. */
 const BEAT_MS = 400;
 /**
@@ -203,6 +205,16 @@ export class Notices {
 
   async start(): Promise<void> {
     const client = await this.#connect();
+    try {
+      await this.#listen(client);
+    } catch (error) {
+      // it works and takes no listeners, as a standby does: each attempt would leave one behind
+      client.end().catch(() => undefined);
+      throw error;
+    }
+  }
+
+  async #listen(client: pg.Client): Promise<void> {
     const lost = () => {
       if (this.#client !== client) return;
       this.#client = undefined;

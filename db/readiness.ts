@@ -1,6 +1,8 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type pg from 'pg';
 import { inTransaction } from './client.ts';
+import type { Database } from './index.ts';
+import { Unreplicated } from './replication.ts';
 
 /** Longer than this a write may take, but the process is not ready meanwhile. */
 const SLOW_MS = 2000;
@@ -9,9 +11,13 @@ const FRESH_MS = 1000;
 
 /**
  * Asks whether the database stores what is written: resolves with the reason why not, or undefined. It flushes, accepts
- * writes, and acknowledges one within two seconds, which it does not when it waits for a standby that is gone.
+ * writes, and acknowledges one within two seconds, which it does not when it waits for a standby that is gone. Where a
+ * synchronous standby is demanded, one is there.
  */
-export function readinessOf(owner: pg.Pool): () => Promise<string | undefined> {
+export function readinessOf({
+  owner,
+  replication,
+}: Pick<Database, 'owner' | 'replication'>): () => Promise<string | undefined> {
   let pending: Promise<string | undefined> | undefined;
   let known: { reason: string | undefined; until: number } | undefined;
   const probe = async () => {
@@ -21,6 +27,8 @@ export function readinessOf(owner: pg.Pool): () => Promise<string | undefined> {
     return reason;
   };
   return async () => {
+    const { missing } = replication ?? {};
+    if (missing !== undefined) return new Unreplicated(missing).message;
     if (known && performance.now() < known.until) return known.reason;
     pending ??= probe();
     const patience = new AbortController();

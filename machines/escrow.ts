@@ -1,4 +1,5 @@
 import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
+import { metAt, type Requirement, type Tally } from './requirement.ts';
 
 /**
  * The lifecycle of a hold: one machine for every hold kind. The kinds differ only in data: the requirement that releases
@@ -14,24 +15,7 @@ export const HOLD_MACHINE_VERSION = 1;
 export const HOLD_STATES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
 export type HoldState = (typeof HOLD_STATES)[number];
 
-/** What releases a hold. Kinds are composed of these; the machine does not know the kinds. */
-export type Requirement =
-  | { all: Requirement[] }
-  | { any: Requirement[] }
-  /** This many valid approvals, with every seat of the quorum filled. */
-  | { approvals: number }
-  | { condition: string }
-  /** Milliseconds since the epoch. */
-  | { after: number };
-
-/** The valid approvals: by people who may vote now, each counted once even if they are in several groups. */
-export interface Tally {
-  approvals: number;
-  /** Every seat of the quorum is filled; true without a quorum. */
-  seated: boolean;
-  /** The open seats by group; absent when there are none. */
-  missing?: { group: string; count: number }[];
-}
+export type { Requirement, Tally };
 
 export interface HoldInput {
   agentId: string;
@@ -97,18 +81,6 @@ export type HoldEffect =
   | { type: 'audit'; params: { action: `escrow.${HoldAction}` } }
   | { type: 'emit'; params: { event: `escrow.${Exclude<HoldAction, 'condition_reported' | 'recounted'>}` } }
   | { type: 'wakeAt'; params: { at: number | null } };
-
-/** When the requirement is met without further events: -Infinity if already met, Infinity if never. */
-export function metAt(requirement: Requirement, context: Pick<HoldContext, 'conditions' | 'tally'>): number {
-  if ('all' in requirement) return Math.max(-Infinity, ...requirement.all.map((part) => metAt(part, context)));
-  if ('any' in requirement) return Math.min(Infinity, ...requirement.any.map((part) => metAt(part, context)));
-  if ('after' in requirement) return requirement.after;
-  const met =
-    'condition' in requirement
-      ? context.conditions.some(({ id, satisfied }) => id === requirement.condition && satisfied)
-      : context.tally.seated && context.tally.approvals >= requirement.approvals;
-  return met ? -Infinity : Infinity;
-}
 
 /** When the machine must be woken if no other event arrives; null for never. */
 function dueAt(state: HoldState, context: HoldContext): number | null {

@@ -4,6 +4,7 @@ import { collectDefaultMetrics, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { migrate, openDatabase, type WriteAudit } from '../db/index.ts';
 import { readinessOf } from '../db/readiness.ts';
+import { awaitStandby } from '../db/replication.ts';
 import { deliveryMachine } from '../machines/delivery.ts';
 import { holdMachine } from '../machines/escrow.ts';
 import { policyMachine } from '../machines/policy.ts';
@@ -37,17 +38,22 @@ import type { ChainName } from './chain/record.ts';
 import { headsOf } from './chain/seek.ts';
 import { Verifications } from './chain/verifications.ts';
 import type { Config } from './config.ts';
+import { Calls } from './decisions/calls.ts';
 import { Decider } from './decisions/decide.ts';
+import { Disputes } from './decisions/disputes.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { SessionLedger } from './decisions/ledger.ts';
 import { Limits } from './decisions/limits.ts';
 import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
+import { RulesInForce } from './decisions/rules-in-force.ts';
 import type { Doer } from './domain/audit.ts';
 import type { SignInPolicyOf } from './domain/principal.ts';
 import { Holds } from './escrow/holds.ts';
 import { HoldQueries } from './escrow/queries.ts';
+import { holdSpans } from './escrow/spans.ts';
 import { holdRecounts, holdTimers } from './escrow/timers.ts';
+import { HoldWaiters } from './escrow/waiting.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { forgetJob, startJobs } from './jobs/jobs.ts';
@@ -63,9 +69,13 @@ import { Mail } from './lib/mail.ts';
 import { RateLimiter } from './lib/rate-limit.ts';
 import { RedisLink } from './lib/redis.ts';
 import { RedisLookups } from './lib/redis-lookups.ts';
+import { SERVICES, type Span } from './lib/telemetry/names.ts';
+import type { Telemetry } from './lib/telemetry/spans.ts';
 import { Metrics } from './metrics.ts';
 import { AuthorLanguage } from './policy/authoring/author.ts';
 import { Bundles } from './policy/bundles.ts';
+import { DecisionRules } from './policy/decision-rules.ts';
+import { DecisionTests } from './policy/decision-tests.ts';
 import { bundleRoute } from './policy/http.ts';
 import { KeptInputs } from './policy/kept-inputs.ts';
 import { ListQueries } from './policy/list-queries.ts';
@@ -73,6 +83,7 @@ import { Lists } from './policy/lists.ts';
 import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
+import { SuiteWatch } from './policy/suite-watch.ts';
 import { PolicyTexts } from './policy/texts.ts';
 import { Fleet, SILENT_POLLS, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
@@ -91,6 +102,7 @@ import { Tenants } from './tenants/tenants.ts';
 import { Observations } from './tools/observations.ts';
 import { registryOf, ToolQueries } from './tools/queries.ts';
 import { Tools } from './tools/registry.ts';
+import { Watch } from './watch.ts';
 
 /** The parts of a running program that its commands and tests reach for. */
 export interface Core extends Services {
@@ -104,11 +116,16 @@ export interface Core extends Services {
   /** Seals what is secret at rest. */
   box: SecretBox;
   mailQueue: MailQueue;
+  suiteWatch: SuiteWatch;
   /** The origins from which the server's own pages send. */
   origins: readonly string[];
   registry: Registry;
+  watch: Watch;
+  /** Counts a background job that failed. */
+  jobFailed: (name: string) => void;
   egress: Egress;
   deliverer: Deliverer;
+  calls: Calls;
   singleSignOn: SingleSignOn;
   /** With several processes only. */
   redis: RedisLink | undefined;
@@ -118,11 +135,19 @@ export interface Core extends Services {
 
 export interface Parts {
   config: Config;
+  /** Of the embedded PostgreSQL, or as in the settings. */
   databaseUrl: string;
   log: Log;
   clock?: Clock;
   /** Default: one made from the settings. */
   egress?: Egress;
+  /** Takes a share of the tenants beside other processes, as a server does and a command does not. */
+  serves?: boolean;
+}
+
+/** Where a connection is a session, also with a pooler in front of the database. */
+export function sessionUrlOf({ config, databaseUrl }: Pick<Parts, 'config' | 'databaseUrl'>): string {
+  return config.databaseSessionUrl ?? databaseUrl;
 }
 
 /** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is wrong. */
@@ -131,7 +156,8 @@ export async function openCore(parts: Parts): Promise<Core> {
   const clock = parts.clock ?? systemClock;
   const egress = parts.egress ?? new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
   const metrics = new Metrics();
-  const db = await openDatabase(parts.databaseUrl);
+  const sessionUrl = sessionUrlOf(parts);
+  const db = await openDatabase(parts.databaseUrl, { replicated: config.durability === 'replicated', sessionUrl });
   let keyring: Keyring;
   let box: SecretBox;
   let redis: RedisLink | undefined;
@@ -244,7 +270,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   });
   const simulations = new Simulations({
     db,
-    databaseUrl: parts.databaseUrl,
+    sessionUrl,
     clock,
     audit,
     log,
@@ -271,7 +297,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     registry: (em, tenantId) => registryOf(em, tenantId, log),
     log,
   });
-  const fleet = new Fleet(db, clock);
+  const fleet = new Fleet(db, clock, audit);
   const tools = new Tools({ db, clock, audit, rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId) });
   const observations = new Observations({ db, clock, audit });
   // the database's time, unless the program was given another one
@@ -285,6 +311,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       return { approval_required, stop_grace_seconds, silent_seconds: SILENT_POLLS * poll_seconds };
     },
     rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId),
+    introduce: (em, tenantId, proxies) => fleet.introduce(em, tenantId, proxies),
     log,
   });
   const holds = new Holds({
@@ -300,7 +327,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   const directory = path.join(config.dataDir, 'checkpoints');
   const publicKeys = () => keyring.all.map((key) => key.publicKey);
   const acknowledged = new AcknowledgedHeads(log, redis);
-  const verifications = new Verifications(db, () => ({
+  const verifications = new Verifications(sessionUrl, () => ({
     keys: publicKeys(),
     directory,
     acknowledged: (...of) => acknowledged.known(...of),
@@ -331,19 +358,27 @@ export async function openCore(parts: Parts): Promise<Core> {
     );
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const kind = chainActor(appender);
-  const several = redis && (await RedisHost.start(kind, { redis, log }));
+  const several = redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false }));
   const actors = several ?? new LocalHost(kind);
+  const watch = new Watch(db.owner);
   metrics.measure({
     chainsClosed: () => checkpoints.closed,
     waitingEvents: () => appender.waiting,
-    tenantsOwned: several && (() => several.owned),
+    unacknowledgedSeconds: () => appender.oldestMs / 1000,
+    counts: config.roles.includes('worker') ? () => watch.counts : undefined,
+    replicated: db.replication && (() => db.replication!.missing === undefined),
+    owned: several && (() => ({ tenants: several.owned, buckets: several.buckets })),
   });
   const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
   const limits = new Limits(db, clock);
   const ledger = new SessionLedger(db, clock);
+  const calls = new Calls(db, clock);
   const decider = new Decider({
     db,
     ledger,
+    disputes: new Disputes({ db, audit, log, count: metrics.disputes }),
+    calls,
+    baseUrl,
     bundles,
     keyFor: (kid) => keyring.find(kid),
     append: (tenantId, events) => actors.send(tenantId, { events }),
@@ -371,9 +406,12 @@ export async function openCore(parts: Parts): Promise<Core> {
   });
   return {
     db,
+    log,
     keyring,
     bundles,
     registry: metrics.registry,
+    watch,
+    jobFailed: (name) => metrics.jobFailures.inc({ job_name: name }),
     egress,
     redis,
     keys,
@@ -388,6 +426,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     policies,
     policyQueries,
     policyTexts,
+    suiteWatch: new SuiteWatch({ db, texts: policyTexts, clock, log }),
     simulations,
     lists,
     listQueries,
@@ -396,10 +435,14 @@ export async function openCore(parts: Parts): Promise<Core> {
     tools,
     toolQueries,
     observations,
+    rulesInForce: new RulesInForce(db, clock),
     holds,
     holdQueries,
+    holdWaiters: new HoldWaiters(db.notices, (tenantId, id) => holds.get(tenantId, id)),
     signedRules,
     keptInputs,
+    decisionRules: new DecisionRules(keptInputs, policyTexts),
+    decisionTests: new DecisionTests(keptInputs, policyTexts),
     evidence,
     subscriptions,
     deliveries,
@@ -412,6 +455,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     decider,
     limits,
     ledger,
+    calls,
     box,
     origins: config.origins,
     mailQueue,
@@ -445,14 +489,17 @@ export interface Program {
  */
 export async function createProgram(parts: Parts): Promise<Program> {
   const { config, log } = parts;
-  await migrate(parts.databaseUrl);
-  const claim = await claimDatabase(parts.databaseUrl, {
+  // before anything is written: a commit without its standby waits for it
+  const sessionUrl = sessionUrlOf(parts);
+  if (config.durability === 'replicated') await awaitStandby(sessionUrl);
+  await migrate(sessionUrl);
+  const claim = await claimDatabase(sessionUrl, {
     alone: !config.redisUrl,
     onConflict: (err) => log.error({ err }, 'the connection to the database was lost, and another server took it'),
   });
   let core: Core | undefined;
   try {
-    core = await openCore(parts);
+    core = await openCore({ ...parts, serves: true });
   } catch (error) {
     if (!(error instanceof SealedError)) {
       await claim.release();
@@ -474,7 +521,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
   const { app } = server;
   let stopping = false;
-  const stores = core && readinessOf(core.db.owner);
+  const stores = core && readinessOf(core.db);
   mountStatus(app, {
     registry,
     ready: async () => {
@@ -524,45 +571,49 @@ export async function createProgram(parts: Parts): Promise<Program> {
         forgetInputs({
           db,
           clock,
-          tenants: () => core.tenants.list(),
           retentionDays: async (tenantId) => {
             const settings = await core.tenants.settings(tenantId);
             return { input: settings.input_retention_days, projection: settings.projection_retention_days };
           },
-          forgetHeld: (tenantId, before) => holds.forget(tenantId, before),
+          held: {
+            forget: (tenantId, before) => holds.forget(tenantId, before),
+            oldest: (tenantId) => holds.oldestShown(tenantId),
+          },
         }),
-        core.ledger.forget(() => core.tenants.list()),
+        forgetJob('forget session facts, calls and limits', [core.ledger, core.calls, limits]),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
         core.mailQueue.job(() => core.links.serveRequests()),
         forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
-        deliverer.job(),
-        {
-          name: 'forget limits',
-          everySeconds: 600,
-          run: async () => limits.forget((await core.tenants.list()).map(({ tenant_id }) => tenant_id)),
-        },
+        ...deliverer.jobs(),
         core.simulations.job(),
         forgetJob('forget deliveries and simulations', [deliverer, core.simulations]),
         silentProxies(core.fleet, core.pollSeconds),
         core.stops.job(),
+        { name: 'watch tests', everySeconds: 1, run: (signal) => core.suiteWatch.run(signal) },
+        core.watch.job(),
       ],
       log,
+      core.jobFailed,
     );
   }
+  const telemetry = core && config.otlpEndpoint ? await telemetryOf(core, config.otlpEndpoint, log) : undefined;
   const inspector = core && config.inspectUrl ? inspectorOf(core, config.inspectUrl, log) : undefined;
   return {
     core,
     listen: () => app.listen({ port: config.port, host: config.host }),
     async stop() {
       stopping = true;
+      server.leave();
       streams?.close();
       inspector?.close();
       core?.bundles.endWaiting();
       core?.stops.endWaiting();
+      core?.holdWaiters.end();
       await app.close();
       await jobs?.stop();
+      await telemetry?.stop();
       await core?.stop();
       await claim.release();
     },
@@ -607,6 +658,16 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
 
 function liveStreams({ db }: Core): LiveStreams {
   return new LiveStreams({ notices: db.notices, heads: (tenantIds) => headsOf(db, tenantIds) });
+}
+
+/** Spans of decisions and holds; what sends them is loaded only where the operator has a collector. */
+async function telemetryOf({ db, decider }: Core, endpoint: string, log: Log): Promise<Telemetry> {
+  const { startTelemetry } = await import('./lib/telemetry/spans.ts');
+  const telemetry = await startTelemetry({ endpoint, service: SERVICES.server, log });
+  const add = (span: Span) => telemetry.add(span);
+  decider.onSpan = add;
+  holdSpans(db, add, log);
+  return telemetry;
 }
 
 function inspectorOf({ db }: Core, url: string, log: Log): Inspector {

@@ -1,5 +1,6 @@
 import path from 'node:path';
 import { z } from 'zod';
+import { databaseHosts } from './lib/database-hosts.ts';
 import {
   cidrs,
   dnsServers,
@@ -12,6 +13,7 @@ import {
   SettingsReader,
   secretOf,
   settingsHelp,
+  withFiles,
 } from './lib/settings.ts';
 
 export const ROLES = ['web', 'worker'] as const;
@@ -23,12 +25,28 @@ const environment = z.object({
   HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
   SVC_BASE_URL: httpUrl.optional().describe('public address of the server; default http://localhost:PORT'),
   SVC_DATA_DIR: z.string().default('./.data').describe('database, generated master key, mail, checkpoint file'),
-  DATABASE_URL: z.string().optional().describe('an external PostgreSQL (15 or later) in place of the embedded one'),
+  DATABASE_URL: z
+    .string()
+    .optional()
+    .describe(
+      'an external PostgreSQL (15 or later) in place of the embedded one; with several hosts, the one that takes writes',
+    ),
+  DATABASE_URL_FILE: z.string().optional().describe('file that holds DATABASE_URL'),
+  DATABASE_SESSION_URL: z
+    .string()
+    .optional()
+    .describe('the same database past the pooler, where DATABASE_URL leads to one in transaction mode (PgBouncer)'),
+  DATABASE_SESSION_URL_FILE: z.string().optional().describe('file that holds DATABASE_SESSION_URL'),
+  SVC_DURABILITY: z
+    .enum(['local', 'replicated'])
+    .default('local')
+    .describe('what a commit must survive: a crash of the database (local), or the loss of its machine (replicated)'),
   REDIS_URL: z
     .string()
     .regex(/^rediss?:\/\//, 'must begin with redis:// or rediss://')
     .optional()
     .describe('a Redis (6 or later), so that several processes can serve one database; default: one process'),
+  REDIS_URL_FILE: z.string().optional().describe('file that holds REDIS_URL'),
   SVC_ROLES: list
     .pipe(z.array(z.enum(ROLES)))
     .describe('what this process does: web (answers requests), worker (jobs and timers); default: both'),
@@ -51,6 +69,7 @@ const environment = z.object({
     .regex(/^smtps?:\/\//, 'must begin with smtp:// or smtps://')
     .optional()
     .describe('the mail server, as smtp://user:password@host:port; default: each mail becomes a file in the data dir'),
+  SMTP_URL_FILE: z.string().optional().describe('file that holds SMTP_URL'),
   SVC_MAIL_FROM: z
     .string()
     .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be an address')
@@ -71,6 +90,9 @@ const environment = z.object({
     .describe('an XState inspector to which every step of policies, holds and deliveries is streamed, for maintainers'),
   SVC_RATE_LINK_ADDRESS: int(5, 1, 1e6).describe('sign-in links mailed per 15 minutes and mail address'),
   SVC_RATE_LINK_IP: int(20, 1, 1e6).describe('sign-in links asked for per hour and IP address'),
+  OTEL_EXPORTER_OTLP_ENDPOINT: httpUrl
+    .optional()
+    .describe('collector that spans are sent to, by OTLP over HTTP; default: none are made'),
   LOG_LEVEL: logLevel,
 });
 
@@ -82,6 +104,10 @@ export interface Config {
   readonly origins: readonly string[];
   readonly dataDir: string;
   readonly databaseUrl: string | undefined;
+  /** Where connections are sessions; undefined where those of databaseUrl are. */
+  readonly databaseSessionUrl: string | undefined;
+  /** `replicated`: nothing is acknowledged without a synchronous standby. */
+  readonly durability: 'local' | 'replicated';
   readonly redisUrl: string | undefined;
   /** What this process does; never empty. */
   readonly roles: readonly ProcessRole[];
@@ -110,17 +136,37 @@ export interface Config {
     readonly linkIp: number;
   };
   readonly inspectUrl: string | undefined;
+  readonly otlpEndpoint: string | undefined;
   readonly logLevel: string;
 }
 
+/** Settings that carry a password, and may be given in a file instead. */
+const FILED = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'REDIS_URL', 'SMTP_URL'] as const;
+
 /** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
 export function readConfig(env: Environment = process.env): Config {
-  const reader = new SettingsReader(environment, env);
+  const reader = new SettingsReader(environment, withFiles(env, FILED));
+  for (const name of FILED) reader.attempt(() => secretOf(env, name));
   const masterKey = reader.attempt(() => {
     const secret = secretOf(reader.given, 'SVC_MASTER_KEY');
     return secret && parseMasterKey(secret.text, secret.from);
   });
-  const { REDIS_URL, DATABASE_URL, SVC_ROLES } = reader.values ?? {};
+  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, SVC_ROLES, SVC_DURABILITY } = reader.values ?? {};
+  for (const [name, url] of Object.entries({ DATABASE_URL, DATABASE_SESSION_URL })) {
+    reader.attempt(() => {
+      try {
+        databaseHosts(url ?? '');
+      } catch (error) {
+        throw new Error(`${name}: ${(error as Error).message}`);
+      }
+    });
+  }
+  if (DATABASE_SESSION_URL && !DATABASE_URL) {
+    reader.fault('DATABASE_SESSION_URL: it goes with DATABASE_URL, which is not set');
+  }
+  if (SVC_DURABILITY === 'replicated' && !DATABASE_URL) {
+    reader.fault('SVC_DURABILITY: the embedded PostgreSQL has no standby: set DATABASE_URL');
+  }
   // an embedded PostgreSQL belongs to one process; without Redis there is no second one that could do the rest
   if (SVC_ROLES?.length === 1 && !(REDIS_URL && DATABASE_URL)) {
     reader.fault('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
@@ -134,6 +180,8 @@ export function readConfig(env: Environment = process.env): Config {
     origins: originsOf(new URL(baseUrl)),
     dataDir: path.resolve(e.SVC_DATA_DIR),
     databaseUrl: e.DATABASE_URL,
+    databaseSessionUrl: e.DATABASE_SESSION_URL,
+    durability: e.SVC_DURABILITY,
     redisUrl: e.REDIS_URL,
     roles: e.SVC_ROLES.length > 0 ? [...new Set(e.SVC_ROLES)] : ROLES,
     masterKey,
@@ -157,6 +205,7 @@ export function readConfig(env: Environment = process.env): Config {
       linkIp: e.SVC_RATE_LINK_IP,
     },
     inspectUrl: e.SVC_INSPECT,
+    otlpEndpoint: e.OTEL_EXPORTER_OTLP_ENDPOINT,
     logLevel: e.LOG_LEVEL,
   };
 }

@@ -1,7 +1,12 @@
+import { parseArgs } from 'node:util';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { SchemaRefused } from '../db/applied.ts';
 import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
-import { createProgram } from './app.ts';
+import { Unreplicated } from '../db/replication.ts';
+import { NoSession } from '../db/session.ts';
+import { type Core, createProgram } from './app.ts';
 import { readConfig } from './config.ts';
 import { AppError } from './errors.ts';
 import { listenFault } from './lib/listen.ts';
@@ -15,15 +20,35 @@ const STOP_MS = 30_000;
 try {
   await main();
 } catch (error) {
-  const plain = [ConfigError, Occupied, SchemaRefused].some((kind) => error instanceof kind);
+  const plain = [ConfigError, NoSession, Occupied, SchemaRefused, Unreplicated].some((kind) => error instanceof kind);
   console.error(listenFault(error) ?? (plain ? (error as Error).message : error));
   process.exit(1);
 }
 
+function options(): { demo?: boolean } {
+  try {
+    return parseArgs({ options: { demo: { type: 'boolean' } } }).values;
+  } catch (error) {
+    throw new ConfigError(`${(error as Error).message}\nUsage: npm start [-- --demo]`);
+  }
+}
+
+/**
+ * Loading the program leaves far more garbage than it keeps, and Node keeps the room: it is given back once, before there is
+ * work to do.
+ */
+function collectStart(): void {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as (options: object) => void;
+  collect({ type: 'major', execution: 'sync', flavor: 'last-resort' });
+}
+
 async function main(): Promise<void> {
+  const { demo } = options();
   const config = readConfig();
   const log = createLog(config.logLevel);
-  // what must end before the process does, the last begun first; a signal may come while it still starts
+  // What must end before the process does, the last begun first. A signal may come while it still starts, or makes the first
+  // tenant: that is finished, and then stopped.
   const running: { stop(): Promise<void> }[] = [];
   let stopping = false;
   const stop = async (signal: NodeJS.Signals) => {
@@ -35,7 +60,7 @@ async function main(): Promise<void> {
     log.info({ signal }, 'stopping: what was accepted is finished first');
     setTimeout(() => process.exit(1), STOP_MS).unref();
     try {
-      await started.catch(() => undefined);
+      await begun.catch(() => undefined);
       for (const part of running.reverse()) await part.stop();
       process.exit(0);
     } catch (err) {
@@ -45,47 +70,58 @@ async function main(): Promise<void> {
   };
   for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, (name) => void stop(name));
 
-  const start = async () => {
+  const begin = async () => {
     let { databaseUrl } = config;
     if (!databaseUrl) {
       const embedded = await startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
       running.push(embedded);
       databaseUrl = embedded.url('svc');
     }
-    const made = await createProgram({ config, databaseUrl, log });
-    running.push(made);
-    return made;
-  };
-  const started = start();
-  const program = await started;
-  if (stopping) return;
+    if (demo) {
+      const { ensureDemo } = await import('./demo/fill.ts');
+      await ensureDemo({ config, databaseUrl, log });
+      if (stopping) return;
+    }
+    const program = await createProgram({ config, databaseUrl, log });
+    running.push(program);
+    if (stopping) return;
+    collectStart();
 
-  const { core } = program;
-  const first = core && (await core.tenants.list()).length === 0;
-  await program.listen();
-  log.info({ address: config.baseUrl }, `listening on ${config.baseUrl}`);
-  if (first) {
-    const tenant = await createTenant(core, config.baseUrl, {
-      id: 'default',
-      name: 'Default',
-      adminEmail: 'admin@localhost',
-    }).catch((error: Error) => {
-      // another process started at the same time, and shows it
-      if (error instanceof AppError && error.problem === 'CONFLICT') return undefined;
-      throw error;
-    });
-    if (!tenant) return;
-    // shown once, on purpose not as a log entry: logs are kept and shipped
-    console.log(
-      [
-        '',
-        '  A new control plane. This is shown once:',
-        '',
-        `    Dashboard      ${config.baseUrl}`,
-        `    Sign-in link   ${tenant.sign_in_url}   (once, within 7 days)`,
-        `    Admin API key  ${tenant.api_key}   (tenant ${tenant.tenant_id})`,
-        '',
-      ].join('\n'),
-    );
-  }
+    const { core } = program;
+    const first = core && (await core.tenants.none());
+    await program.listen();
+    log.info({ address: config.baseUrl }, `listening on ${config.baseUrl}`);
+    if (first) await createFirst(core, config.baseUrl);
+    if (core && demo) {
+      const { demoLinks } = await import('./demo/links.ts');
+      console.log(await demoLinks(core, config.baseUrl));
+    }
+  };
+  const begun = begin();
+  await begun;
+}
+
+/** The tenant of a new installation, unless another process that started at the same time made it, and shows it. */
+async function createFirst(core: Core, baseUrl: string): Promise<void> {
+  const tenant = await createTenant(core, baseUrl, {
+    id: 'default',
+    name: 'Default',
+    adminEmail: 'admin@localhost',
+  }).catch((error: Error) => {
+    if (error instanceof AppError && error.problem === 'CONFLICT') return undefined;
+    throw error;
+  });
+  if (!tenant) return;
+  // shown once, on purpose not as a log entry: logs are kept and shipped
+  console.log(
+    [
+      '',
+      '  A new control plane. This is shown once:',
+      '',
+      `    Dashboard      ${baseUrl}`,
+      `    Sign-in link   ${tenant.sign_in_url}   (once, within 7 days)`,
+      `    Admin API key  ${tenant.api_key}   (tenant ${tenant.tenant_id})`,
+      '',
+    ].join('\n'),
+  );
 }

@@ -1,4 +1,5 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import type { Counts } from './watch.ts';
 
 /** What the features of this process count and measure. docs/operation.md lists it. */
 export class Metrics {
@@ -15,6 +16,11 @@ export class Metrics {
     name: 'svc_evaluate_seconds',
     help: 'Time of a decision, its commit included',
     buckets: [0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1],
+    ...this.#to,
+  });
+  readonly disputes = new Counter({
+    name: 'svc_evaluation_disputes_total',
+    help: 'Statements of which Cedar and the compiled conditions found different things',
     ...this.#to,
   });
   readonly deliveryAttempts = new Counter({
@@ -36,12 +42,24 @@ export class Metrics {
     ...this.#to,
   });
 
+  readonly jobFailures = new Counter({
+    name: 'svc_job_failures_total',
+    help: 'Background jobs that failed, and run again',
+    labelNames: ['job_name'],
+    ...this.#to,
+  });
+
   /** Adds what is asked for whenever the metrics are read. */
   measure(now: {
     chainsClosed: () => number;
     waitingEvents: () => number;
+    unacknowledgedSeconds: () => number;
+    /** In a worker only. */
+    counts: (() => Counts | undefined) | undefined;
+    /** Where a synchronous standby is demanded only. */
+    replicated: (() => boolean) | undefined;
     /** With several processes only. */
-    tenantsOwned: (() => number) | undefined;
+    owned: (() => { tenants: number; buckets: number }) | undefined;
   }): void {
     new Gauge({
       name: 'svc_chains_closed',
@@ -59,14 +77,82 @@ export class Metrics {
         this.set(now.waitingEvents());
       },
     });
-    const { tenantsOwned } = now;
-    if (!tenantsOwned) return;
+    new Gauge({
+      name: 'svc_chain_unacknowledged_seconds',
+      help: 'How long the oldest event that waits for its commit has waited',
+      ...this.#to,
+      collect() {
+        this.set(now.unacknowledgedSeconds());
+      },
+    });
+    const { counts, replicated, owned } = now;
+    if (counts) {
+      new Gauge({
+        name: 'svc_proxies_silent',
+        help: 'Proxies of all tenants that have fallen silent during the last seven days',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.proxiesSilent ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_destinations_failing',
+        help: 'Destinations of all tenants that have accepted nothing for five minutes although something was sent',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.destinationsFailing ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_subscriptions_disabled',
+        help: 'Subscriptions of all tenants that were disabled because they failed for too long',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.subscriptionsDisabled ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_holds_unseen',
+        help: 'Holds of all tenants that expire within ten minutes and have no vote',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.holdsUnseen ?? 0);
+        },
+      });
+      new Gauge({
+        name: 'svc_stops_in_force',
+        help: 'Stops of all tenants that are in force',
+        ...this.#to,
+        collect() {
+          this.set(counts()?.stopsInForce ?? 0);
+        },
+      });
+    }
+    if (replicated) {
+      new Gauge({
+        name: 'svc_database_synchronous_standby',
+        help: 'Whether a synchronous standby of the database is there: 0 or 1',
+        ...this.#to,
+        collect() {
+          this.set(replicated() ? 1 : 0);
+        },
+      });
+    }
+    if (!owned) return;
     new Gauge({
       name: 'svc_tenants_owned',
       help: 'Tenants whose decision chain this process writes',
       ...this.#to,
       collect() {
-        this.set(tenantsOwned());
+        this.set(owned().tenants);
+      },
+    });
+    new Gauge({
+      name: 'svc_buckets_owned',
+      help: "Buckets of tenants, of 1024, that are this process's: all processes have about as many",
+      ...this.#to,
+      collect() {
+        this.set(owned().buckets);
       },
     });
   }

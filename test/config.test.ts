@@ -24,6 +24,8 @@ describe('without any setting', () => {
       origins: ['http://localhost:8080', 'http://127.0.0.1:8080', 'http://[::1]:8080'],
       dataDir: path.resolve('.data'),
       databaseUrl: undefined,
+      databaseSessionUrl: undefined,
+      durability: 'local',
       masterKey: undefined,
       pollSeconds: 15,
       liveStatements: 5000,
@@ -117,6 +119,63 @@ describe('wrong settings', () => {
   test('of the master key twice are refused', () => {
     expect(faultsOf({ SVC_MASTER_KEY: 'a'.repeat(64), SVC_MASTER_KEY_FILE: '/x' })).toContain('only one');
   });
+});
+
+describe('addresses that carry a password', () => {
+  const names = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'REDIS_URL', 'SMTP_URL'];
+  const values = [
+    'postgres://u:secret@pool/svc',
+    'postgres://u:secret@db/svc',
+    'redis://:secret@cache',
+    'smtp://u:secret@mail:25',
+  ];
+
+  test('are read from files', () => {
+    const dir = mkdtempSync(path.join(tmpdir(), 'svc-config-'));
+    try {
+      const env = names.map((name, index) => {
+        writeFileSync(path.join(dir, name), `${values[index]}\n`);
+        return [`${name}_FILE`, path.join(dir, name)];
+      });
+      const { databaseUrl, databaseSessionUrl, redisUrl, smtpUrl } = readConfig(Object.fromEntries(env));
+      expect([databaseUrl, databaseSessionUrl, redisUrl, smtpUrl]).toEqual(values);
+      // what a file holds is checked as the setting is, and not shown
+      writeFileSync(path.join(dir, 'REDIS_URL'), values[0]!);
+      const message = faultsOf(Object.fromEntries(env));
+      expect(message).toContain('REDIS_URL: must begin with redis://');
+      expect(message).not.toContain('secret');
+    } finally {
+      rmSync(dir, { recursive: true });
+    }
+  });
+
+  test.each([...names, 'SVC_MASTER_KEY'])(
+    '%s in a file that is empty is refused: it is not the same as not given',
+    (name) => {
+      expect(faultsOf({ [`${name}_FILE`]: '/dev/null' })).toContain(`${name}_FILE: the file is empty`);
+    },
+  );
+
+  test.each(names)('%s twice, or in a file that is not there, is refused', (name) => {
+    expect(faultsOf({ [name]: 'x', [`${name}_FILE`]: '/x' })).toContain(`${name} and ${name}_FILE: give only one`);
+    expect(faultsOf({ [`${name}_FILE`]: '/nowhere/at/all' })).toContain(`${name}_FILE: the file cannot be read`);
+  });
+});
+
+test('several hosts of the database are checked, and the embedded one has no standby', () => {
+  expect(readConfig({ DATABASE_URL: 'postgres://u:p@a,b:5433/svc', SVC_DURABILITY: 'replicated' })).toMatchObject({
+    databaseUrl: 'postgres://u:p@a,b:5433/svc',
+    durability: 'replicated',
+  });
+  expect(faultsOf({ DATABASE_URL: 'postgres://u:secret@a,b:0/svc' })).toMatch(
+    /DATABASE_URL: a host must be name:port$/,
+  );
+  expect(faultsOf({ DATABASE_SESSION_URL: 'postgres://u:secret@a,b:0/svc' })).toMatch(
+    /\n {2}DATABASE_SESSION_URL: a host must be name:port\n {2}DATABASE_SESSION_URL: it goes with DATABASE_URL, which is not set$/,
+  );
+  expect(faultsOf({ SVC_DURABILITY: 'replicated' })).toContain(
+    'SVC_DURABILITY: the embedded PostgreSQL has no standby',
+  );
 });
 
 describe('the master key', () => {

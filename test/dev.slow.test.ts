@@ -44,7 +44,7 @@ beforeAll(async () => {
     { limitMs: 50_000 },
   );
   link = /http\S+verify\?token=\w+/.exec(output)![0];
-  key = /svc_key_\w+/.exec(output)![0];
+  key = /svc_key_[\w-]+/.exec(output)![0];
 }, 60_000);
 
 afterAll(async () => {
@@ -125,7 +125,15 @@ describeInBrowser('the dashboard', () => {
   test('shows a saved change without a reload, under the policy for content of the built one', async () => {
     const visitor = await browser.visitor();
     const { page } = visitor;
+    // a change that is saved before the page listens would never reach it
+    let isListening = false;
+    page.on('websocket', (socket) =>
+      socket.on('framereceived', ({ payload }) => {
+        isListening ||= String(payload).includes('"connected"');
+      }),
+    );
     await visitor.open('/sign-in');
+    await until(() => isListening, 'the page listens to changes');
     await page.getByRole('textbox').fill('kept@example.test');
     edit('web/pages/sign-in.tsx', 'to the agent governance control plane', 'to what was edited just now');
     await page.getByText('to what was edited just now').waitFor();

@@ -24,6 +24,7 @@ const TABLE: Record<string, number> = {
   POLICY_CHANGED: 409,
   DUPLICATE_EVENT: 409,
   ESCROW_EXPIRED: 410,
+  INPUT_GONE: 410,
   PAYLOAD_TOO_LARGE: 413,
   UNSUPPORTED_MEDIA_TYPE: 415,
   STOPPED: 423,
@@ -33,6 +34,7 @@ const TABLE: Record<string, number> = {
   HASH_MISMATCH: 422,
   DOMAIN_NOT_VERIFIED: 422,
   TERMS_REFUSED: 422,
+  TOO_BROAD: 422,
   TOO_MANY_RECORDS: 422,
   RATE_LIMITED: 429,
   INTERNAL: 500,
@@ -41,7 +43,7 @@ const TABLE: Record<string, number> = {
 
 test('the table is closed: each code has the status that is written down, and no other code is there', () => {
   expect(Object.fromEntries(codes.map((code) => [code, ERRORS[code].status]))).toEqual(TABLE);
-  expect(codes).toHaveLength(29);
+  expect(codes).toHaveLength(31);
   expect(new Set(codes.map((code) => ERRORS[code].title)).size).toBe(codes.length);
 });
 

@@ -21,7 +21,7 @@ let shown: { base: string; key: string; link: string };
 /** A user's folder: the project as links, so that what the commands write does not land in it. */
 beforeAll(async () => {
   dir = mkdtempSync(path.join(tmpdir(), 'svc-readme-'));
-  for (const name of ['package.json', 'node_modules', 'server', 'machines', 'db', 'web']) {
+  for (const name of ['package.json', 'node_modules', 'server', 'machines', 'db', 'web', 'sdk', 'docs']) {
     symlinkSync(path.join(root, name), path.join(dir, name));
   }
   const env = {
@@ -35,7 +35,7 @@ beforeAll(async () => {
     server.once('exit', (code) => reject(new Error(`npm start ended with ${code}: ${text}`)));
     server.stdout!.on('data', (chunk) => {
       text += chunk;
-      const key = /svc_key_\w+/.exec(text)?.[0];
+      const key = /svc_key_[\w-]+/.exec(text)?.[0];
       const link = /http\S+verify\?token=\w+/.exec(text)?.[0];
       if (key && link && text.includes('(tenant default)')) resolve({ key, link, base: new URL(link).origin });
     });
@@ -60,7 +60,7 @@ test('every tested command of the README and the pages after it does what it say
     SVC_DATA_DIR: path.join(dir, '.data'),
     SVC_PROXY_PORT: String(await freePort()),
   };
-  const { stdout } = await promisify(execFile)('bash', ['-c', script.join('\n')], { cwd: dir, env, timeout: 120_000 });
+  const { stdout } = await promisify(execFile)('bash', ['-c', script.join('\n')], { cwd: dir, env, timeout: 240_000 });
   for (const decision of ['allow', 'escrow', 'deny']) expect(stdout).toContain(`"decision":"${decision}"`);
   expect(stdout).toContain('"verified":true');
   expect(stdout.match(/^VERIFIED/gm)).toHaveLength(2);
@@ -68,7 +68,20 @@ test('every tested command of the README and the pages after it does what it say
   expect(stdout).toMatch(/^ok \d+ [0-9a-f]{64}/m);
   expect(stdout).toMatch(/^304$/m);
 
-  const list = /"tools":\[.*/.exec(stdout)?.[0];
+  expect(stdout).toContain('1 of 1 tests failed: \\"refund by support is held\\"');
+  expect(stdout).toMatch(/"direction":"hold_lifted".*?"count":1,/);
+  expect(stdout).toMatch(/"decision":"allow",[^\n]*"policy_version":3/);
+  expect(stdout).toMatch(
+    /version 3, in place of version 1, tests: 1 passed; [^\n]*, simulation sim_\w+ sha256:\w+: \d+ decisions;/,
+  );
+
+  const tour = stdout.slice(stdout.indexOf('ai:\n'));
+  for (const told of [/^ {2}refunded 20$/gm, /^ {2}Held for approval as esc_/gm, /^ {2}refunded 900$/gm]) {
+    expect(tour.match(told), `${told}`).toHaveLength(4);
+  }
+  expect(tour.match(/^ {2}Denied: stopped: refunds too much/gm)).toHaveLength(8);
+
+  const list = /"tools":\[.*"inputSchema".*/.exec(stdout)?.[0];
   expect(list).toContain('"name":"write_file"');
   expect(list).not.toContain('move_file');
   expect(stdout).toContain('call the customer back');
@@ -77,4 +90,4 @@ test('every tested command of the README and the pages after it does what it say
   expect(stdout).toMatch(/^we will call you/m);
   expect(stdout).toContain('x-svc-decision: allow');
   expect(stdout).toContain('no policy permits this action');
-}, 150_000);
+}, 270_000);

@@ -47,8 +47,6 @@ describe('two tenants in one database', () => {
     const found: string[] = [];
     let statements = 0;
     for (const file of globSync(['server/**/*.ts', 'db/*.ts'], { cwd: root })) {
-      // by the hash of a secret, before the tenant is known
-      if (file === 'server/auth/authenticate.ts') continue;
       // commands of the operator on the whole database
       if (/^server\/cli\/(?:restore|backup|doctor|installation)/.test(file)) continue;
       const source = readFileSync(path.join(root, file), 'utf8');
@@ -63,6 +61,8 @@ describe('two tenants in one database', () => {
         if (literal.includes('where.sql}') || literal.includes('indexed.sql}')) {
           if (/\btenant_id = \$(?:1|\{)/.test(source)) continue;
         }
+        // which tenants have something to do, and nothing else of them
+        if (/^.\s*select (?:distinct )?(?:\w\.)?tenant_id from\b/.test(literal)) continue;
         // jobs that serve all tenants ask as the owner
         if (/\bowner\.query(?:<[^(]*>)?\(\s*$/.test(source.slice(0, index))) continue;
         found.push(`${file}: ${literal.replace(/\s+/g, ' ').slice(0, 120)}`);

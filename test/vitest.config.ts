@@ -7,15 +7,17 @@ import { LongestFirst } from './helpers/sequencer.ts';
 process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
 
 // *.slow.test.ts: what starts, kills or installs whole programs, long recordings, and most walks in a browser. They run
-// with SVC_SLOW or SVC_SIEGE, or when named.
+// with SVC_SLOW or SVC_SIEGE, or when named. *.long.test.ts: rounds of faults that only SVC_SIEGE runs, or their name.
 const { SVC_SLOW, SVC_SIEGE } = process.env;
-const slow = Boolean(SVC_SLOW || SVC_SIEGE) || process.argv.some((word) => word.includes('.slow'));
+const named = (kind: string) => process.argv.some((word) => word.includes(kind));
+const slow = Boolean(SVC_SLOW || SVC_SIEGE) || named('.slow');
+const long = Boolean(SVC_SIEGE) || named('.long');
 
 export default defineConfig({
   test: {
     root: new URL('..', import.meta.url).pathname,
     include: ['test/**/*.test.ts'],
-    exclude: slow ? [] : ['test/**/*.slow.test.ts'],
+    exclude: [...(slow ? [] : ['test/**/*.slow.test.ts']), ...(long ? [] : ['test/**/*.long.test.ts'])],
     globalSetup: ['test/helpers/global-setup.ts'],
     setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',

@@ -11,12 +11,15 @@ import { endLive } from './lib/live.ts';
 import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
-import { readAgentFilter } from './pages/agents/search.ts';
+import { readAgent, readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
 import { readListSearch } from './pages/lists/search.ts';
+import { readOverviewSearch } from './pages/overview/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
+import { readProxy } from './pages/proxies/search.ts';
+import { readStopSearch } from './pages/stops/search.ts';
 import { readTeamSearch } from './pages/team/search.ts';
 import { readTool, readToolFilter } from './pages/tools/search.ts';
 import { Shell } from './parts/shell.tsx';
@@ -77,6 +80,7 @@ function only<T extends object>(read: (search: Record<string, unknown>) => T) {
 const overview = createRoute({
   ...below,
   path: '/',
+  validateSearch: only(readOverviewSearch),
   component: lazy(() => import('./pages/overview/overview.tsx'), 'Overview'),
 });
 const start = createRoute({
@@ -90,9 +94,15 @@ const decisions = createRoute({
   validateSearch: only(readSearch),
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
 });
+const decision = createRoute({
+  ...below,
+  path: '/decisions/$id',
+  component: lazy(() => import('./pages/decisions/decision.tsx'), 'DecisionPage'),
+});
 const stops = createRoute({
   ...below,
   path: '/stops',
+  validateSearch: only(readStopSearch),
   component: lazy(() => import('./pages/stops/stops.tsx'), 'Stops'),
 });
 const policies = createRoute({
@@ -161,6 +171,11 @@ const forensics = createRoute({
   path: '/forensics',
   component: lazy(() => import('./pages/forensics/forensics.tsx'), 'Forensics'),
 });
+const evidencePackage = createRoute({
+  ...below,
+  path: '/forensics/packages/$id',
+  component: lazy(() => import('./pages/forensics/package.tsx'), 'PackagePage'),
+});
 
 const audit = createRoute({
   ...below,
@@ -195,6 +210,12 @@ const agents = createRoute({
   validateSearch: only(readAgentFilter),
   component: lazy(() => import('./pages/agents/agents.tsx'), 'Agents'),
 });
+const agent = createRoute({
+  ...below,
+  path: '/agents/agent',
+  validateSearch: only(readAgent),
+  component: lazy(() => import('./pages/agents/agent.tsx'), 'AgentPage'),
+});
 const lists = createRoute({
   ...below,
   path: '/lists',
@@ -210,6 +231,12 @@ const proxies = createRoute({
   ...below,
   path: '/proxies',
   component: lazy(() => import('./pages/proxies/proxies.tsx'), 'Proxies'),
+});
+const proxy = createRoute({
+  ...below,
+  path: '/proxies/proxy',
+  validateSearch: only(readProxy),
+  component: lazy(() => import('./pages/proxies/proxy.tsx'), 'ProxyPage'),
 });
 const settings = createRoute({
   ...below,
@@ -253,6 +280,7 @@ const routeTree = root.addChildren([
     overview,
     start,
     decisions,
+    decision,
     policies,
     newPolicy,
     policy,
@@ -262,13 +290,16 @@ const routeTree = root.addChildren([
     inbox,
     hold,
     forensics,
+    evidencePackage,
     audit,
     machines,
     keys,
     agents,
+    agent,
     lists,
     list,
     proxies,
+    proxy,
     tools,
     tool,
     subscriptions,

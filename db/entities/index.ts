@@ -18,11 +18,15 @@ export const Tenant = defineEntity({
     name: p.text(),
     settings: p.json<Record<string, unknown>>(),
     createdAt: time(),
+    /** What is in it is made up, see server/demo. */
+    demo: p.text().nullable(),
     /** Bundles are numbered above it: the highest number that a proxy has shown. */
     bundleFloor: p.bigint('number').default(0),
     bundleFloorAt: time().nullable(),
     /** The number of the last document of stops. */
     stopsSeq: p.bigint('number').default(0),
+    /** When to look next for what decisions were taken on and has to be erased. */
+    eraseAt: time().defaultRaw("'epoch'"),
   },
   filters: tenantFilter,
 });
@@ -226,12 +230,28 @@ export const Policy = defineEntity({
 });
 export type PolicyRow = InferEntity<typeof Policy>;
 
-/** One decision of a reviewer (or of the emergency path) on a revision. */
+/** One decision of a reviewer (or of the emergency path) on a revision, or a comment. */
 export interface ReviewRecord {
   status: ReviewStatus;
   decided_by: string;
   decided_at: string;
   comment?: string;
+  /** Of a comment. */
+  id?: string;
+  /** The comment that this one answers, which began the thread. */
+  thread?: string;
+  /** The line that a thread is about, as it was written there. */
+  place?: CommentPlace;
+  /** Who said last that the thread is settled. */
+  resolved?: { by: string; at: string };
+}
+
+export interface CommentPlace {
+  part: 'text' | 'tests';
+  /** The version whose line it is: the reviewed one, or the one that it is compared with. */
+  version: number;
+  line: number;
+  quote: string;
 }
 
 export const PolicyRevision = defineEntity({
@@ -314,6 +334,8 @@ export interface HoldDetails {
   /** The held action as approvers see it, beside its type and value; null once retention has erased it. */
   shown: HeldContent;
   release_at?: string | undefined;
+  /** Of the decision that opened it. */
+  traceparent?: string | undefined;
 }
 
 export const Hold = defineEntity({
@@ -403,6 +425,8 @@ export const EvidencePackage = defineEntity({
   filters: tenantFilter,
 });
 
+export type EvidencePackageRow = InferEntity<typeof EvidencePackage>;
+
 /** The bytes of an evidence package in pieces, the first at place 0. */
 const EvidenceChunk = defineEntity({
   name: 'EvidenceChunk',
@@ -426,6 +450,8 @@ export const ProxyInstance = defineEntity({
     info: p.json<Record<string, unknown>>().columnType('jsonb'),
     firstSeenAt: time(),
     lastSeenAt: time(),
+    /** When to look whether it has fallen silent. */
+    silentAt: time().defaultRaw("'epoch'"),
     /** When it was told that the proxy fell silent. */
     offlineAt: time().nullable(),
     /** The number of the last document of stops that it has applied, and when that was known here. */
@@ -598,6 +624,7 @@ export const StopEntity = defineEntity({
     kind: p.enum(STOP_KIND_NAMES),
     target: p.string(),
     mode: p.enum(STOP_MODE_NAMES),
+    abort: p.boolean(),
     reason: p.text(),
     createdBy: p.string(),
     createdAt: time(),

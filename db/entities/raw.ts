@@ -70,18 +70,19 @@ const ChainHead = defineEntity({
     seq: p.bigint('number'),
     hash: p.blob(),
     fence: p.bigint('number'),
+    unsigned: p.boolean().default(true),
   },
   filters: tenantFilter,
 });
 
-/** Of a hashed secret: the tenant that it belongs to, asked before the tenant is known. */
+/** Of a hashed secret: what it is of. */
 const Credential = defineEntity({
   name: 'Credential',
   tableName: 'credential',
   properties: {
+    tenantId: p.text().primary(),
     hash: p.blob().primary(),
     kind: p.text(),
-    tenantId: p.text(),
     id: p.text(),
   },
   filters: tenantFilter,
@@ -139,6 +140,46 @@ const ReportedOutcome = defineEntity({
     eventId: p.string().primary(),
     hash: p.string(),
     reportedAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** What the tests of an enforced version found when they last ran by themselves. */
+const PolicyTests = defineEntity({
+  name: 'PolicyTests',
+  tableName: 'policy_tests',
+  properties: {
+    tenantId: p.string().primary(),
+    policyId: p.string().primary(),
+    version: p.integer(),
+    /** The hash of all that the result depended on. */
+    basis: p.string(),
+    /** The names of the tests that failed. */
+    failing: p.json<string[]>(),
+  },
+  filters: tenantFilter,
+});
+
+/** A call that an agent named, and what it was answered. */
+const AgentCall = defineEntity({
+  name: 'AgentCall',
+  tableName: 'agent_call',
+  properties: {
+    tenantId: p.string().primary(),
+    agentId: p.string().primary(),
+    callId: p.string().primary(),
+    /** The hash of what it asked for. */
+    asked: p.string(),
+    /** The record of its newest answer. */
+    eventId: p.string(),
+    /** Who decides it now, and until when nobody else does. */
+    holder: p.string(),
+    busyUntil: time().nullable(),
+    /** The hold that it waits for, and whether that was consumed for it. */
+    holdId: p.string().nullable(),
+    consumed: p.boolean(),
+    answer: p.json<object>().nullable(),
+    expiresAt: time(),
   },
   filters: tenantFilter,
 });
@@ -460,6 +501,8 @@ export const rawEntities = [
   DecisionInput,
   SessionFact,
   ReportedOutcome,
+  AgentCall,
+  PolicyTests,
   Delivery,
   DeliveryLane,
   EventOutbox,

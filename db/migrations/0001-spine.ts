@@ -53,13 +53,14 @@ export class Spine extends Migration {
         created_at timestamptz(3) not null,
         retired_at timestamptz(3)
       )`);
-    // secret hash -> whose it is. The one table that is asked before the tenant is known; only the owner reads it.
+    // the hash of a secret, which names its tenant -> what it is of; only the owner reads it
     this.addSql(`
       create table credential (
-        hash bytea primary key,
-        kind text not null check (kind in ('api_key', 'agent_key', 'session', 'sign_in_link')),
         tenant_id text collate "C" not null,
-        id text collate "C" not null
+        hash bytea not null,
+        kind text not null check (kind in ('api_key', 'agent_key', 'sign_in_link')),
+        id text collate "C" not null,
+        primary key (tenant_id, hash)
       )`);
     this.addSql(`create index on credential (tenant_id, id)`);
     this.addSql(`
@@ -68,10 +69,15 @@ export class Spine extends Migration {
         name text not null,
         settings jsonb not null default '{}',
         created_at timestamptz(3) not null,
+        -- what is in it is made up, see server/demo
+        demo text check (demo in ('filling', 'ready')),
         -- a bundle number that a proxy has seen and this database has not: bundles are numbered above it
         bundle_floor bigint not null default 0,
-        bundle_floor_at timestamptz(3)
+        bundle_floor_at timestamptz(3),
+        -- when to look next for what decisions were taken on and has to be erased
+        erase_at timestamptz(3) not null default 'epoch'
       )`);
+    this.addSql(`create index tenant_erase on tenant (erase_at)`);
     this.addSql(`
       create table member (
         tenant_id text collate "C" not null references tenant,
@@ -197,8 +203,12 @@ export class Spine extends Migration {
         seq bigint not null,
         hash bytea not null,
         fence bigint not null,
+        -- true with every record; false again once the head is signed
+        unsigned boolean not null default true,
         primary key (tenant_id, chain)
       ) with (fillfactor = 50)`);
+    // an update that leaves it as it is does not touch this index
+    this.addSql(`create index chain_head_unsigned on chain_head (tenant_id, chain) where unsigned`);
     this.addSql(`
       create table chain_checkpoint (
         tenant_id text collate "C" not null references tenant,
@@ -223,13 +233,15 @@ export class Spine extends Migration {
         noticed_at timestamptz(3) not null,
         primary key (tenant_id, chain)
       )`);
-    // fixed-width columns first; agent_h and session_h are 32-bit hashes of the ids, a third of the index size
+    // fixed-width columns first; those named _h are 32-bit hashes of the ids, a third of the index size
     this.addSql(`
       create table forensic_record (
         seq bigint not null,
         received_at timestamptz(3) not null,
         agent_h integer not null,
         session_h integer not null,
+        trace_h integer not null default 0,
+        tool_h integer not null default 0,
         decision smallint not null,
         hash bytea not null,
         tenant_id text collate "C" not null,
@@ -240,8 +252,22 @@ export class Spine extends Migration {
       )`);
     this.addSql(`create index forensic_record_agent on forensic_record (tenant_id, agent_h, seq)`);
     this.addSql(`create index forensic_record_session on forensic_record (tenant_id, session_h, seq)`);
+    this.addSql(`create index forensic_record_trace on forensic_record (tenant_id, trace_h, seq) where trace_h <> 0`);
     this.addSql(
       `create index forensic_record_decision on forensic_record (tenant_id, decision, seq) where decision > 0`,
+    );
+    // an agent, a session or a tool of many records may have few that were not allowed: these cost only for those records
+    this.addSql(
+      `create index forensic_record_agent_decision on forensic_record (tenant_id, agent_h, decision, seq)
+       where decision > 0`,
+    );
+    this.addSql(
+      `create index forensic_record_session_decision on forensic_record (tenant_id, session_h, decision, seq)
+       where decision > 0`,
+    );
+    this.addSql(
+      `create index forensic_record_tool_decision on forensic_record (tenant_id, tool_h, decision, seq)
+       where decision > 0`,
     );
     this.addSql(`
       create table audit_record (
@@ -383,6 +409,8 @@ export class Spine extends Migration {
         info jsonb not null,
         first_seen_at timestamptz(3) not null,
         last_seen_at timestamptz(3) not null,
+        -- when to look whether it has fallen silent
+        silent_at timestamptz(3) not null default 'epoch',
         primary key (tenant_id, id)
       )`);
     this.addSql(`
@@ -398,8 +426,7 @@ export class Spine extends Migration {
       for (const sql of wall(table, grants)) this.addSql(sql);
     }
     // looks up by secret hash change in the same transaction as the rows that they lead to
-    for (const sql of wall('credential', 'insert, delete')) this.addSql(sql);
-    this.addSql(`grant select (hash, tenant_id, id) on credential to svc_app`);
+    for (const sql of wall('credential', 'select, insert, delete')) this.addSql(sql);
   }
 
   override down(): void {

@@ -8,7 +8,7 @@ export class People extends Migration {
   override up(): void {
     this.addSql(`alter table credential drop constraint credential_kind_check`);
     this.addSql(`alter table credential add constraint credential_kind_check
-      check (kind in ('api_key', 'agent_key', 'session', 'sign_in_link', 'invitation'))`);
+      check (kind in ('api_key', 'agent_key', 'sign_in_link', 'invitation'))`);
     // people's addresses are looked up across tenants in one place, by the owner: a person who asks for a sign-in link
     // says no tenant
     this.addSql(`create index member_email on member (email)`);
@@ -56,6 +56,7 @@ export class People extends Migration {
         primary key (tenant_id, id),
         foreign key (tenant_id, accepted_by) references member
       )`);
+    this.addSql(`create index credential_invitation on credential (tenant_id, id) where kind = 'invitation'`);
     this.addSql(`create unique index invitation_open on invitation (tenant_id, email)
       where accepted_at is null and revoked_at is null`);
     this.addSql(`create index invitation_inviter on invitation (tenant_id, invited_by_id)

@@ -50,10 +50,14 @@ export class Subscriptions extends Migration {
         primary key (tenant_id, id)
       ) with (fillfactor = 50)`);
     this.addSql(`create index delivery_lane_due on delivery_lane (due_at) where due_at is not null`);
-    // an event's id sorts by its time, which is the order in which a destination is told
+    this.addSql(`create index delivery_lane_failing on delivery_lane (failing_since) where failing_since is not null`);
+    this.addSql(`create index delivery_lane_target on delivery_lane (tenant_id, id) where target_sealed is not null`);
+    this.addSql(`create index subscription_disabled on subscription (disabled_at) where disabled_at is not null`);
+    // an event's id sorts by its time, which is the order in which a destination is told. The tenant is that of the lane:
+    // a reference of its own would be looked up for each row.
     this.addSql(`
       create table delivery (
-        tenant_id text collate "C" not null references tenant,
+        tenant_id text collate "C" not null,
         id text collate "C" not null,
         lane_id text collate "C" not null,
         event_id text collate "C" not null,
@@ -87,6 +91,8 @@ export class Subscriptions extends Migration {
     this.addSql(`create index event_outbox_age on event_outbox (created_at)`);
     // set when the silence of a proxy was reported; its next heartbeat takes it away
     this.addSql(`alter table proxy_instance add column offline_at timestamptz(3)`);
+    this.addSql(`create index proxy_instance_silent on proxy_instance (silent_at) where offline_at is null`);
+    this.addSql(`create index proxy_instance_offline on proxy_instance (last_seen_at) where offline_at is not null`);
     for (const [table, grants] of [
       ['subscription', 'select, insert, update, delete'],
       ['delivery_lane', 'select, insert, update, delete'],

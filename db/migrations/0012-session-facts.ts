@@ -21,7 +21,7 @@ export class SessionFacts extends Migration {
         expires_at timestamptz(3) not null,
         primary key (tenant_id, agent_id, session_id, source, name, key, reported)
       )`);
-    this.addSql('create index session_fact_expiry on session_fact (tenant_id, expires_at)');
+    this.addSql('create index session_fact_expiry on session_fact (expires_at)');
     this.addSql('create index session_fact_session on session_fact (tenant_id, session_id)');
     this.addSql(`
       create table reported_outcome (
@@ -31,6 +31,7 @@ export class SessionFacts extends Migration {
         reported_at timestamptz(3) not null,
         primary key (tenant_id, event_id)
       )`);
+    this.addSql('create index reported_outcome_age on reported_outcome (reported_at)');
     for (const sql of wall('session_fact', 'select, insert, update, delete')) this.addSql(sql);
     for (const sql of wall('reported_outcome', 'select, insert')) this.addSql(sql);
   }

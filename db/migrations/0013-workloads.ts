@@ -8,7 +8,7 @@ export class Workloads extends Migration {
   override up(): void {
     this.addSql(`alter table credential drop constraint credential_kind_check`);
     this.addSql(`alter table credential add constraint credential_kind_check
-      check (kind in ('api_key', 'agent_key', 'session', 'sign_in_link', 'invitation', 'workload_token'))`);
+      check (kind in ('api_key', 'agent_key', 'sign_in_link', 'invitation', 'workload_token'))`);
     this.addSql(`
       create table workload_trust (
         tenant_id text collate "C" not null references tenant,

@@ -18,7 +18,7 @@ export class Limits extends Migration {
         shares jsonb not null,
         primary key (tenant_id, rule_id, kind, key)
       )`);
-    this.addSql('create index on limit_counter (tenant_id, window_ends_at)');
+    this.addSql('create index on limit_counter (window_ends_at)');
     this.addSql(`
       create table limit_take (
         tenant_id text collate "C" not null,
@@ -28,7 +28,7 @@ export class Limits extends Migration {
         counts jsonb not null,
         primary key (tenant_id, id)
       )`);
-    this.addSql('create index on limit_take (tenant_id, expires_at)');
+    this.addSql('create index on limit_take (expires_at)');
     for (const table of ['limit_counter', 'limit_take']) {
       for (const sql of wall(table, 'select, insert, update, delete')) this.addSql(sql);
     }

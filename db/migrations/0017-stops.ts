@@ -14,6 +14,7 @@ export class Stops extends Migration {
         kind text not null,
         target text collate "C" not null,
         mode text not null,
+        abort boolean not null default false,
         reason text not null,
         created_by text collate "C" not null,
         created_at timestamptz(3) not null,

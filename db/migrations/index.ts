@@ -15,6 +15,8 @@ import { Workloads } from './0013-workloads.ts';
 import { ReturnedTools } from './0014-returned-tools.ts';
 import { Limits } from './0015-limits.ts';
 import { Stops } from './0017-stops.ts';
+import { Calls } from './0019-calls.ts';
+import { WatchedTests } from './0022-watched-tests.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -33,6 +35,8 @@ export const migrations = [
   { name: '0014-returned-tools', class: ReturnedTools },
   { name: '0015-limits', class: Limits },
   { name: '0017-stops', class: Stops },
+  { name: '0019-calls', class: Calls },
+  { name: '0022-watched-tests', class: WatchedTests },
 ];
 
 /**

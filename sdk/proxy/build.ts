@@ -1,59 +1,8 @@
-import { cpSync, existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { build } from 'vite';
+import { pack } from '../pack.ts';
 
-/**
- * Builds server/proxy into dist/: plain JavaScript for Node.js 20.19 and later, with the libraries that it uses in it,
- * but for those of package.json. NOTICE.txt holds the licenses of what is in it.
- */
 const here = import.meta.dirname;
-const root = path.resolve(here, '../..');
-const read = (file: string) => JSON.parse(readFileSync(file, 'utf8'));
-const own = read(path.join(here, 'package.json'));
-const external: Record<string, string> = { ...own.dependencies, ...own.optionalDependencies };
-
-for (const [name, version] of Object.entries(external)) {
-  const installed = read(path.join(root, 'node_modules', name, 'package.json')).version;
-  if (installed !== version)
-    throw new Error(`sdk/proxy/package.json: ${name} is ${version}, the project has ${installed}`);
-}
-
-const result = await build({
-  configFile: false,
-  root,
-  logLevel: 'warn',
-  build: {
-    ssr: true,
-    target: 'node20.19',
-    outDir: path.join(here, 'dist'),
-    emptyOutDir: true,
-    minify: true,
-    rolldownOptions: {
-      input: {
-        'svc-proxy': path.join(here, 'src/svc-proxy.ts'),
-        'schema-worker': path.join(root, 'server/proxy/schema-worker.ts'),
-      },
-      output: { format: 'es', entryFileNames: '[name].js', chunkFileNames: '[name].js' },
-    },
-  },
-  ssr: { noExternal: true, external: Object.keys(external) },
+await pack(here, {
+  'svc-proxy': path.join(here, 'src/svc-proxy.ts'),
+  'schema-worker': path.resolve(here, '../../server/proxy/schema-worker.ts'),
 });
-
-const modules = (Array.isArray(result) ? result : [result])
-  .flatMap((one) => ('output' in one ? one.output : []))
-  .flatMap((part) => (part.type === 'chunk' ? part.moduleIds : []));
-const packages = new Set(
-  modules.flatMap((id) => /^(.*\/node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(id.replaceAll('\\', '/'))?.[1] ?? []),
-);
-const notices = [...packages].sort().map((dir) => {
-  const { name, version, license } = read(path.join(dir, 'package.json'));
-  const file = readdirSync(dir).find((entry) => /^licen[cs]e/i.test(entry));
-  if (!license && !file) throw new Error(`${name} has no license`);
-  return `${name} ${version} (${license})\n\n${file ? readFileSync(path.join(dir, file), 'utf8').trim() : ''}`;
-});
-writeFileSync(
-  path.join(here, 'NOTICE.txt'),
-  `svc-proxy contains code of these packages.\n\n${notices.join(`\n\n${'-'.repeat(80)}\n\n`)}\n`,
-);
-for (const file of ['LICENSE'])
-  if (!existsSync(path.join(here, file))) cpSync(path.join(root, file), path.join(here, file));

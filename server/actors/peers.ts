@@ -4,6 +4,7 @@ import { AppError } from '../errors.ts';
 import type { Fault } from '../lib/faults.ts';
 import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
+import type { Process } from './buckets.ts';
 import { Fenced } from './host.ts';
 
 /** Nothing listens to the process's channel: it has ended, or lost its connection. */
@@ -18,29 +19,36 @@ const MESSAGE_CHARS = 256 * 1024;
 /** The maximum size of unsent calls to one process. Redis disconnects a subscriber that falls 32 MB behind. */
 const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
-/** How often to check whether a process with unanswered calls is still alive. */
+/** How often to ask Redis whether the other processes are still connected: a killed one is found within this time. */
 const WATCH_MS = 50;
-/** After a call has waited this long, the owner is looked up again, which detects a paused process. */
-const SUSPECT_MS = 500;
-
-/** How long another process has to confirm that it owns a tenant; a live one answers within milliseconds. */
-const CONFIRM_MS = 1000;
+/** How often each process says that it is alive. */
+const BEAT_MS = 250;
+/** A process that missed so many of its beats is not counted on: it is paused, or cut off. */
+const SILENT_BEATS = 6;
+/** One that missed so many is not waited for. */
+const LATE_BEATS = 2;
+/** A beat that did not come back is sent again after so many. */
+const RESENT_BEATS = 4;
+/** After so many without one that came back, a process considers its connection dead. */
+const LOST_BEATS = 12;
+/** How long another process has to answer a question; a live one does within milliseconds. */
+const ANSWER_MS = 1000;
 /** The minimum interval between log entries about forged messages: anyone who can send one can send many. */
 const FORGED_LOG_MS = 60_000;
-/** A process that did not confirm is not asked again for this long, unless it sends a message itself. */
-const SILENT_MS = 30_000;
-const MAX_SILENT = 1000;
 const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
+/** More processes than any installation has; names beyond that were made up. */
+const MOST_PROCESSES = 1000;
 
-/** After this many undelivered messages to itself, a process considers its connection dead. */
-const LOST_BEATS = 3;
+/** Another process that has shown that it is there. */
+interface Member {
+  takes: boolean;
+  /** How many beats of this process came since its last message. */
+  missed: number;
+}
 
 interface Call {
-  readonly tenantId: string;
   readonly chars: number;
   readonly sentAt: number;
-  /** When the owner must be looked up again. */
-  suspectAt: number;
   readonly resolve: (result: unknown) => void;
   readonly reject: (error: Error) => void;
 }
@@ -54,13 +62,16 @@ class Peer {
 }
 
 /**
- * One part of a message: a call with its number, tenant and command; a question whether the receiver owns a tenant; or
- * an answer.
+ * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant and command; a
+ * question whether the receiver is there, or the request to let go of a bucket; or an answer.
  */
 type Part =
+  | ['beat', boolean]
   | ['call', number, string, unknown]
-  | ['owner?', number, string]
-  | ['owner', number, boolean]
+  | ['here?', number]
+  | ['here', number, boolean]
+  | ['release', number, number]
+  | ['released', number, boolean]
   | ['result', number, unknown]
   | ['moved', number]
   | ['error', number, WireError];
@@ -73,14 +84,20 @@ interface WireError {
 }
 
 /**
- * Calls between the processes of an installation over Redis publish/subscribe: each process listens on the channel of
- * its id. Everything sent to a process in one turn of the event loop is one message.
+ * The processes of an installation, over Redis publish/subscribe: who is alive, and calls between them. Each process listens on
+ * the channel of its id, and on one of all. Everything sent to a process in one turn of the event loop is one message.
  *
  * Delivery is at most once, so a call may get no answer; it then fails with NoAnswer and the caller retries.
  *
- * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message
- * is encrypted and authenticated for one receiver, with a key that only processes with the master key have; it contains
- * its sender and sequence number, and repeated messages are dropped.
+ * Nothing is stored, and no clock is read, to know who is alive. A process is a member once it has answered a question of this
+ * one, so nobody is made up, and no message of a past process brings it back. It is one no more when Redis says that nothing
+ * listens on its channel (it was killed), or when SILENT_BEATS beats of this process came back since its last message (it is
+ * paused, or cut off). Beats of all arrive in one order on one connection: while Redis is slow or away, or this process was
+ * paused, none come back, and nobody is taken for dead.
+ *
+ * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message is encrypted
+ * and authenticated for one channel, with a key that only processes with the master key have; it contains its sender and sequence
+ * number, and repeated messages are dropped.
  */
 export class Peers {
   /** Identifies this run of this process; never reused. */
@@ -88,13 +105,16 @@ export class Peers {
   readonly #redis: RedisLink;
   readonly #log: Log;
   readonly #serve: (tenantId: string, command: unknown) => Promise<unknown>;
-  readonly #owns: (tenantId: string) => boolean;
-  readonly #suspect: (tenantId: string) => void;
+  readonly #release: (bucket: number, asker: Process) => Promise<boolean>;
+  readonly #changed: () => void;
   readonly #silenceMs: number;
+  readonly #members = new Map<string, Member>();
+  readonly #meeting = new Set<string>();
   readonly #peers = new Map<string, Peer>();
   readonly #dirty = new Set<string>();
   readonly #publishing = new Set<Promise<void>>();
-  readonly #watch: NodeJS.Timeout;
+  readonly #timers: NodeJS.Timeout[];
+  #takes: boolean;
   #subscribed = false;
   #unheard = 0;
   #scheduled = false;
@@ -102,9 +122,7 @@ export class Peers {
   #sent = 0;
   /** The number of the last message from each process. It has one entry per process ever started. */
   readonly #received = new Map<string, number>();
-  readonly #questions = new Map<number, (owns: boolean) => void>();
-  /** Ids that did not answer, and until when they are not asked again. */
-  readonly #silent = new Map<string, number>();
+  readonly #questions = new Map<number, { id: string; settle: (answer: boolean | undefined) => void }>();
   #forgedLoggedAt = Number.NEGATIVE_INFINITY;
 
   constructor(parts: {
@@ -112,20 +130,23 @@ export class Peers {
     log: Log;
     /** Handles a call from another process. Throws Moved if this process does not own the tenant. */
     serve: (tenantId: string, command: unknown) => Promise<unknown>;
-    /** Whether this process owns the tenant, or is about to. */
-    owns: (tenantId: string) => boolean;
-    /** Called with tenants whose owner has not answered for a while. */
-    suspect: (tenantId: string) => void;
+    /** Lets go of a bucket that another process is about to take. Resolves to false if it stays here. */
+    release: (bucket: number, asker: Process) => Promise<boolean>;
+    /** Whether this process takes buckets. */
+    takes: boolean;
+    /** Called when a process came or went, and when this one can or can no longer reach others. */
+    changed: () => void;
     /** How long a call waits for its answer. */
     silenceMs: number;
   }) {
     this.#redis = parts.redis;
     this.#log = parts.log;
     this.#serve = parts.serve;
-    this.#owns = parts.owns;
-    this.#suspect = parts.suspect;
+    this.#release = parts.release;
+    this.#changed = parts.changed;
+    this.#takes = parts.takes;
     this.#silenceMs = parts.silenceMs;
-    const { subscriber } = this.#redis;
+    const { subscriber, commands } = this.#redis;
     subscriber.on('messageBuffer', (channel: Buffer, message: Buffer) => this.#receive(String(channel), message));
     subscriber.on('ready', () => {
       this.#listen().catch((err) => this.#log.warn({ err }, 'this process cannot subscribe to its channel'));
@@ -134,11 +155,13 @@ export class Peers {
       this.#subscribed = false;
       // answers sent while disconnected are lost
       for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the connection to Redis was lost'));
+      this.#changed();
     });
-    this.#watch = setInterval(() => this.#look(), WATCH_MS);
+    for (const event of ['ready', 'close'] as const) commands.on(event, this.#changed);
+    this.#timers = [setInterval(() => this.#look(), WATCH_MS), setInterval(() => this.#beat(), BEAT_MS)];
   }
 
-  /** Resolves once other processes can reach this one, if Redis is available. */
+  /** Resolves once this process knows the others, if Redis is available. */
   async start(): Promise<void> {
     if (this.#redis.subscriber.status === 'ready' && !this.#subscribed) await this.#listen();
   }
@@ -148,47 +171,28 @@ export class Peers {
     return this.#subscribed && this.#redis.commands.status === 'ready';
   }
 
-  /**
-   * Sends itself a message. A connection that stops delivering them is dead, even without an error, and is replaced.
-   */
-  async beat(): Promise<void> {
-    if (this.#unheard >= LOST_BEATS) {
-      this.#unheard = 0;
-      this.#log.warn('the connection to Redis delivers no messages; replacing it');
-      this.#redis.subscriber.disconnect(true);
-      return;
-    }
-    this.#unheard++;
-    await this.#redis.commands.publish(this.#channel(this.id), this.#message(this.id, []));
+  /** This process, and every other one that is alive as far as is known. */
+  get processes(): Process[] {
+    const others = [...this.#members].map(([id, { takes }]) => ({ id, takes }));
+    return [{ id: this.id, takes: this.#takes }, ...others];
+  }
+
+  /** Tells the others that this process takes nothing more and lets go of all it has. */
+  leave(): void {
+    this.#takes = false;
+    this.#say();
+    this.#changed();
   }
 
   /**
-   * Whether a process with this id is alive and confirms that it owns the tenant. Redis is not trusted about owners: no
-   * command is sent or left to a process before it has confirmed.
+   * Asks every other process to let go of a bucket. Resolves to true when all did; a process that does not answer is not waited
+   * for, since the fence stops it. To false when one keeps the bucket.
    */
-  async confirms(id: string, tenantId: string, withinMs = CONFIRM_MS): Promise<boolean> {
-    if (!PROCESS_ID.test(id) || withinMs <= 0 || (this.#silent.get(id) ?? 0) > performance.now()) return false;
-    const number = ++this.#last;
-    return new Promise((resolve) => {
-      const settle = (owns: boolean) => {
-        clearTimeout(timer);
-        this.#questions.delete(number);
-        resolve(owns);
-      };
-      const unanswered = () => {
-        if (this.#silent.size >= MAX_SILENT) this.#silent.clear();
-        this.#silent.set(id, performance.now() + SILENT_MS);
-        settle(false);
-      };
-      const timer = setTimeout(unanswered, Math.min(withinMs, CONFIRM_MS));
-      this.#questions.set(number, settle);
-      const channel = this.#channel(id);
-      const question = this.#message(id, [`["owner?",${number},${JSON.stringify(tenantId)}]`]);
-      this.#redis.commands.publish(channel, question).then(
-        (receivers) => receivers === 0 && settle(false),
-        () => settle(false),
-      );
-    });
+  async released(bucket: number): Promise<boolean> {
+    const asked = [...this.#members]
+      .filter(([, { missed }]) => missed <= LATE_BEATS)
+      .map(([id]) => this.#ask(id, (number) => `["release",${number},${bucket}]`));
+    return !(await Promise.all(asked)).includes(false);
   }
 
   /**
@@ -206,26 +210,20 @@ export class Peers {
     return new Promise((resolve, reject) => {
       const now = performance.now();
       const chars = command.length;
-      peer.calls.set(number, { tenantId, chars, sentAt: now, suspectAt: now + SUSPECT_MS, resolve, reject });
+      peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
       this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`);
     });
   }
 
-  /** Withdraws the tenant's calls from every process but `owner`: they fail with Moved. */
-  reroute(tenantId: string, owner: string): void {
-    for (const [id, peer] of this.#peers) {
-      if (id !== owner) this.#reject(peer, new Moved(), (call) => call.tenantId === tenantId);
-    }
-  }
-
   /** Sends the remaining answers and unsubscribes. */
   async stop(): Promise<void> {
-    clearInterval(this.#watch);
+    for (const timer of this.#timers) clearInterval(timer);
+    for (const event of ['ready', 'close'] as const) this.#redis.commands.off(event, this.#changed);
     this.#flush();
     await Promise.all(this.#publishing);
     for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the process is shutting down'));
-    for (const settle of this.#questions.values()) settle(false);
+    for (const { settle } of this.#questions.values()) settle(undefined);
     if (this.#subscribed) {
       this.#subscribed = false;
       await this.#redis.subscriber.unsubscribe().catch((err) => this.#log.debug({ err }, 'Redis is unavailable'));
@@ -233,9 +231,89 @@ export class Peers {
   }
 
   async #listen(): Promise<void> {
-    await this.#redis.subscriber.subscribe(this.#channel(this.id));
+    const { subscriber } = this.#redis;
+    try {
+      await subscriber.subscribe(this.#channel(this.id), this.#everyone);
+    } catch (err) {
+      // after an answer that came too late the connection stays ready, and nothing else would subscribe once more
+      if (subscriber.status === 'ready') subscriber.disconnect(true);
+      throw err;
+    }
     this.#subscribed = true;
     this.#unheard = 0;
+    for (const member of this.#members.values()) member.missed = 0;
+    this.#changed();
+    try {
+      const prefix = this.#channel('');
+      const channels = (await this.#redis.commands.pubsub('CHANNELS', `${prefix}*`)) as string[];
+      const ids = channels.map((channel) => channel.slice(prefix.length)).filter((id) => PROCESS_ID.test(id));
+      await Promise.all(ids.slice(0, MOST_PROCESSES).map((id) => this.#meet(id)));
+    } catch (err) {
+      this.#log.debug({ err }, 'the other processes are not known yet; their beats will tell');
+    }
+  }
+
+  /**
+   * Says to all that this process is alive, itself included: a connection that stops delivering that is dead, even without an
+   * error, and is replaced.
+   */
+  #beat(): void {
+    if (!this.ready) return;
+    if (this.#unheard >= LOST_BEATS) {
+      this.#unheard = 0;
+      this.#log.warn('the connection to Redis delivers no messages; replacing it');
+      this.#redis.subscriber.disconnect(true);
+      return;
+    }
+    // after a pause of Redis all that was sent meanwhile comes at once, one process after the other: never enough to miss
+    if (this.#unheard++ % RESENT_BEATS === 0) this.#say();
+  }
+
+  #say(): void {
+    if (!this.ready) return;
+    const beat = this.#message(this.#everyone, [`["beat",${this.#takes}]`]);
+    const sent = this.#redis.commands.publish(this.#everyone, beat);
+    sent.catch((err) => this.#log.debug({ err }, 'a beat was not sent'));
+  }
+
+  /** What each beat of this process that came back says about the others. */
+  #count(): void {
+    this.#unheard = 0;
+    for (const [id, member] of this.#members) {
+      if (++member.missed <= SILENT_BEATS) continue;
+      this.#log.warn({ process: id }, 'another process is silent; its tenants are taken over');
+      this.#forget(id, new NoAnswer('the process is silent'));
+    }
+  }
+
+  /** Has a process show that it is there. It is a member from then on. */
+  async #meet(id: string): Promise<void> {
+    if (id === this.id || this.#members.has(id) || this.#meeting.has(id)) return;
+    this.#meeting.add(id);
+    const takes = await this.#ask(id, (number) => `["here?",${number}]`);
+    this.#meeting.delete(id);
+    if (takes === undefined) return;
+    this.#members.set(id, { takes, missed: 0 });
+    this.#changed();
+  }
+
+  /** Asks another process. Resolves to undefined if it does not answer. */
+  #ask(id: string, question: (number: number) => string): Promise<boolean | undefined> {
+    const number = ++this.#last;
+    return new Promise((resolve) => {
+      const settle = (answer: boolean | undefined) => {
+        clearTimeout(timer);
+        this.#questions.delete(number);
+        resolve(answer);
+      };
+      const timer = setTimeout(() => settle(undefined), ANSWER_MS);
+      this.#questions.set(number, { id, settle });
+      this.#send(id, question(number));
+    });
+  }
+
+  get #everyone(): string {
+    return this.#redis.name('nodes');
   }
 
   #channel(id: string): string {
@@ -281,9 +359,9 @@ export class Peers {
 
   #publish(id: string, parts: readonly string[]): void {
     const channel = this.#channel(id);
-    const sent = this.#redis.commands.publish(channel, this.#message(id, parts)).then(
+    const sent = this.#redis.commands.publish(channel, this.#message(channel, parts)).then(
       (receivers) => {
-        if (receivers === 0) this.#gone(id);
+        if (receivers === 0) this.#forget(id, new PeerGone());
       },
       (error: Error) => {
         this.#log.debug({ err: error }, 'sending a message to another process failed');
@@ -294,13 +372,13 @@ export class Peers {
     sent.finally(() => this.#publishing.delete(sent));
   }
 
-  #message(id: string, parts: readonly string[]): Buffer {
+  #message(channel: string, parts: readonly string[]): Buffer {
     const text = `{"from":${JSON.stringify(this.id)},"number":${++this.#sent},"parts":[${parts.join(',')}]}`;
-    return this.#redis.seal(this.#channel(id), text);
+    return this.#redis.seal(channel, text);
   }
 
   #receive(channel: string, sealed: Buffer): void {
-    if (channel !== this.#channel(this.id)) return;
+    if (channel !== this.#channel(this.id) && channel !== this.#everyone) return;
     const text = this.#redis.unseal(channel, sealed);
     const { from, number, parts } = text
       ? (JSON.parse(text.toString()) as { from: string; number: number; parts: Part[] })
@@ -315,14 +393,35 @@ export class Peers {
       return;
     }
     this.#received.set(from, number);
-    this.#silent.delete(from);
-    if (from === this.id) this.#unheard = 0;
+    const member = this.#members.get(from);
+    if (member) member.missed = 0;
+    else void this.#meet(from);
     for (const part of parts) {
-      if (part[0] === 'call') this.#answer(from, part[1], part[2], part[3]);
-      else if (part[0] === 'owner?') this.#send(from, `["owner",${part[1]},${this.#owns(part[2])}]`);
-      else if (part[0] === 'owner') this.#questions.get(part[1])?.(part[2]);
-      else this.#settle(from, part);
+      if (part[0] === 'beat') this.#heard(from, part[1]);
+      else if (part[0] === 'call') this.#answer(from, part[1], part[2], part[3]);
+      else if (part[0] === 'here?') this.#send(from, `["here",${part[1]},${this.#takes}]`);
+      else if (part[0] === 'release') this.#letGo(from, part[1], part[2]);
+      else if (part[0] === 'here' || part[0] === 'released') {
+        const question = this.#questions.get(part[1]);
+        if (question?.id === from) question.settle(part[2]);
+      } else this.#settle(from, part);
     }
+  }
+
+  #heard(from: string, takes: boolean): void {
+    if (from === this.id) this.#count();
+    const member = this.#members.get(from);
+    if (!member || member.takes === takes) return;
+    member.takes = takes;
+    this.#changed();
+  }
+
+  #letGo(from: string, number: number, bucket: number): void {
+    const asker = { id: from, takes: this.#members.get(from)?.takes ?? true };
+    this.#release(bucket, asker).then(
+      (released) => this.#send(from, `["released",${number},${released}]`),
+      (err) => this.#log.error({ err, bucket }, 'closing an actor failed'),
+    );
   }
 
   #answer(from: string, number: number, tenantId: string, command: unknown): void {
@@ -358,36 +457,34 @@ export class Peers {
     }
   }
 
-  #gone(id: string): void {
+  /** The process is not there, or does not speak: what waits for it fails. */
+  #forget(id: string, error: Error): void {
+    for (const question of this.#questions.values()) if (question.id === id) question.settle(undefined);
+    const known = this.#members.delete(id);
     const peer = this.#peers.get(id);
-    if (!peer) return;
     this.#peers.delete(id);
-    this.#reject(peer, new PeerGone());
+    // whoever waited looks for the new owner, which is known by then
+    if (known) this.#changed();
+    if (peer) this.#reject(peer, error);
   }
 
-  /** Looks for killed processes, which no longer listen, and paused ones, which listen but do not answer. */
+  /** Looks for killed processes, which no longer listen, and for calls that nobody answers. */
   #look(): void {
     const now = performance.now();
     for (const [id, peer] of this.#peers) {
-      if (peer.calls.size === 0) {
-        if (peer.unsent.length === 0) this.#peers.delete(id);
-        continue;
-      }
-      this.#redis.commands.pubsub('NUMSUB', this.#channel(id)).then(
-        ([, receivers]) => {
-          if (Number(receivers) === 0) this.#gone(id);
-        },
-        (err) => this.#log.debug({ err }, 'checking whether another process is alive failed'),
-      );
-      const suspects = new Set<string>();
-      for (const call of peer.calls.values()) {
-        if (call.suspectAt > now) continue;
-        call.suspectAt = now + SUSPECT_MS;
-        suspects.add(call.tenantId);
-      }
       this.#reject(peer, new NoAnswer('no answer'), (call) => now - call.sentAt > this.#silenceMs);
-      for (const tenantId of suspects) this.#suspect(tenantId);
+      if (peer.calls.size === 0 && peer.unsent.length === 0) this.#peers.delete(id);
     }
+    const ids = [...this.#members.keys()];
+    if (ids.length === 0 || !this.ready) return;
+    this.#redis.commands.pubsub('NUMSUB', ...ids.map((id) => this.#channel(id))).then(
+      (counts) => {
+        for (const [index, id] of ids.entries()) {
+          if (Number(counts[2 * index + 1]) === 0) this.#forget(id, new PeerGone());
+        }
+      },
+      (err) => this.#log.debug({ err }, 'checking whether other processes are alive failed'),
+    );
   }
 }
 

@@ -1,4 +1,5 @@
 import { isDeepStrictEqual } from 'node:util';
+import type { FastifyReply } from 'fastify';
 import { type Authenticator, assertSameOrigin } from '../auth/authenticate.ts';
 import { SESSION_COOKIE } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
@@ -67,6 +68,11 @@ export function beginner(
       const [limiter, name] = limiterFor(limit, principal);
       count(await limiter.take(name));
     }
+    // whoever says which tenant it means must not act in another one
+    const tenant = request.headers['x-svc-tenant'];
+    if (principal && tenant !== undefined && tenant !== principal.tenantId) {
+      throw new AppError('FORBIDDEN', 'the credential belongs to another tenant than X-Svc-Tenant names');
+    }
     if (principal?.kind === 'session') {
       assertSameOrigin(request.method, request.headers.origin, config.origins);
     }
@@ -77,7 +83,26 @@ export function beginner(
       method: request.method,
       headers: request.headers,
       stillValid: async () => isDeepStrictEqual(await authenticator.authenticate(credential), principal),
+      count: async (limit, calls) => {
+        if (!principal || calls <= 0) return;
+        const [limiter, name] = limiterFor(limit, principal);
+        count(await limiter.take(name, calls));
+      },
+      gone: () => goneOf(reply),
       answer: {},
     };
   };
+}
+
+const LEAVING = new WeakMap<FastifyReply, AbortSignal>();
+
+/** Aborts when the connection closes before the answer was sent. */
+function goneOf(reply: FastifyReply): AbortSignal {
+  const known = LEAVING.get(reply);
+  if (known) return known;
+  const gone = new AbortController();
+  LEAVING.set(reply, gone.signal);
+  if (reply.raw.closed) gone.abort();
+  else reply.raw.once('close', () => gone.abort());
+  return gone.signal;
 }

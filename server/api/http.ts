@@ -16,7 +16,7 @@ import type { Authenticator } from '../auth/authenticate.ts';
 import type { Config } from '../config.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
-import type { Log } from '../lib/log.ts';
+import { type Log, RequestLog } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
 import { jsonReader } from '../rpc/json-body.ts';
@@ -32,6 +32,8 @@ const BODY_LIMIT = 1024 * 1024;
 export interface HttpServer {
   readonly app: FastifyInstance;
   readonly begin: Begin;
+  /** From now on every answer ends its connection: the server is about to close, and waits for those that are kept. */
+  leave(): void;
 }
 
 /** The HTTP server without the features' routes: parsing, problems, limits, metrics, request ids. */
@@ -44,7 +46,6 @@ export function createHttp(parts: {
 }): HttpServer {
   const { config, log, authenticator } = parts;
   const fixed = apiHeaders({ https: config.baseUrl.startsWith('https:') });
-  const headersOf = (request: FastifyRequest) => ({ ...fixed, 'x-request-id': request.id });
   const app: FastifyInstance = Fastify({
     loggerInstance: log as FastifyBaseLogger,
     logController: new LogController({ disableRequestLogging: true }),
@@ -52,6 +53,7 @@ export function createHttp(parts: {
     trustProxy: config.trustProxy.length > 0 ? [...config.trustProxy] : false,
     // a batch of tRPC calls lists all its procedures in the path
     routerOptions: { maxParamLength: 5000 },
+    childLoggerFactory: (_, bindings) => new RequestLog(log, bindings) as unknown as FastifyBaseLogger,
     genReqId: () => newId('req', Date.now()),
     forceCloseConnections: 'idle',
     // a request that arrives during shutdown is still served, and its connection closed
@@ -60,7 +62,7 @@ export function createHttp(parts: {
     clientErrorHandler: refuseMalformed,
     // a path that cannot be decoded reaches no route, and therefore no hook
     frameworkErrors: (error, request, reply) => {
-      reply.headers(headersOf(request));
+      reply.headers(fixed).header('x-request-id', request.id);
       return answerProblem(error, request, reply);
     },
   });
@@ -77,16 +79,24 @@ export function createHttp(parts: {
     buckets: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10],
     registers: [parts.registry],
   });
-  app.addHook('onRequest', async (request, reply) => {
-    reply.headers(headersOf(request));
+  app.addHook('onRequest', (request, reply, done) => {
+    reply.headers(fixed).header('x-request-id', request.id);
+    done();
   });
-  app.addHook('onResponse', async (request, reply) => {
+  app.addHook('onResponse', (request, reply, done) => {
     const route = request.routeOptions.url ?? 'none';
-    seconds.observe({ method: request.method, route, status: reply.statusCode }, reply.elapsedTime / 1000);
-    request.log.debug(
-      { method: request.method, path: pathOf(request), status: reply.statusCode, ms: Math.round(reply.elapsedTime) },
-      'answered',
-    );
+    const ms = reply.elapsedTime;
+    seconds.observe({ method: request.method, route, status: reply.statusCode }, ms / 1000);
+    if (log.isLevelEnabled('debug')) {
+      const path = pathOf(request);
+      request.log.debug({ method: request.method, path, status: reply.statusCode, ms: Math.round(ms) }, 'answered');
+    }
+    done();
+  });
+  let leaving = false;
+  app.addHook('onSend', (_request, reply, _payload, done) => {
+    if (leaving) reply.header('connection', 'close');
+    done();
   });
   endUnused(app);
   app.setErrorHandler(answerProblem);
@@ -97,7 +107,13 @@ export function createHttp(parts: {
     const allow = methods.join(', ');
     throw new AppError('METHOD_NOT_ALLOWED', `this route takes ${allow}`, { headers: { allow } });
   });
-  return { app, begin: beginner(config, authenticator, parts.redis) };
+  return {
+    app,
+    begin: beginner(config, authenticator, parts.redis),
+    leave: () => {
+      leaving = true;
+    },
+  };
 }
 
 /** Mounts the procedures at /trpc and as REST routes. */

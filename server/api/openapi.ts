@@ -1,36 +1,16 @@
 import type { AnyProcedure } from '@trpc/server';
 import { type GenerateOpenApiDocumentOptions, generateOpenApiDocument } from 'trpc-to-openapi';
 import { z } from 'zod';
+import { EvaluateIn } from '../decisions/router.ts';
 import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 import { EVENTS } from '../domain/events.ts';
 import type { Access } from '../domain/principal.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
+import { Problem } from '../rpc/problem.ts';
 import type { HeaderDescription, Limit, Meta, RouteHeaders } from '../rpc/procedure.ts';
 import { EXAMPLES, type Example } from './examples.ts';
 import { VERSION } from './meta.ts';
 import type { AppRouter } from './root.ts';
-
-const Problem = z
-  .object({
-    type: z.string().describe('urn:svc:error:<code in lower case>'),
-    title: z.string(),
-    status: z.int(),
-    code: z.enum(Object.keys(ERRORS) as [ErrorCode, ...ErrorCode[]]),
-    detail: z.string().optional(),
-    instance: z.string().optional(),
-    request_id: z.string().optional(),
-    errors: z
-      .array(
-        z.object({
-          pointer: z.string().describe('RFC 6901 into the body, or ?name for a query parameter'),
-          message: z.string(),
-          line: z.int().optional(),
-          column: z.int().optional(),
-        }),
-      )
-      .optional(),
-  })
-  .meta({ id: 'Problem', description: 'RFC 9457 problem details' });
 
 const TAGS: Record<string, string> = {
   auth: 'Signing in and who the caller is',
@@ -126,6 +106,7 @@ export function openApiDocument(router: AppRouter, plain: readonly PlainDescript
     tags: Object.keys(TAGS),
     defs: {
       Problem,
+      EvaluateRequest: EvaluateIn,
       ...Object.fromEntries(Object.values(EVENTS).map(({ payload }) => [nameOf(payload), payload])),
     } as never,
     paths: plainPaths(plain),

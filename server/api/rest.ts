@@ -1,9 +1,9 @@
 import type { AnyProcedure, AnyRouter } from '@trpc/server';
-import type { FastifyInstance } from 'fastify';
+import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { z } from 'zod';
 import { AppError } from '../errors.ts';
 import type { Begin } from '../rpc/plain.ts';
-import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
+import { directly, type Meta, toAppError } from '../rpc/procedure.ts';
 
 type Schema = z.core.$ZodType;
 interface Definition {
@@ -43,22 +43,47 @@ function coercion(schema: Schema): (value: unknown) => unknown {
   }
 }
 
-type Caller = (input: unknown) => Promise<unknown>;
-
 /**
  * Mounts every procedure that has a REST line as a Fastify route with the same handler, access rule and schema as at
  * /trpc. `begin` authenticates the request and counts it against its limits.
  */
 export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin): void {
-  const createCaller = (router as unknown as { createCaller: (ctx: Context) => Record<string, unknown> }).createCaller;
-  for (const [name, procedure] of Object.entries(router._def.procedures as Record<string, AnyProcedure>)) {
+  for (const procedure of Object.values(router._def.procedures as Record<string, AnyProcedure>)) {
     const { meta, inputs } = procedure._def as unknown as { meta?: Meta; inputs: Schema[] };
     const line = meta?.openapi;
     if (!line) continue;
-    const steps = name.split('.');
+    const run = directly(procedure);
     const shape = inputs[0] ? (unwrapped(inputs[0]).shape ?? {}) : {};
     const coerce = new Map(Object.entries(shape).map(([key, schema]) => [key, coercion(schema)]));
     const fromQuery = line.method === 'GET' || line.method === 'DELETE';
+    const bodyOnly = !fromQuery && !line.path.includes('{');
+    /** The input from all the places where it may be. */
+    const joined = (body: object, request: FastifyRequest): Record<string, unknown> => {
+      const input: Record<string, unknown> = {};
+      const take = (source: object, convert: boolean) => {
+        for (const [key, value] of Object.entries(source)) {
+          // defined, not assigned: a key such as __proto__ must reach the schema and be refused there
+          const converted = convert ? (coerce.get(key)?.(value) ?? value) : value;
+          Object.defineProperty(input, key, {
+            value: converted,
+            enumerable: true,
+            writable: true,
+            configurable: true,
+          });
+        }
+      };
+      take(body, false);
+      if (fromQuery) take(request.query as object, true);
+      // a parameter of the path may not appear elsewhere, where its value could differ
+      const twice = Object.keys(request.params as object).find((name) => Object.hasOwn(input, name));
+      if (twice !== undefined) {
+        throw new AppError('VALIDATION_FAILED', undefined, {
+          faults: [{ pointer: `/${twice}`, message: 'may appear only in the path' }],
+        });
+      }
+      take(request.params as object, true);
+      return input;
+    };
     app.route({
       method: line.method,
       url: line.path.replace(/\{(\w+)\}/g, ':$1'),
@@ -66,38 +91,14 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
       ...(meta.bodyBytes && { bodyLimit: meta.bodyBytes }),
       handler: async (request, reply) => {
         const context = await begin(request, reply, meta.limit);
-        const input: Record<string, unknown> = {};
-        const take = (source: unknown, convert: boolean) => {
-          for (const [key, value] of Object.entries(source as object)) {
-            // defined, not assigned: a key such as __proto__ must reach the schema and be refused there
-            const converted = convert ? (coerce.get(key)?.(value) ?? value) : value;
-            Object.defineProperty(input, key, {
-              value: converted,
-              enumerable: true,
-              writable: true,
-              configurable: true,
-            });
-          }
-        };
         const body = request.body === undefined ? {} : request.body;
         if (typeof body !== 'object' || body === null || Array.isArray(body)) {
           throw new AppError('VALIDATION_FAILED', 'the body must be a JSON object');
         }
-        take(body, false);
-        if (fromQuery) take(request.query, true);
-        // a parameter of the path may not appear elsewhere, where its value could differ
-        const twice = Object.keys(request.params as object).find((name) => Object.hasOwn(input, name));
-        if (twice !== undefined) {
-          throw new AppError('VALIDATION_FAILED', undefined, {
-            faults: [{ pointer: `/${twice}`, message: 'may appear only in the path' }],
-          });
-        }
-        take(request.params, true);
-        let caller: unknown = createCaller(context);
-        for (const step of steps) caller = (caller as Record<string, unknown>)[step];
+        const input = bodyOnly ? body : joined(body, request);
         let output: unknown;
         try {
-          output = await (caller as Caller)(input);
+          output = await run(context, input);
         } catch (error) {
           throw toAppError(error, fromQuery ? 'query' : 'body');
         }

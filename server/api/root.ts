@@ -13,18 +13,25 @@ import type { Decider } from '../decisions/decide.ts';
 import type { SessionLedger } from '../decisions/ledger.ts';
 import type { Limits } from '../decisions/limits.ts';
 import {
+  evaluateBatchProcedure,
   evaluateProcedure,
   eventsRouter,
   limitsRouter,
+  practiceProcedure,
   reportProcedure,
   sessionFactsProcedure,
 } from '../decisions/router.ts';
+import { type RulesInForce, rulesRouter } from '../decisions/rules-in-force.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
 import { escrowRouter } from '../escrow/router.ts';
+import type { HoldWaiters } from '../escrow/waiting.ts';
 import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
+import type { Log } from '../lib/log.ts';
 import type { Bundles } from '../policy/bundles.ts';
+import type { DecisionRules } from '../policy/decision-rules.ts';
+import { type DecisionTests, decisionTestsRouter } from '../policy/decision-tests.ts';
 import type { KeptInputs } from '../policy/kept-inputs.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { ListQueries } from '../policy/list-queries.ts';
@@ -55,6 +62,7 @@ import type { Observations } from '../tools/observations.ts';
 import type { ToolQueries } from '../tools/queries.ts';
 import type { Tools } from '../tools/registry.ts';
 import { toolsRouter } from '../tools/router.ts';
+import { findProcedure } from './find.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
 
@@ -85,8 +93,12 @@ export interface Services {
   observations: Observations;
   holds: Holds;
   holdQueries: HoldQueries;
+  holdWaiters: HoldWaiters;
   signedRules: SignedRules;
   keptInputs: KeptInputs;
+  decisionRules: DecisionRules;
+  rulesInForce: RulesInForce;
+  decisionTests: DecisionTests;
   evidence: Evidence;
   subscriptions: Subscriptions;
   deliveries: Deliveries;
@@ -95,6 +107,7 @@ export interface Services {
   limits: Limits;
   ledger: SessionLedger;
   pollSeconds: (tenantId: string) => Promise<number>;
+  log: Log;
 }
 
 /** Every procedure of the server: the source of /trpc, REST and the OpenAPI document. */
@@ -116,17 +129,22 @@ export function buildRouter(s: Services) {
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
+    rules: rulesRouter(s.db, s.rulesInForce),
+    decisionTests: decisionTestsRouter(s.decisionTests),
     simulations: simulationsRouter(s.simulations),
     lists: listsRouter(s.lists, s.listQueries),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),
-    escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
+    escrow: escrowRouter(s.holds, s.holdQueries, s.holdWaiters, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
     stops: stopsRouter(s.stops),
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),
+    evaluateBatch: evaluateBatchProcedure(s.decider, s.log),
+    practice: practiceProcedure(s.decider),
     reportOutcome: reportProcedure(s.decider),
     sessionFacts: sessionFactsProcedure(s.ledger),
-    events: eventsRouter(s.db, s.keptInputs),
+    events: eventsRouter(s.db, s.keptInputs, s.decisionRules),
+    find: findProcedure(s.db),
     limits: limitsRouter(s.limits, s.decider),
     chain: chainRouter(s.db),
     forensics: forensicsRouter(s.evidence),

@@ -1,10 +1,10 @@
 import type { Database } from '../../db/index.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
-import { secretHash, secretKind } from '../domain/secret.ts';
+import { readSecret, secretHash } from '../domain/secret.ts';
 import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256 } from '../lib/crypto.ts';
+import { sha256Hex } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
 import type { Sessions } from './sessions.ts';
@@ -69,17 +69,20 @@ export class Authenticator {
   }): Promise<Principal | null> {
     if (request.authorization !== undefined) {
       const secret = /^Bearer ([^\s]+)$/i.exec(request.authorization)?.[1];
-      const kind = secret && secretKind(secret);
-      if (kind !== 'key' && kind !== 'agent' && kind !== 'token') return null;
-      return this.#resolve(secret!, () => this.#lookUp(secret!));
+      const read = secret === undefined ? undefined : readSecret(secret);
+      if (read?.kind !== 'key' && read?.kind !== 'agent' && read?.kind !== 'token') return null;
+      const key = sha256Hex(secret!);
+      const lookUp = () => this.#lookUp(read.tenantId, secret!);
+      return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, lookUp)));
     }
     const { cookie } = request;
     if (!cookie) return null;
-    return this.#resolve(`cookie ${cookie}`, () => this.#sessions.validate(cookie));
+    const key = sha256Hex(`cookie ${cookie}`);
+    return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, () => this.#sessions.validate(cookie))));
   }
 
-  async #resolve(credential: string, lookUp: () => Promise<ValidCredential | null>): Promise<Principal | null> {
-    const found = await this.#lookups.get(sha256(credential).toString('hex'), lookUp);
+  /** The principal of a credential that is valid now. */
+  #used(found: ValidCredential | null): Principal | null {
     const now = this.#clock.now();
     if (!found || found.until <= now) return null;
     const { principal } = found;
@@ -103,7 +106,7 @@ export class Authenticator {
       .catch((err) => this.#log.warn({ err, id }, 'the time of last use could not be stored'));
   }
 
-  async #lookUp(secret: string): Promise<ValidCredential | null> {
+  async #lookUp(tenantId: string, secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
     // only admins create keys and trust workloads, and neither ever has more rights than the current roles of its creator
     const { rows } = await this.#db.owner.query<{
@@ -120,9 +123,8 @@ export class Authenticator {
       token_scopes: WorkloadScope[] | null;
       policies: string | null;
       source: StatedSource | null;
-    }>({
-      name: 'credential_by_hash',
-      text: `select c.kind, c.tenant_id, c.id, k.scopes, coalesce(k.created_by, a.owner_id) as owner_id, a.agent_id,
+    }>(
+      `select c.kind, c.tenant_id, c.id, k.scopes, coalesce(k.created_by, a.owner_id) as owner_id, a.agent_id,
                a.agent_role, coalesce(k.expires_at, a.expires_at, w.expires_at) as expires_at,
                coalesce(k.revoked_at, a.revoked_at, w.revoked_at, t.revoked_at, k.unconfirmed_since,
                  a.unconfirmed_since, t.unconfirmed_since) as revoked_at,
@@ -131,11 +133,11 @@ export class Authenticator {
              left join api_key k on c.kind = 'api_key' and k.tenant_id = c.tenant_id and k.id = c.id
              left join agent_key a on c.kind = 'agent_key' and a.tenant_id = c.tenant_id and a.id = c.id
              left join workload_token w on c.kind = 'workload_token' and w.tenant_id = c.tenant_id and w.id = c.id
-             left join workload_trust t on t.tenant_id = w.tenant_id and t.id = w.trust_id
+             left join workload_trust t on t.tenant_id = c.tenant_id and t.id = w.trust_id
              left join member m on m.tenant_id = c.tenant_id and m.id = coalesce(k.created_by, t.created_by)
-             where c.hash = $1 and (m.id is null or (m.removed_at is null and 'admin' = any(m.roles)))`,
-      values: [hash],
-    });
+             where c.tenant_id = $1 and c.hash = $2 and (m.id is null or (m.removed_at is null and 'admin' = any(m.roles)))`,
+      [tenantId, hash],
+    );
     const row = rows[0];
     if (!row || row.revoked_at) return null;
     const until = row.expires_at?.getTime() ?? Number.MAX_SAFE_INTEGER;

@@ -1,4 +1,4 @@
-import type { EntityManager } from '@mikro-orm/postgresql';
+import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { addCredential } from '../../db/credentials.ts';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
@@ -12,7 +12,18 @@ import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 
-/** Creates, lists and revokes API keys and agent keys. The plaintext exists only in the result of `create…`. */
+const WRITE = { lockMode: LockMode.PESSIMISTIC_WRITE } as const;
+
+interface NewAgentKey {
+  label: string;
+  agentId: string;
+  agentRole: string;
+  /** The person responsible for the agent. */
+  owner: string | null;
+  expiresAt?: Date | undefined;
+}
+
+/** Creates, lists, rotates and revokes API keys and agent keys. The plaintext exists only in the result of `create…` and `rotate…`. */
 export class Keys {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -36,86 +47,159 @@ export class Keys {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
       await assertEntitled(em, tenantId, { maker: input.owner, owner: null });
-      const { id, secret } = await this.#issue(em, tenantId, 'key');
-      const row = em.create(ApiKey, {
-        tenantId,
-        id,
-        label: input.label,
-        prefix: secretPrefix(secret),
-        scopes: [...new Set(input.scopes)],
-        createdBy: input.owner,
-        createdAt: new Date(this.#clock.now()),
-        expiresAt: input.expiresAt ?? null,
-      });
-      await em.flush();
-      await this.#announce(em, tenantId, 'key.created', by.actor, {
-        key_id: id,
-        kind: 'api_key',
-        label: row.label,
-        prefix: row.prefix,
-        scopes: row.scopes,
-      });
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'key.created',
-        target: { type: 'api_key', id },
-        detail: `scopes ${row.scopes.join(', ')}`,
-      });
-      return { row, secret };
+      return this.#createApiKey(em, tenantId, input, by);
     });
   }
 
+  async #createApiKey(
+    em: EntityManager,
+    tenantId: string,
+    input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
+    by: Doer,
+  ): Promise<{ row: ApiKeyRow; secret: string }> {
+    const { id, secret } = await this.#issue(em, tenantId, 'key');
+    const row = em.create(ApiKey, {
+      tenantId,
+      id,
+      label: input.label,
+      prefix: secretPrefix(secret),
+      scopes: [...new Set(input.scopes)],
+      createdBy: input.owner,
+      createdAt: new Date(this.#clock.now()),
+      expiresAt: input.expiresAt ?? null,
+    });
+    await em.flush();
+    await this.#announce(em, tenantId, 'key.created', by.actor, {
+      key_id: id,
+      kind: 'api_key',
+      label: row.label,
+      prefix: row.prefix,
+      scopes: row.scopes,
+    });
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'key.created',
+      target: { type: 'api_key', id },
+      detail: `scopes ${row.scopes.join(', ')}`,
+    });
+    return { row, secret };
+  }
+
+  /** `maker`: the person who creates the key, by session or with a key of theirs; absent for an operator and for ownerless keys. */
   async createAgentKey(
     tenantId: string,
-    input: {
-      label: string;
-      agentId: string;
-      agentRole: string;
-      /** The person responsible for the agent. */
-      owner: string | null;
-      /**
-       * The person who creates the key, by session or with a key of theirs; absent for an operator and for ownerless
-       * keys.
-       */
-      maker?: string | null;
-      expiresAt?: Date | undefined;
-    },
+    input: NewAgentKey & { maker?: string | null },
     by: Doer,
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
       await assertEntitled(em, tenantId, input);
-      const { id, secret } = await this.#issue(em, tenantId, 'agent');
-      const row = em.create(AgentKey, {
+      return this.#createAgentKey(em, notify, tenantId, input, by);
+    });
+  }
+
+  async #createAgentKey(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    input: NewAgentKey,
+    by: Doer,
+  ): Promise<{ row: AgentKeyRow; secret: string }> {
+    const { id, secret } = await this.#issue(em, tenantId, 'agent');
+    const row = em.create(AgentKey, {
+      tenantId,
+      id,
+      label: input.label,
+      agentId: input.agentId,
+      agentRole: input.agentRole,
+      ownerId: input.owner,
+      prefix: secretPrefix(secret),
+      hash: secretHash(secret),
+      createdBy: by.actor.id,
+      createdAt: new Date(this.#clock.now()),
+      expiresAt: input.expiresAt ?? null,
+    });
+    await em.flush();
+    await notify('settings');
+    await this.#announce(em, tenantId, 'key.created', by.actor, {
+      key_id: id,
+      kind: 'agent_key',
+      label: row.label,
+      prefix: row.prefix,
+      agent_id: row.agentId,
+      agent_role: row.agentRole,
+    });
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'agent_key.created',
+      target: { type: 'agent_key', id },
+      detail: `agent ${input.agentId}, role ${input.agentRole}`,
+    });
+    return { row, secret };
+  }
+
+  /**
+   * Makes a key with the rights of another one, which works on for `overlapSeconds` at most and never longer than it would
+   * have. The new one is valid for as long as the old one was when it was made. NOT_FOUND if there is no such key that works.
+   */
+  async rotateApiKey(
+    tenantId: string,
+    id: string,
+    { overlapSeconds, owner }: { overlapSeconds: number; owner: string | null },
+    by: Doer,
+  ): Promise<{ row: ApiKeyRow; secret: string; until: Date }> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      await assertEntitled(em, tenantId, { maker: owner, owner: null });
+      const old = this.#working(await em.findOne(ApiKey, { id }, WRITE));
+      const { label, scopes } = old;
+      const made = await this.#createApiKey(
+        em,
         tenantId,
-        id,
-        label: input.label,
-        agentId: input.agentId,
-        agentRole: input.agentRole,
-        ownerId: input.owner,
-        prefix: secretPrefix(secret),
-        hash: secretHash(secret),
-        createdBy: by.actor.id,
-        createdAt: new Date(this.#clock.now()),
-        expiresAt: input.expiresAt ?? null,
-      });
-      await em.flush();
-      await notify('settings');
-      await this.#announce(em, tenantId, 'key.created', by.actor, {
-        key_id: id,
-        kind: 'agent_key',
-        label: row.label,
-        prefix: row.prefix,
-        agent_id: row.agentId,
-        agent_role: row.agentRole,
-      });
+        { label, scopes: scopes as Scope[], owner, expiresAt: this.#sameLife(old) },
+        by,
+      );
+      const until = await this.#expire(em, notify, old, overlapSeconds);
       await this.#audit(em, tenantId, {
         ...by,
-        action: 'agent_key.created',
-        target: { type: 'agent_key', id },
-        detail: `agent ${input.agentId}, role ${input.agentRole}`,
+        action: 'key.rotated',
+        target: { type: 'api_key', id },
+        detail: `replaced by ${made.row.id}, works until ${until.toISOString()}`,
       });
-      return { row, secret };
+      return { ...made, until };
+    });
+  }
+
+  /** The same for the key of an agent, which keeps its owner. */
+  async rotateAgentKey(
+    tenantId: string,
+    id: string,
+    { overlapSeconds, maker }: { overlapSeconds: number; maker: string | null },
+    by: Doer,
+  ): Promise<{ row: AgentKeyRow; secret: string; until: Date }> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const [found] = await em.execute<{ owner_id: string | null }[]>(
+        'select owner_id from agent_key where tenant_id = ? and id = ?',
+        [tenantId, id],
+      );
+      // the people before the key, see lockPeople; the owner of a key never changes
+      if (found) await assertEntitled(em, tenantId, { maker, owner: found.owner_id });
+      const old = this.#working(await em.findOne(AgentKey, { id }, WRITE));
+      const { label, agentId, agentRole, ownerId } = old;
+      const made = await this.#createAgentKey(
+        em,
+        notify,
+        tenantId,
+        { label, agentId, agentRole, owner: ownerId ?? null, expiresAt: this.#sameLife(old) },
+        by,
+      );
+      const until = await this.#expire(em, notify, old, overlapSeconds);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'agent_key.rotated',
+        target: { type: 'agent_key', id },
+        detail: `replaced by ${made.row.id}, works until ${until.toISOString()}`,
+      });
+      return { ...made, until };
     });
   }
 
@@ -239,13 +323,38 @@ export class Keys {
     return addEvent(em, tenantId, { type, at, payload: { ...key, actor_id: actor.id, created_at } });
   }
 
+  /** Throws NOT_FOUND for a key that does not work. */
+  #working<Row extends ApiKeyRow | AgentKeyRow>(row: Row | null): Row {
+    const works =
+      row && !row.revokedAt && !row.unconfirmedSince && (row.expiresAt?.getTime() ?? Infinity) > this.#clock.now();
+    if (!works) throw new AppError('NOT_FOUND', 'there is no such key that works');
+    return row;
+  }
+
+  #sameLife({ createdAt, expiresAt }: ApiKeyRow | AgentKeyRow): Date | undefined {
+    return expiresAt ? new Date(this.#clock.now() + expiresAt.getTime() - createdAt.getTime()) : undefined;
+  }
+
+  async #expire(
+    em: EntityManager,
+    notify: Notify,
+    row: ApiKeyRow | AgentKeyRow,
+    overlapSeconds: number,
+  ): Promise<Date> {
+    const until = new Date(Math.min(row.expiresAt?.getTime() ?? Infinity, this.#clock.now() + overlapSeconds * 1000));
+    row.expiresAt = until;
+    await em.flush();
+    await notify('credential', row.id);
+    return until;
+  }
+
   #assertAhead(end: Date | undefined): void {
     if (!end || end.getTime() > this.#clock.now()) return;
     throw invalid('/expires_at', 'must be in the future');
   }
 
   async #issue(em: EntityManager, tenantId: string, kind: SecretKind): Promise<{ id: string; secret: string }> {
-    const secret = newSecret(kind);
+    const secret = newSecret(kind, tenantId);
     const id = newId(kind === 'key' ? 'key' : 'agk', this.#clock.now());
     const hash = secretHash(secret);
     await addCredential(em, tenantId, { hash, kind: kind === 'key' ? 'api_key' : 'agent_key', id });

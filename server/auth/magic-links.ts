@@ -1,11 +1,12 @@
 import { randomBytes } from 'node:crypto';
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { apart } from '../../db/citus.ts';
 import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
 import type { SignInPolicyOf } from '../domain/principal.ts';
-import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
+import { newSecret, secretHash } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
@@ -79,7 +80,7 @@ export class MagicLinks {
   /** Creates a link that an operator hands over. The token is returned only here. */
   async create(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
     const { db, audit } = this.#parts;
-    const token = newSecret('link');
+    const token = newSecret('link', tenantId);
     await db.transaction(tenantId, async (em) => {
       await this.#store(em, tenantId, { token, userId, seconds, source: 'operator' });
       await audit(em, tenantId, { ...by, action: 'session.link_created', target: { type: 'user', id: userId } });
@@ -161,7 +162,7 @@ export class MagicLinks {
   ): Promise<Redeemed> {
     const { db, clock, audit, sessions, policy, failed, log } = this.#parts;
     const { origin, signedIn } = request;
-    const tenantId = await this.#tenantOf(token);
+    const tenantId = await tenantOfCredential(db, 'link', token);
     if (!tenantId) {
       failed('unknown link', origin);
       return { kind: 'refused' };
@@ -235,17 +236,14 @@ export class MagicLinks {
   async forget(): Promise<void> {
     const { db, clock } = this.#parts;
     const before = new Date(clock.now() - EXPIRED_LINK_SECONDS * 1000);
-    await db.owner.query(
-      `with gone as (delete from sign_in_link where expires_at < $1 returning tenant_id, id)
-       delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
-      [before],
-    );
+    for (const only of await apart(db, 'select distinct tenant_id from sign_in_link where expires_at < $1', [before])) {
+      await db.owner.query(
+        `with gone as (delete from sign_in_link where expires_at < $1 ${only()} returning tenant_id, id)
+         delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
+        [before],
+      );
+    }
     await db.owner.query('delete from sign_in_request where created_at < $1', [before]);
-  }
-
-  async #tenantOf(token: string): Promise<string | undefined> {
-    if (secretKind(token) !== 'link') return undefined;
-    return tenantOfCredential(this.#parts.db, 'sign_in_link', secretHash(token));
   }
 
   /** Sends one mail per tenant in which the address is a member; each names its tenant, and its link signs in there. */
@@ -288,7 +286,7 @@ export class MagicLinks {
         await audit(em, tenantId, { ...common, action: 'magic_link.withheld', reason: 'single sign-on only' });
         return;
       }
-      const token = newSecret('link');
+      const token = newSecret('link', tenantId);
       const stored = await this.#store(em, tenantId, {
         token,
         userId,

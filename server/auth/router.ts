@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { SessionRow, WorkloadTrustRow } from '../../db/entities/index.ts';
+import type { AgentKeyRow, ApiKeyRow, SessionRow, WorkloadTrustRow } from '../../db/entities/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
@@ -43,6 +43,42 @@ const AgentKeyListed = z
 
 const expiry = timestamp.optional();
 const tag = 'keys';
+
+const rotation = {
+  summary: 'Replace a key: the answer has the new one, and the old one works on for a while',
+  description:
+    'The new key has the label and the rights of the old one, and is valid for as long as that was. The old one expires when the overlap ends; with 0 at once.',
+  tag,
+  status: 201,
+  problems: ['NOT_FOUND'],
+} as const;
+const RotateIn = z.strictObject({
+  id: text(100),
+  overlap_seconds: z
+    .int()
+    .min(0)
+    .max(30 * 86_400)
+    .default(86_400)
+    .describe('how long the old key works on, at most'),
+});
+const Rotated = z.object({
+  id: z.string().describe('of the new key'),
+  key: z.string(),
+  prefix: z.string(),
+  created_at: z.iso.datetime(),
+  expires_at: z.iso.datetime().optional(),
+  previous_expires_at: z.iso.datetime().describe('until when the old key works'),
+});
+function rotated({ row, secret, until }: { row: ApiKeyRow | AgentKeyRow; secret: string; until: Date }) {
+  return {
+    id: row.id,
+    key: secret,
+    prefix: row.prefix,
+    created_at: row.createdAt.toISOString(),
+    expires_at: iso(row.expiresAt),
+    previous_expires_at: until.toISOString(),
+  };
+}
 
 export function keysRouter(keys: Keys) {
   return trpc.router({
@@ -106,6 +142,15 @@ export function keysRouter(keys: Keys) {
           expires_at: iso(row.expiresAt),
         };
       }),
+
+    rotate: route('POST /v1/keys/{id}/rotate', { keys: [], role: 'admin' }, rotation)
+      .input(RotateIn)
+      .output(Rotated)
+      .mutation(async ({ ctx, input: { id, overlap_seconds: overlapSeconds } }) =>
+        rotated(
+          await keys.rotateApiKey(ctx.tenantId, id, { overlapSeconds, owner: ownerOf(ctx.principal) }, doerOf(ctx)),
+        ),
+      ),
 
     revoke: route(
       'DELETE /v1/keys/{id}',
@@ -192,6 +237,15 @@ export function agentKeysRouter(keys: Keys) {
           expires_at: iso(row.expiresAt),
         };
       }),
+
+    rotate: route('POST /v1/agent-keys/{id}/rotate', { keys: [], role: 'admin' }, rotation)
+      .input(RotateIn)
+      .output(Rotated)
+      .mutation(async ({ ctx, input: { id, overlap_seconds: overlapSeconds } }) =>
+        rotated(
+          await keys.rotateAgentKey(ctx.tenantId, id, { overlapSeconds, maker: ownerOf(ctx.principal) }, doerOf(ctx)),
+        ),
+      ),
 
     revoke: route(
       'DELETE /v1/agent-keys/{id}',

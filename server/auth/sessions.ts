@@ -1,20 +1,12 @@
 import { type EntityManager, type FilterQuery, LockMode } from '@mikro-orm/postgresql';
-import {
-  type Adapter,
-  type DatabaseSession,
-  type DatabaseUser,
-  generateIdFromEntropySize,
-  Lucia,
-  TimeSpan,
-} from 'lucia';
-import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
+import { type Adapter, type DatabaseSession, type DatabaseUser, Lucia, TimeSpan } from 'lucia';
 import { Member, type MemberRow, SessionEntity, type SessionRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
 import type { Principal, Role } from '../domain/principal.ts';
+import { newSecret, readSecret, secretHash } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 
 declare module 'lucia' {
@@ -50,7 +42,8 @@ export type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
 
 /**
  * Sign-in sessions of people. Lucia creates, validates and ends them, through an adapter that works on the entity
- * manager of the caller's transaction. The cookie contains a secret; Lucia and the rows store only its SHA-256.
+ * manager of the caller's transaction. The cookie contains a secret that names the tenant; Lucia and the rows store only
+ * its SHA-256.
  */
 export class Sessions {
   readonly #db: Database;
@@ -80,11 +73,11 @@ export class Sessions {
 
   /** The signed-in person for a cookie value, with current roles, and the end of the session; null if it has ended. */
   async validate(secret: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
-    const hash = sha256(secret);
-    const tenantId = await tenantOfCredential(this.#db, 'session', hash);
-    if (!tenantId) return null;
+    const read = readSecret(secret);
+    if (read?.kind !== 'session') return null;
+    const { tenantId } = read;
     const lucia = this.#lucia(this.#db.reader(tenantId), tenantId);
-    const { session, user } = await lucia.validateSession(hash.toString('hex'));
+    const { session, user } = await lucia.validateSession(secretHash(secret).toString('hex'));
     if (!session) return null;
     const principal: SessionPrincipal = {
       kind: 'session',
@@ -102,7 +95,7 @@ export class Sessions {
   }
 
   /**
-   * Starts a session of a member in the caller's transaction: its row, its cookie lookup, the time of the last sign-in,
+   * Starts a session of a member in the caller's transaction: its row, the time of the last sign-in,
    * and the audit record. Call it last, and send the cookie only after the commit. The caller checks whether this
    * person may sign in by this method.
    */
@@ -113,8 +106,8 @@ export class Sessions {
   ): Promise<OpenedSession> {
     const { member, authMethod, now, origin } = start;
     if (member.tenantId !== tenantId || member.removedAt) throw new Error('a session needs a member of the tenant');
-    const secret = generateIdFromEntropySize(25);
-    const id = sha256(secret).toString('hex');
+    const secret = newSecret('session', tenantId);
+    const id = secretHash(secret).toString('hex');
     const endsAt = new Date(now.getTime() + SESSION_SECONDS * 1000);
     const lucia = this.#lucia(em, tenantId);
     member.lastLogin = now;
@@ -233,7 +226,7 @@ export class Sessions {
 
 /**
  * Lucia's storage: the sessions of one tenant, in the transaction of the entity manager if there is one. Nothing else
- * inserts or deletes rows of `session`. A row and its cookie lookup are inserted and deleted together.
+ * inserts or deletes rows of `session`.
  */
 function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
   const sessionOf = (row: SessionRow): DatabaseSession => ({
@@ -250,11 +243,7 @@ function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
     },
   });
   const remove = async (where: string, value: unknown) => {
-    await em.execute(
-      `with gone as (delete from session where tenant_id = ? and ${where} returning id)
-       delete from credential where tenant_id = ? and id in (select id from gone)`,
-      [tenantId, value, tenantId],
-    );
+    await em.execute(`delete from session where tenant_id = ? and ${where}`, [tenantId, value]);
   };
   return {
     getSessionAndUser: async (id): Promise<[DatabaseSession | null, DatabaseUser | null]> => {
@@ -265,7 +254,6 @@ function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
     },
     getUserSessions: async (userId) => (await em.find(SessionEntity, { tenantId, userId })).map(sessionOf),
     setSession: async ({ id, userId, attributes: { endsAt, ...attributes } }) => {
-      await addCredential(em, tenantId, { hash: Buffer.from(id, 'hex'), kind: 'session', id });
       em.create(SessionEntity, {
         tenantId,
         id,

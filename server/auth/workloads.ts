@@ -1,5 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { decodeJwt } from 'jose';
+import { apart } from '../../db/citus.ts';
 import { addCredential } from '../../db/credentials.ts';
 import { WorkloadTrust, type WorkloadTrustRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
@@ -199,7 +200,7 @@ export class Workloads {
     // the signature is left out: one of ECDSA can be written in two ways
     const unique = typeof jti === 'string' && jti !== '' ? `jti ${jti}` : subject.slice(0, subject.lastIndexOf('.'));
     const subjectHash = sha256Tag(JSON.stringify([issuer, unique]));
-    const secret = newSecret('token');
+    const secret = newSecret('token', tenantId);
     const issued = await this.#db.transaction(tenantId, async (em) => {
       const [valid] = await em.execute<{ id: string }[]>(
         `select id from workload_trust where tenant_id = ? and id = ? and revoked_at is null
@@ -246,11 +247,15 @@ export class Workloads {
 
   /** Deletes what expired tokens leave behind. */
   async forget(): Promise<void> {
-    await this.#db.owner.query(
-      `with gone as (delete from workload_token where forget_at <= $1 returning tenant_id, id)
-       delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
-      [new Date(this.#clock.now())],
-    );
+    const now = new Date(this.#clock.now());
+    const due = 'select distinct tenant_id from workload_token where forget_at <= $1';
+    for (const only of await apart(this.#db, due, [now])) {
+      await this.#db.owner.query(
+        `with gone as (delete from workload_token where forget_at <= $1 ${only()} returning tenant_id, id)
+         delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
+        [now],
+      );
+    }
   }
 
   /** Whose token it claims to be. Nothing is fetched before a trust names the issuer: this server asks no other address. */

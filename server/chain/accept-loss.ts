@@ -184,22 +184,26 @@ async function record(
   await client.query('delete from chain_alarm where tenant_id = $1 and chain = $2', [tenantId, chain]);
   // locks out a writer that still holds the old head
   await client.query(
-    'update chain_head set seq = $3, hash = $4, fence = fence + 1 where tenant_id = $1 and chain = $2',
+    'update chain_head set seq = $3, hash = $4, fence = fence + 1, unsigned = true where tenant_id = $1 and chain = $2',
     [tenantId, chain, kept.seq, last.hash],
   );
   let to: ChainPosition;
   if (chain === 'audit') to = (await addAudit(execute, tenantId, entry, { ...how, id })).to;
   else {
+    // what a lost decision was taken on proves nothing without its record, and would stand in the way when it is sent again
+    await client.query(
+      `delete from decision_input i where i.tenant_id = $1 and not exists (
+         select from forensic_record r where r.tenant_id = $1 and r.event_id = i.event_id)`,
+      [tenantId],
+    );
     const seq = kept.seq + 1;
     const line = lossLine(tenantId, { seq, id, at: at.toISOString(), note, reason });
     const hash = chainHash(last.hash, line);
     await insert({ seq, hash, id, line, at });
-    await client.query('update chain_head set seq = $3, hash = $4 where tenant_id = $1 and chain = $2', [
-      tenantId,
-      chain,
-      seq,
-      hash,
-    ]);
+    await client.query(
+      'update chain_head set seq = $3, hash = $4, unsigned = true where tenant_id = $1 and chain = $2',
+      [tenantId, chain, seq, hash],
+    );
     to = { seq, hash: hash.toString('hex') };
     await addAudit(execute, tenantId, entry, how);
   }

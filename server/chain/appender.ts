@@ -16,8 +16,8 @@ export interface AppendEvent {
 
 /** The result of one event. */
 export type Appended =
-  /** It is in the chain. `duplicate`: it was before this call, with the same content. `hash` is in hex. */
-  | { seq: number; hash: string; duplicate: boolean }
+  /** It is in the chain. `duplicate`: it was before this call, with the same content. */
+  | { seq: number; duplicate: boolean }
   /** Its id is in the chain with other content; nothing was stored. */
   | { conflict: true }
   /** The database cannot store it; nothing was stored. */
@@ -45,7 +45,7 @@ export interface Appender {
    *
    * Rejects with Fenced when another process took the tenant over, with ChainClosed when the chain lacks what was
    * acknowledged (compared whenever the chain is opened and after every connect), with UNAVAILABLE (Retry-After) when the
-   * mailbox is full or the database does not acknowledge within 5 s, and with NOT_FOUND for an unknown tenant. The events
+   * mailbox is full, the database does not acknowledge within 5 s or lacks the standby that is demanded, and with NOT_FOUND for an unknown tenant. The events
    * may then be stored or not: the same call again finds out and does the rest.
    */
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
@@ -55,6 +55,8 @@ export interface Appender {
   release(tenantId: string): void;
   /** Events that were accepted and are not yet answered. */
   readonly waiting: number;
+  /** How long the oldest of them has waited, in milliseconds; 0 without any. */
+  readonly oldestMs: number;
   /** Whether events arrived during the last moments. */
   readonly busy: boolean;
   /** Finishes what was accepted (or rejects it with UNAVAILABLE when the database does not answer) and disconnects. */
@@ -62,7 +64,7 @@ export interface Appender {
 }
 
 export interface AppenderOptions {
-  db: Pick<Database, 'owner' | 'connectOwner'>;
+  db: Pick<Database, 'owner' | 'connectOwner'> & Partial<Pick<Database, 'replication' | 'citus'>>;
   clock: Clock;
   log: Log;
   /** `sha256:<hex>` of the current public key, for the genesis record of a new chain. */
@@ -97,6 +99,9 @@ export function openAppender(options: AppenderOptions): Appender {
     release: (tenantId) => of(tenantId).release(tenantId),
     get waiting() {
       return writers.reduce((sum, writer) => sum + writer.waiting, 0);
+    },
+    get oldestMs() {
+      return Math.max(...writers.map((writer) => writer.oldestMs));
     },
     get busy() {
       return writers.some((writer) => writer.busy);

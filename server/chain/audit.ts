@@ -102,9 +102,9 @@ export async function addAudit(
     [tenantId, Buffer.from(ZERO_HASH, 'hex')],
   );
   const rows = await execute<{ seq: string | number; hash: Buffer; closed: boolean }>(
-    `select h.seq, h.hash, exists (select from chain_alarm a where a.tenant_id = h.tenant_id and a.chain = h.chain) as closed
-     from chain_head h where h.tenant_id = $1 and h.chain = 'audit' for update of h`,
-    [tenantId],
+    `select h.seq, h.hash, exists (select from chain_alarm a where a.tenant_id = $1 and a.chain = h.chain) as closed
+     from chain_head h where h.tenant_id = $2 and h.chain = 'audit' for update of h`,
+    [tenantId, tenantId],
   );
   let seq = Number(rows[0]!.seq);
   // a statement of its own, so that it sees what was committed while this one waited for the lock
@@ -132,7 +132,7 @@ export async function addAudit(
   seq += 1;
   const id = how.id ?? newId('aud', now.getTime());
   await add(id, auditLine(tenantId, seq, id, now.toISOString(), entry));
-  await execute(`update chain_head set seq = $1, hash = $2 where tenant_id = $3 and chain = 'audit'`, [
+  await execute(`update chain_head set seq = $1, hash = $2, unsigned = true where tenant_id = $3 and chain = 'audit'`, [
     seq,
     hash,
     tenantId,

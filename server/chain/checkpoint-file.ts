@@ -2,6 +2,7 @@ import type { KeyObject } from 'node:crypto';
 import { mkdir, open, rename } from 'node:fs/promises';
 import path from 'node:path';
 import { StringDecoder } from 'node:string_decoder';
+import { Bounded } from '../lib/bounded.ts';
 import { openHead } from './note.ts';
 import type { ChainName } from './record.ts';
 
@@ -88,7 +89,10 @@ const COMPLETE_NOTE = /^svc-chain-head\/(?:(?!svc-chain-head\/)[\s\S])*?\n\n(?:â
 
 /** The highest note of each generation in a file, looked through once: later calls read only what was added. */
 export class FiledHeads {
-  readonly #files = new Map<string, { size: number; inode: number; highest: Map<number, FiledNote> }>();
+  readonly #files = new Bounded<{ size: number; inode: number; highest: Map<number, FiledNote> }>({
+    entries: 20_000,
+    characters: 4_000_000,
+  });
 
   /**
    * The highest checkpoint of each generation, by its number and not by its place in the file. Throws an Error that says

@@ -33,7 +33,7 @@ export interface Signer {
 }
 
 export interface CheckpointOptions {
-  db: Pick<Database, 'owner'>;
+  db: Pick<Database, 'owner' | 'aside'>;
   clock: Clock;
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
@@ -69,6 +69,11 @@ export class ChainClosed extends AppError {
 }
 
 const SWEEP_MS = 10_000;
+/** Chains that are looked up together. */
+const PAGE = 500;
+/** So many chains are compared one after the other; after that, this process rests REST times as long as each took. */
+const HURRIED = 200;
+const REST = 100;
 const RETRY_MS = 2000;
 /** A closed chain is compared again after this time, so that writers resume soon after the operator's act. */
 const CLOSED_MS = 1000;
@@ -90,7 +95,7 @@ export class Checkpoints {
   readonly everyRecords: number;
   readonly #everyMs: number;
   #timer: NodeJS.Timeout | undefined;
-  #sweeping: Promise<unknown> = Promise.resolve();
+  #sweeping: Promise<void> | undefined;
   readonly acknowledged: AcknowledgedHeads;
   readonly comparison: Comparison;
   /** Chains that this process knows to be closed, and when it last looked. */
@@ -114,10 +119,18 @@ export class Checkpoints {
 
   /** Starts to sign chains with new records, every few seconds. */
   start(): void {
+    const sweep = async () => {
+      try {
+        await this.sweep();
+      } catch (err) {
+        this.#options.log.error({ err }, 'chains could not be looked through for checkpoints');
+      } finally {
+        this.#sweeping = undefined;
+      }
+    };
+    // one at a time, however long one takes: two would sign the same chains
     this.#timer = setInterval(() => {
-      this.#sweeping = this.sweep().catch((error: Error) => {
-        this.#options.log.error({ err: error }, 'chains could not be looked through for checkpoints');
-      });
+      this.#sweeping ??= sweep();
     }, SWEEP_MS);
     this.#timer.unref();
   }
@@ -146,29 +159,40 @@ export class Checkpoints {
 
   /**
    * Signs the chains that are due: with everyRecords new records, or with any that will be older than the interval
-   * before the next look. Resolves with how many were signed.
+   * before the next look. Resolves with how many were signed. What it costs depends on the chains with records that are not
+   * signed, not on how many chains there are.
    */
   async sweep(): Promise<number> {
     const { db, clock, log } = this.#options;
-    const { rows } = await db.owner.query<{ tenant_id: string; chain: ChainName }>(
-      `select h.tenant_id, h.chain from chain_head h
+    const { rows } = await db.owner.query<{ tenant_id: string; chain: ChainName; seq: number; signed: boolean }>(
+      `select h.tenant_id, h.chain, h.seq, h.seq <= coalesce(c.seq, 0) as signed from chain_head h
        left join lateral (
          select c.seq, c.created_at from chain_checkpoint c
          where c.tenant_id = h.tenant_id and c.chain = h.chain order by c.seq desc limit 1) c on true
-       where h.seq > coalesce(c.seq, 0)
-         and (c.seq is null or h.seq - c.seq >= $1 or c.created_at <= $2)`,
+       where h.unsigned
+         and (c.seq is null or h.seq <= c.seq or h.seq - c.seq >= $1 or c.created_at <= $2)`,
       [this.everyRecords, new Date(clock.now() - this.#everyMs + SWEEP_MS)],
     );
     let signed = 0;
     for (const row of rows) {
+      if (this.#stopping.signal.aborted) break;
       try {
-        if (await this.take(row.tenant_id, row.chain)) signed++;
+        // by its writer, on the way: it is looked at again after its next record
+        if (row.signed) await this.#settle(row);
+        else if (await this.take(row.tenant_id, row.chain)) signed++;
       } catch (error) {
         if (error instanceof InconsistentChain) continue;
         log.error({ err: error, tenant: row.tenant_id, chain: row.chain }, 'a chain could not be signed');
       }
     }
     return signed;
+  }
+
+  async #settle({ tenant_id, chain, seq }: { tenant_id: string; chain: ChainName; seq: number }): Promise<void> {
+    await this.#options.db.owner.query(
+      'update chain_head set unsigned = false where tenant_id = $1 and chain = $2 and seq = $3',
+      [tenant_id, chain, seq],
+    );
   }
 
   /**
@@ -188,6 +212,10 @@ export class Checkpoints {
         [tenantId, chain, checkpoint.seq, checkpoint.kid, checkpoint.note, checkpoint.createdAt],
       );
       await addEventBy(client, tenantId, checkpointEvent(checkpoint));
+      await client.query('update chain_head set unsigned = false where tenant_id = $1 and chain = $2', [
+        tenantId,
+        chain,
+      ]);
       return { standing, checkpoint };
     });
     if (checkpoint) this.publish([checkpoint]);
@@ -229,7 +257,7 @@ export class Checkpoints {
    */
   async inspectHeld(tenantId: string, chain: ChainName): Promise<Standing> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
-    const standing = await this.comparison.standing(this.#options.db.owner, tenantId, chain, knowledge);
+    const standing = await this.comparison.standing(this.#options.db.aside, tenantId, chain, knowledge);
     if (!standing.contradiction) return standing;
     const raised = this.inspect(tenantId, chain).catch((err) => {
       if (!(err instanceof ChainClosed))
@@ -247,7 +275,8 @@ export class Checkpoints {
 
   /**
    * Compares every chain, in the background: after the start and whenever the database was away, because it may have come
-   * back as an older copy. Resolves when all were looked at, those of a call while it runs included.
+   * back as an older copy. Those with the newest records are first. Of very many the rest takes its time; a chain is compared
+   * anyway before anything is added to it. Resolves when all were looked at, those of a call while it runs included.
    */
   inspectAll(): Promise<void> {
     this.#inspectAgain = true;
@@ -268,25 +297,51 @@ export class Checkpoints {
   }
 
   async #inspectEach(): Promise<void> {
-    const { db } = this.#options;
     let failed: unknown;
-    const { rows } = await db.owner.query<{ tenant_id: string; chain: ChainName }>(
-      'select tenant_id, chain from chain_head order by tenant_id, chain',
-    );
-    const all = [
-      ...rows.map((row) => ({ tenantId: row.tenant_id, chain: row.chain })),
-      ...(await this.comparison.chains()),
-    ];
-    const chains = new Map(all.map((one) => [`${one.chain} ${one.tenantId}`, one]));
-    for (const { tenantId, chain } of chains.values()) {
-      if (this.#stopping.signal.aborted) return;
-      try {
-        await this.inspect(tenantId, chain);
-      } catch (err) {
-        if (!(err instanceof ChainClosed)) failed = err;
+    let looked = 0;
+    for await (const chains of this.#pages()) {
+      for (const { tenantId, chain } of chains) {
+        // begun again, from the newest
+        if (this.#stopping.signal.aborted || this.#inspectAgain) return;
+        const began = performance.now();
+        try {
+          await this.inspect(tenantId, chain);
+        } catch (err) {
+          if (!(err instanceof ChainClosed)) failed = err;
+        }
+        if (++looked > HURRIED) await pause((performance.now() - began) * REST, this.#stopping.signal);
       }
+      // tried again soon when the database is away
+      if (failed) break;
     }
     if (failed) throw failed;
+  }
+
+  /** Every chain: those with records that are not signed, all of the database, and those of which only a file tells. */
+  async *#pages(): AsyncGenerator<{ tenantId: string; chain: ChainName }[]> {
+    const { owner } = this.#options.db;
+    type Row = { tenant_id: string; chain: ChainName };
+    const found = (rows: Row[]) => rows.map((row) => ({ tenantId: row.tenant_id, chain: row.chain }));
+    for (const where of ['unsigned', 'not unsigned']) {
+      for (let last: Row | undefined, full = true; full; ) {
+        const { rows } = await owner.query<Row>(
+          `select tenant_id, chain from chain_head where ${where} and (tenant_id, chain) > ($1, $2)
+           order by tenant_id, chain limit ${PAGE}`,
+          [last?.tenant_id ?? '', last?.chain ?? ''],
+        );
+        yield found(rows);
+        last = rows.at(-1);
+        full = rows.length === PAGE;
+      }
+    }
+    for await (const known of this.comparison.chains(PAGE)) {
+      const { rows } = await owner.query<Row>(
+        `select x.tenant_id, x.chain from unnest($1::text[], $2::text[]) x (tenant_id, chain)
+         where not exists (select from chain_head h where h.tenant_id = x.tenant_id and h.chain = x.chain)`,
+        [known.map(({ tenantId }) => tenantId), known.map(({ chain }) => chain)],
+      );
+      yield found(rows);
+    }
   }
 
   /** Acts on what was found: closes a chain, or notes that it is open. */

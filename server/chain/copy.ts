@@ -1,6 +1,7 @@
 import type { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
-import type pg from 'pg';
+import pg from 'pg';
+import type { Rests } from '../lib/pace.ts';
 
 /**
  * What the chain needs of PostgreSQL's wire protocol beyond what `pg` offers: rows encoded for COPY (FORMAT binary),
@@ -12,6 +13,60 @@ const HEADER = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1');
 /** PostgreSQL counts microseconds from 2000-01-01. */
 const EPOCH_MS = 946_684_800_000;
 const TWO_32 = 2 ** 32;
+
+/** Where rows are put, field by field in the order of the columns. */
+export type Rows = Pick<CopyRows, 'count' | 'row' | 'int2' | 'int4' | 'int8' | 'timestamp' | 'bytes' | 'text' | 'none'>;
+
+/** Rows as the VALUES of an INSERT. */
+export class ValueRows implements Rows {
+  readonly #rows: string[][] = [];
+
+  get count(): number {
+    return this.#rows.length;
+  }
+
+  row(): void {
+    this.#rows.push([]);
+  }
+
+  int2(value: number): void {
+    this.#add(String(value));
+  }
+
+  int4(value: number): void {
+    this.#add(String(value));
+  }
+
+  int8(value: number): void {
+    this.#add(String(value));
+  }
+
+  timestamp(ms: number): void {
+    this.#add(`'${new Date(ms).toISOString()}'`);
+  }
+
+  bytes(value: Uint8Array): void {
+    this.#add(`'\\x${Buffer.from(value).toString('hex')}'`);
+  }
+
+  text(value: string): void {
+    // a simple query ends there
+    if (value.includes('\0')) throw new RangeError('a text with NUL cannot be stored');
+    this.#add(pg.escapeLiteral(value));
+  }
+
+  none(): void {
+    this.#add('null');
+  }
+
+  get values(): string {
+    return this.#rows.map((fields) => `(${fields.join(',')})`).join(',');
+  }
+
+  #add(literal: string): void {
+    this.#rows.at(-1)!.push(literal);
+  }
+}
 
 /**
  * Rows for COPY FROM STDIN (FORMAT binary), built up as the CopyData message that carries them. The fields of a row are
@@ -240,11 +295,6 @@ export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) =
   return receive(client, sql, (data, at, end) => onData(data.subarray(at, end)));
 }
 
-/** Tells a reader when to rest: how long, in milliseconds, after so many of work. */
-export interface Rests {
-  after(ms: number): number | undefined;
-}
-
 /** As copyOut, for COPY TO STDOUT (FORMAT binary): each row begins in `data` at `at`, without header and trailer. */
 export function copyRows(
   client: pg.Client,
@@ -275,10 +325,10 @@ function receive(
   const wire = client.connection as unknown as Wire;
   const { stream } = wire;
   return new Promise((resolve, reject) => {
-    let parts: Buffer[] = [];
-    let held = 0;
-    /** What the next message needs at least, so that a large one is put together once. */
-    let wanted = 5;
+    /** What has arrived and is not yet read lies from `start` to `end`: one buffer for all, so that no garbage piles up. */
+    let buffer = Buffer.allocUnsafe(RECEIVE_BYTES);
+    let start = 0;
+    let end = 0;
     let failed: unknown;
     const finish = () => {
       for (const listener of parsers) stream.on('data', listener);
@@ -291,10 +341,10 @@ function receive(
       failed ??= new ConnectionLost('the connection to PostgreSQL is gone');
       finish();
     };
-    const take = (data: Buffer, at: number, end: number) => {
+    const take = (at: number, to: number) => {
       if (failed !== undefined) return;
       try {
-        onMessage(data, at, end);
+        onMessage(buffer, at, to);
       } catch (error) {
         failed = error;
       }
@@ -303,28 +353,31 @@ function receive(
       stream.pause();
       setTimeout(() => stream.resume(), ms);
     };
+    const keep = (chunk: Buffer) => {
+      if (end + chunk.length > buffer.length) {
+        const size = end - start + chunk.length;
+        const roomy = size > buffer.length ? Buffer.allocUnsafe(2 * size) : buffer;
+        buffer.copy(roomy, 0, start, end);
+        buffer = roomy;
+        end -= start;
+        start = 0;
+      }
+      buffer.set(chunk, end);
+      end += chunk.length;
+    };
     const read = (chunk: Buffer) => {
       const began = rests ? performance.now() : 0;
-      parts.push(chunk);
-      held += chunk.length;
-      if (held < wanted) return;
-      const data = parts.length > 1 ? Buffer.concat(parts) : chunk;
-      let at = 0;
+      keep(chunk);
       let ready = false;
-      wanted = 5;
-      while (at + wanted <= data.length && !ready) {
-        wanted = 1 + data.readUInt32BE(at + 1);
-        const end = at + wanted;
-        if (end > data.length) break;
-        const type = data[at];
-        if (type === COPY_DATA) take(data, at + 5, end);
-        else if (type === ERROR_RESPONSE) failed ??= serverError(data.subarray(at + 5, end));
+      while (start + 5 <= end && !ready) {
+        const to = start + 1 + buffer.readUInt32BE(start + 1);
+        if (to > end) break;
+        const type = buffer[start];
+        if (type === COPY_DATA) take(start + 5, to);
+        else if (type === ERROR_RESPONSE) failed ??= serverError(buffer.subarray(start + 5, to));
         else if (type === READY_FOR_QUERY) ready = true;
-        at = end;
-        wanted = 5;
+        start = to;
       }
-      parts = at < data.length ? [data.subarray(at)] : [];
-      held = data.length - at;
       if (ready) return finish();
       const ms = rests?.after(performance.now() - began);
       if (ms !== undefined) rest(ms);
@@ -337,6 +390,7 @@ function receive(
     else wire.query(sql);
   });
 }
+const RECEIVE_BYTES = 256 * 1024;
 const COPY_DATA = 0x64;
 const ERROR_RESPONSE = 0x45;
 const READY_FOR_QUERY = 0x5a;

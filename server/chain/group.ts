@@ -1,7 +1,7 @@
 import type { DecisionEvent } from '../domain/decision.ts';
 import type { AppendEvent, Appended, AppendResult } from './appender.ts';
 import type { Checkpoint, Checkpoints } from './checkpoint.ts';
-import type { CopyRows } from './copy.ts';
+import type { Rows } from './copy.ts';
 import type { RecentIds, RecentRecord } from './recent-ids.ts';
 import { chainHash, decisionLine, genesisLine } from './record.ts';
 import { addInput, addRecord } from './transaction.ts';
@@ -36,6 +36,8 @@ export interface Batch {
   readonly events: readonly AppendEvent[];
   readonly inputBytes: number;
   readonly results: Appended[];
+  /** The hash of each event's record, one behind the other, as far as there is one. */
+  readonly hashes: Buffer;
   /** After a failure: which results are final. */
   final: Uint8Array | undefined;
   readonly resolve: (result: AppendResult) => void;
@@ -83,27 +85,24 @@ export function record(
   batch: Batch,
   pick: number | undefined,
   now: number,
-  to: { recent: RecentIds; rows: CopyRows; inputs: CopyRows },
+  to: { recent: RecentIds; rows: Rows; inputs: Rows },
 ): void {
   const { rows, inputs } = to;
   const { chain, events, results, final } = batch;
   const { tenantId } = chain;
-  const recent = to.recent.of(tenantId, events.length);
+  const recent = to.recent.of(tenantId, events.length + GENESIS_RECORDS);
   let move = group.moves.get(chain);
   let receivedAt = '';
-  let previous = chain.hash.toString('hex');
   if (chain.seq === 0) {
     move = begin(group, chain, now);
     receivedAt = new Date(chain.at).toISOString();
     const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
     const hash = chainHash(chain.hash, line);
-    const hex = hash.toString('hex');
     addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
-    recent.add(GENESIS_ID, { seq: 1, receivedAt, previous, hash: hex });
+    recent.add(GENESIS_ID, { seq: 1, at: chain.at, previous: chain.hash, hash });
     move.ids.push(GENESIS_ID);
     chain.seq = 1;
     chain.hash = hash;
-    previous = hex;
   }
   const end = pick === undefined ? events.length : pick + 1;
   for (let i = pick ?? 0; i < end; i++) {
@@ -111,29 +110,26 @@ export function record(
     const { event, input } = events[i]!;
     const known = recent.get(event.event_id);
     if (known) {
-      results[i] = sameContent(tenantId, event, known)
-        ? { seq: known.seq, hash: known.hash, duplicate: true }
-        : { conflict: true };
+      results[i] = sameContent(tenantId, event, known) ? { seq: known.seq, duplicate: true } : { conflict: true };
       continue;
     }
     move ??= begin(group, chain, now);
     if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
     const seq = chain.seq + 1;
     const line = decisionLine(tenantId, seq, receivedAt, event);
-    if (line.includes('\\ud') && !isWellFormed(event)) {
+    if (line.includes('\\ud') && !isWellFormed(JSON.parse(line))) {
       results[i] = { refused: true };
       continue;
     }
     const hash = chainHash(chain.hash, line);
-    const hex = hash.toString('hex');
     addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
     if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
-    recent.add(event.event_id, { seq, receivedAt, previous, hash: hex });
+    recent.add(event.event_id, { seq, at: chain.at, previous: chain.hash, hash });
     move.ids.push(event.event_id);
     chain.seq = seq;
     chain.hash = hash;
-    previous = hex;
-    results[i] = { seq, hash: hex, duplicate: false };
+    results[i] = { seq, duplicate: false };
+    batch.hashes.set(hash, HASH_BYTES * i);
   }
 }
 
@@ -158,6 +154,9 @@ export function undo(group: Group, recentIds: RecentIds): void {
 }
 
 const GENESIS_ID = 'genesis_forensics';
+/** How many records a batch may add beside its events'. */
+export const GENESIS_RECORDS = 1;
+export const HASH_BYTES = 32;
 
 /** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
 function begin(group: Group, chain: Chain, now: number): Move {
@@ -169,8 +168,8 @@ function begin(group: Group, chain: Chain, now: number): Move {
 }
 
 function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord): boolean {
-  const line = decisionLine(tenantId, known.seq, known.receivedAt, event);
-  return chainHash(Buffer.from(known.previous, 'hex'), line).toString('hex') === known.hash;
+  const line = decisionLine(tenantId, known.seq, new Date(known.at).toISOString(), event);
+  return chainHash(known.previous, line).equals(known.hash);
 }
 
 /** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */

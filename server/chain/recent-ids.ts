@@ -1,11 +1,13 @@
 /** A record that was written or is about to be. An event has the same content if it makes the same record. */
 export interface RecentRecord {
   readonly seq: number;
-  readonly receivedAt: string;
-  /** In hex: thousands of these are kept, and strings weigh less than buffers. */
-  readonly previous: string;
-  readonly hash: string;
+  /** received_at in milliseconds. */
+  readonly at: number;
+  readonly previous: Buffer;
+  readonly hash: Buffer;
 }
+
+const HASH = 32;
 
 /**
  * The ids written last, by tenant. Two generations: when the younger is full it becomes the older, and the older is
@@ -13,55 +15,119 @@ export interface RecentRecord {
  */
 export class RecentIds {
   readonly #half: number;
+  readonly #mostAtOnce: number;
   #count = 0;
-  #young = new Map<string, Map<string, RecentRecord>>();
-  #old = new Map<string, Map<string, RecentRecord>>();
+  #young: Generation;
+  #old: Generation;
 
-  constructor(size: number) {
+  /** `mostAtOnce` ids are added between two calls of `of` at most. */
+  constructor(size: number, mostAtOnce: number) {
     this.#half = Math.ceil(size / 2);
+    this.#mostAtOnce = mostAtOnce;
+    this.#young = this.#generation();
+    this.#old = this.#generation();
   }
 
   /** The ids of a tenant, which is about to add as many as `adding`. The answer is valid until the next call. */
   of(tenantId: string, adding: number): TenantIds {
+    if (adding > this.#mostAtOnce) throw new RangeError(`more than ${this.#mostAtOnce} ids at once`);
     this.#count += adding;
     if (this.#count > this.#half) {
+      const old = this.#old;
       this.#old = this.#young;
-      this.#young = new Map();
+      old.clear();
+      this.#young = old;
       this.#count = adding;
     }
-    let young = this.#young.get(tenantId);
-    if (!young) {
-      young = new Map();
-      this.#young.set(tenantId, young);
-    }
-    return new TenantIds(young, this.#old.get(tenantId));
+    return new TenantIds(tenantId, this.#young, this.#old);
   }
 
   forget(tenantId: string): void {
-    this.#young.delete(tenantId);
-    this.#old.delete(tenantId);
+    this.#young.rows.delete(tenantId);
+    this.#old.rows.delete(tenantId);
+  }
+
+  #generation(): Generation {
+    return new Generation(Math.max(this.#half, this.#mostAtOnce));
+  }
+}
+
+/**
+ * Records in rows of a few large arrays. Objects of their own would be most of what the garbage collector has to copy: each
+ * lives for a while, and there are as many of them as events.
+ */
+class Generation {
+  /** Tenant -> id -> row. */
+  readonly rows = new Map<string, Map<string, number>>();
+  readonly #seqs: Float64Array;
+  readonly #ats: Float64Array;
+  /** Of each record the hash before it, then its own. */
+  readonly #hashes: Buffer;
+  #end = 0;
+
+  constructor(size: number) {
+    this.#seqs = new Float64Array(size);
+    this.#ats = new Float64Array(size);
+    this.#hashes = Buffer.allocUnsafeSlow(2 * HASH * size);
+  }
+
+  clear(): void {
+    this.rows.clear();
+    this.#end = 0;
+  }
+
+  add({ seq, at, previous, hash }: RecentRecord): number {
+    const row = this.#end++;
+    this.#seqs[row] = seq;
+    this.#ats[row] = at;
+    this.#hashes.set(previous, 2 * HASH * row);
+    this.#hashes.set(hash, 2 * HASH * row + HASH);
+    return row;
+  }
+
+  /** The hashes are views: valid as long as the generation. */
+  at(row: number): RecentRecord {
+    const begin = 2 * HASH * row;
+    return {
+      seq: this.#seqs[row]!,
+      at: this.#ats[row]!,
+      previous: this.#hashes.subarray(begin, begin + HASH),
+      hash: this.#hashes.subarray(begin + HASH, begin + 2 * HASH),
+    };
   }
 }
 
 export class TenantIds {
-  readonly #young: Map<string, RecentRecord>;
-  readonly #old: Map<string, RecentRecord> | undefined;
+  readonly #young: Generation;
+  readonly #old: Generation;
+  readonly #youngRows: Map<string, number>;
+  readonly #oldRows: Map<string, number> | undefined;
 
-  constructor(young: Map<string, RecentRecord>, old: Map<string, RecentRecord> | undefined) {
+  constructor(tenantId: string, young: Generation, old: Generation) {
     this.#young = young;
     this.#old = old;
+    let rows = young.rows.get(tenantId);
+    if (!rows) {
+      rows = new Map();
+      young.rows.set(tenantId, rows);
+    }
+    this.#youngRows = rows;
+    this.#oldRows = old.rows.get(tenantId);
   }
 
   get(id: string): RecentRecord | undefined {
-    return this.#young.get(id) ?? this.#old?.get(id);
+    const young = this.#youngRows.get(id);
+    if (young !== undefined) return this.#young.at(young);
+    const old = this.#oldRows?.get(id);
+    return old === undefined ? undefined : this.#old.at(old);
   }
 
   add(id: string, record: RecentRecord): void {
-    this.#young.set(id, record);
+    this.#youngRows.set(id, this.#young.add(record));
   }
 
   delete(id: string): void {
-    this.#young.delete(id);
-    this.#old?.delete(id);
+    this.#youngRows.delete(id);
+    this.#oldRows?.delete(id);
   }
 }

@@ -1,4 +1,4 @@
-import { hash as blake3 } from 'blake3';
+import module from 'blake3/dist/wasm/nodejs/blake3_js.js';
 import {
   DECISIONS,
   type DERIVED_COLUMNS,
@@ -7,6 +7,14 @@ import {
   type DecisionFacts,
   type FieldName,
 } from '../domain/decision.ts';
+
+/** What the pinned package loads: its own types do not have it. */
+const blake3 = (module as unknown as { __wasm: Blake3 }).__wasm;
+interface Blake3 {
+  readonly memory: { readonly buffer: ArrayBuffer };
+  hash(data: number, length: number, out: number, outLength: number): void;
+  __wbindgen_malloc(size: number): number;
+}
 
 /**
  * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys are in
@@ -160,26 +168,31 @@ export function lossLine(
 /** The two chains of a tenant: its decisions, and what people and the system did to its policies, keys and settings. */
 export type ChainName = 'forensics' | 'audit';
 
-let scratch = Buffer.allocUnsafe(16 * 1024);
-
-/** hash_n from hash_{n-1} (32 bytes) and the record line. One-shot hashing: blake3's streaming objects leak memory. */
+/**
+ * hash_n from hash_{n-1} (32 bytes) and the record line. One-shot hashing: blake3's streaming objects leak memory.
+ *
+ * The bytes are written where the module reads them. The package's own function copies them there, and the answer back and
+ * forth, which takes as long as hashing a record does.
+ */
 export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buffer {
-  const size = typeof line === 'string' ? line.length * 3 : line.byteLength;
-  if (scratch.length < 65 + size) scratch = Buffer.allocUnsafe(2 * (65 + size));
+  const size = 65 + (typeof line === 'string' ? Buffer.byteLength(line) : line.byteLength);
+  // it is freed by the hash
+  const at = blake3.__wbindgen_malloc(size);
+  // the module's memory is another object once it has grown
+  if (memory.length === 0) memory = Buffer.from(blake3.memory.buffer);
   for (let i = 0; i < 32; i++) {
     const byte = previous[i]!;
-    scratch[2 * i] = HEX[byte >> 4]!;
-    scratch[2 * i + 1] = HEX[byte & 15]!;
+    memory[at + 2 * i] = HEX[byte >> 4]!;
+    memory[at + 2 * i + 1] = HEX[byte & 15]!;
   }
-  scratch[64] = 10;
-  let end = 65;
-  if (typeof line === 'string') end += scratch.write(line, 65, 'utf8');
-  else {
-    scratch.set(line, 65);
-    end += line.byteLength;
-  }
-  return blake3(scratch.subarray(0, end)) as Buffer;
+  memory[at + 64] = 10;
+  if (typeof line === 'string') memory.write(line, at + 65, 'utf8');
+  else memory.set(line, at + 65);
+  blake3.hash(at, size, OUT, 32);
+  return Buffer.from(memory.subarray(OUT, OUT + 32));
 }
+const OUT = blake3.__wbindgen_malloc(32);
+let memory = Buffer.from(blake3.memory.buffer);
 const HEX = Buffer.from('0123456789abcdef');
 
 /** A 32-bit FNV-1a hash of an id, what the filter indexes hold in place of the id itself. Equal ids, equal hashes. */

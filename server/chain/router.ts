@@ -183,7 +183,7 @@ export function chainRouter(db: Database) {
     audit: route(
       'GET /v1/audit',
       { keys: ['pipeline'], role: 'viewer' },
-      { summary: 'The administrative audit log, the newest first', tag: 'audit' },
+      { summary: 'The administrative audit log, the newest first', tag: 'audit', problems: ['TOO_BROAD'] },
     )
       .input(
         z.strictObject({

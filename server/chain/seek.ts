@@ -9,11 +9,8 @@ import type { ChainName } from './record.ts';
  * To be run first in a transaction whose every query has an index that gives its rows in order. Before its first ANALYZE
  * the planner sorts a chain.
  */
-export const PLAN = {
-  name: 'plan_by_index',
-  text: `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_sort', 'off', true)`,
-};
+export const PLAN = `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+  set_config('enable_sort', 'off', true)`;
 
 /** The heads of the decision chains of these tenants, by tenant; a tenant without a record has none. */
 export async function headsOf(db: Pick<Database, 'owner'>, tenantIds: readonly string[]): Promise<Map<string, number>> {
@@ -26,11 +23,10 @@ export async function headsOf(db: Pick<Database, 'owner'>, tenantIds: readonly s
 
 /** The seq of the chain's last record; 0 when it has none. */
 export async function lastSeq(client: pg.PoolClient, tenantId: string, chain: ChainName): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>({
-    name: `last_seq_${chain}`,
-    text: `select seq from ${RECORDS[chain].table} where tenant_id = $1 order by seq desc limit 1`,
-    values: [tenantId],
-  });
+  const { rows } = await client.query<{ seq: number }>(
+    `select seq from ${RECORDS[chain].table} where tenant_id = $1 order by seq desc limit 1`,
+    [tenantId],
+  );
   return rows[0]?.seq ?? 0;
 }
 
@@ -45,12 +41,11 @@ export async function firstSince(
   last: number,
   since: string,
 ): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>({
-    name: `first_since_${chain}`,
+  const { rows } = await client.query<{ seq: number }>(
     // The record is found by a column. With the sum in its place, which could fail, row level security has it
     // compared with every record of the tenant instead of being found by the index (PostgreSQL 15). The offset keeps
     // the record from being read for each use of it.
-    text: `with recursive search (low, high, middle) as (
+    `with recursive search (low, high, middle) as (
         select 1::bigint, $2::bigint + 1, ($2::bigint + 2) / 2
       union all
         select low, high, (low + high) / 2 from (
@@ -61,7 +56,7 @@ export async function firstSince(
                         where r.tenant_id = $1 and r.seq = search.middle), false) as earlier
             from search where low < high offset 0) step) next)
       select low as seq from search where low = high`,
-    values: [tenantId, last, new Date(since)],
-  });
+    [tenantId, last, new Date(since)],
+  );
   return rows[0]!.seq;
 }

@@ -1,5 +1,5 @@
 import type { KeyObject } from 'node:crypto';
-import { readdir } from 'node:fs/promises';
+import { opendir } from 'node:fs/promises';
 import type pg from 'pg';
 import { chainOfFile, checkpointFile, FiledHeads } from './checkpoint-file.ts';
 import type { AcknowledgedHeads, KnownHead } from './heads.ts';
@@ -65,11 +65,19 @@ export class Comparison {
     this.#options = options;
   }
 
-  /** The chains about which something is known outside the database. */
-  async chains(): Promise<{ tenantId: string; chain: ChainName }[]> {
+  /** The chains about which something is known outside the database, so many at once. */
+  async *chains(many: number): AsyncGenerator<{ tenantId: string; chain: ChainName }[]> {
     const { acknowledged, directory } = this.#options;
-    const files = directory === undefined ? [] : await readdir(directory).catch(() => []);
-    return [...acknowledged.chains(), ...files.flatMap((name) => chainOfFile(name) ?? [])];
+    let page = [...acknowledged.chains()];
+    const files = directory === undefined ? undefined : await opendir(directory).catch(() => undefined);
+    for await (const { name } of files ?? []) {
+      const chain = chainOfFile(name);
+      if (chain) page.push(chain);
+      if (page.length < many) continue;
+      yield page;
+      page = [];
+    }
+    if (page.length > 0) yield page;
   }
 
   /** What is known of a chain outside its database. INVARIANT: gather it before the chain is read. */

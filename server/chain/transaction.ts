@@ -3,19 +3,22 @@ import { outboxRow } from '../../db/outbox.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, type DecisionEvent } from '../domain/decision.ts';
 import type { KeptInput } from '../domain/kept-input.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
-import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
+import { ConnectionLost, type Rows, type ServerError } from './copy.ts';
 import { idHash } from './record.ts';
 
 /** The chain writer's transaction: its statements, its rows, and what its errors mean. */
 
-/** What a writer's session begins with. */
-export const SESSION = `
+/** What a writer's session begins with. `spread`: where each tenant is on a node of its own, see moveOf. */
+export const session = (spread: boolean): string => `
 -- acknowledgements depend on it: the server flushes a commit before it answers, whatever its configuration says
 set synchronous_commit = on;
 -- wait for a head that another transaction holds, but not forever
 set lock_timeout = '2s';
 -- a writer that froze within a transaction must not hold the heads for long (from PostgreSQL 17)
 select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
+${spread ? '' : MOVE_HEADS}`;
+
+const MOVE_HEADS = `
 -- the one prepared statement stays on its index, however few rows there were when it was planned
 set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_hashjoin = off;
 set enable_mergejoin = off;
@@ -24,7 +27,7 @@ set enable_mergejoin = off;
 -- because planning it for 30 tenants takes as long as the rest of a small group's transaction.
 prepare move_heads (text[], bigint[], bytea[], bigint[], bigint[], bytea[]) as
 with moved as (
-  update chain_head h set seq = x.to_seq, hash = x.to_hash
+  update chain_head h set seq = x.to_seq, hash = x.to_hash, unsigned = true
   from unnest($1, $2, $3, $4, $5, $6) x (tenant_id, from_seq, from_hash, fence, to_seq, to_hash)
   where h.tenant_id = x.tenant_id and h.chain = 'forensics'
     and h.fence = x.fence and h.seq = x.from_seq and h.hash = x.from_hash
@@ -41,21 +44,54 @@ export interface HeadMove {
 
 /** All that a group commits, as one simple query. The copies' data follow it in this order. */
 export function transaction(moves: readonly HeadMove[], inputs: boolean, checkpoints: readonly Checkpoint[]): string {
-  const numbers = (of: (move: HeadMove) => number) => `'{${moves.map(of).join(',')}}'`;
-  const hashes = (of: (move: HeadMove) => Buffer) =>
-    `'{${moves.map((move) => `"\\\\x${of(move).toString('hex')}"`).join(',')}}'`;
-  const tenants = `{${moves.map(({ tenantId }) => `"${tenantId.replace(/["\\]/g, '\\$&')}"`).join(',')}}`;
   return `begin;
-execute move_heads (${pg.escapeLiteral(tenants)}, ${numbers((move) => move.from.seq)}, ${hashes((move) => move.from.hash)},
-  ${numbers((move) => move.fence)}, ${numbers((move) => move.to.seq)}, ${hashes((move) => move.to.hash)});
+${moveAll(moves)};
 ${COPY_RECORDS};
-${inputs ? 'copy decision_input (tenant_id, event_id, created_at, salt_a, projection, salt_b, input) from stdin (format binary);' : ''}
+${inputs ? `copy ${INPUTS} from stdin (format binary);` : ''}
 ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
 commit`;
 }
 
-export const COPY_RECORDS = `copy forensic_record
-  (seq, received_at, ${DERIVED_COLUMNS.map(({ column }) => column).join(', ')}, hash, tenant_id, event_id, line)
+/**
+ * The same where tenants are on several servers. A COPY is committed in two phases there, also when all its rows go to one
+ * node; these statements need one.
+ */
+export function spreadTransaction(
+  moves: readonly HeadMove[],
+  rows: { records: string; inputs: string },
+  checkpoints: readonly Checkpoint[],
+): string {
+  return `begin;
+${moves.map(moveOf).join(';\n')};
+insert into ${RECORDS} values ${rows.records};
+${rows.inputs === '' ? '' : `insert into ${INPUTS} values ${rows.inputs};`}
+${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
+commit`;
+}
+
+/** As move_heads, for one chain, whose tenant is in the text: so the coordinator knows its node. */
+function moveOf({ tenantId, fence, from, to }: HeadMove): string {
+  return `with moved as (
+  update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true
+  where tenant_id = ${pg.escapeLiteral(tenantId)} and chain = 'forensics'
+    and fence = ${fence} and seq = ${from.seq} and hash = '\\x${from.hash.toString('hex')}'
+  returning 1)
+select 1 / count(*) from moved`;
+}
+
+function moveAll(moves: readonly HeadMove[]): string {
+  const numbers = (of: (move: HeadMove) => number) => `'{${moves.map(of).join(',')}}'`;
+  const hashes = (of: (move: HeadMove) => Buffer) =>
+    `'{${moves.map((move) => `"\\\\x${of(move).toString('hex')}"`).join(',')}}'`;
+  const tenants = `{${moves.map(({ tenantId }) => `"${tenantId.replace(/["\\]/g, '\\$&')}"`).join(',')}}`;
+  return `execute move_heads (${pg.escapeLiteral(tenants)}, ${numbers((move) => move.from.seq)}, ${hashes((move) => move.from.hash)},
+  ${numbers((move) => move.fence)}, ${numbers((move) => move.to.seq)}, ${hashes((move) => move.to.hash)})`;
+}
+
+const RECORDS = `forensic_record
+  (seq, received_at, ${DERIVED_COLUMNS.map(({ column }) => column).join(', ')}, hash, tenant_id, event_id, line)`;
+const INPUTS = 'decision_input (tenant_id, event_id, created_at, salt_a, projection, salt_b, input)';
+export const COPY_RECORDS = `copy ${RECORDS}
   from stdin (format binary)`;
 const COPIED_FIELDS = 6 + DERIVED_COLUMNS.length;
 
@@ -74,7 +110,7 @@ insert into event_outbox (tenant_id, id, event_type, payload, created_at) values
 
 /** Adds a row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */
 export function addRecord(
-  rows: CopyRows,
+  rows: Rows,
   record: { tenantId: string; seq: number; at: number; hash: Buffer; id: string; line: string },
   event?: DecisionEvent,
 ): void {
@@ -94,7 +130,7 @@ export function addRecord(
   rows.text(record.line);
 }
 
-export function addInput(rows: CopyRows, tenantId: string, eventId: string, at: number, kept: KeptInput): void {
+export function addInput(rows: Rows, tenantId: string, eventId: string, at: number, kept: KeptInput): void {
   rows.row(7);
   rows.text(tenantId);
   rows.text(eventId);

@@ -1,21 +1,20 @@
-import type { Database } from '../../db/index.ts';
 import type { ChainName } from './record.ts';
 import { type VerifyOptions, type VerifyResult, verifyChain } from './verification.ts';
 
 /**
- * Verifications, one at a time for each chain and a few at a time for all, because each keeps a connection and a core
- * busy. A caller never gets the result of one that had begun before the call; those who wait share the next.
+ * Verifications, one at a time for each chain and a few at a time for all, because each keeps a thread, a connection
+ * and a core busy. A caller never gets the result of one that had begun before the call; those who wait share the next.
  */
 export class Verifications {
-  readonly #db: Pick<Database, 'connectOwner'>;
+  readonly #sessionUrl: string;
   readonly #defaults: () => VerifyOptions;
   readonly #slots = new Map<string, { running: boolean; next: Shared | undefined }>();
   readonly #queue: (() => void)[] = [];
   #free: number;
 
   /** `defaults` gives keys, directory and chunk at each start. */
-  constructor(db: Pick<Database, 'connectOwner'>, defaults: () => VerifyOptions, atOnce = 2) {
-    this.#db = db;
+  constructor(sessionUrl: string, defaults: () => VerifyOptions, atOnce = 2) {
+    this.#sessionUrl = sessionUrl;
     this.#defaults = defaults;
     this.#free = atOnce;
   }
@@ -51,7 +50,7 @@ export class Verifications {
       slot.next = undefined;
       try {
         shared.resolve(
-          await verifyChain(this.#db, tenantId, chain, {
+          await verifyChain(this.#sessionUrl, tenantId, chain, {
             ...this.#defaults(),
             signal: shared.signal,
             onProgress: shared.progress,

@@ -2,14 +2,25 @@ import pg from 'pg';
 import { Fenced } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
+import { Deadlines } from '../lib/deadlines.ts';
 import { pause } from '../lib/pause.ts';
 import type { AppendEvent, AppenderOptions, AppendResult } from './appender.ts';
 import { ChainClosed } from './checkpoint.ts';
-import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
-import { type Batch, type Chain, type Group, groupOf, record, sign, undo } from './group.ts';
+import { ConnectionLost, CopyRows, Pipeline, type Rows, type ServerError, ValueRows } from './copy.ts';
+import {
+  type Batch,
+  type Chain,
+  GENESIS_RECORDS,
+  type Group,
+  groupOf,
+  HASH_BYTES,
+  record,
+  sign,
+  undo,
+} from './group.ts';
 import { RecentIds } from './recent-ids.ts';
 import { decisionLine, ZERO_HASH } from './record.ts';
-import { BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
+import { BadEvent, type HeadMove, remedyFor, session, spreadTransaction, transaction } from './transaction.ts';
 
 const GROUP_EVENTS = 1000;
 const GROUP_INPUT_BYTES = 4 * 1024 * 1024;
@@ -17,7 +28,7 @@ const MAILBOX_INPUT_BYTES = 64 * 1024 * 1024;
 /** Transactions under way at once. */
 const DEPTH = 2;
 /** A second transaction is begun beside the first for as many events as that has, or this many; fewer gather meanwhile. */
-const SECOND_GROUP_EVENTS = 200;
+const SECOND_GROUP_EVENTS = 500;
 /** A transaction that takes longer is given up: its connection is cut. */
 const TRANSACTION_MS = 5000;
 /** A caller whose events are not acknowledged by then gets an error: they may or may not be stored. */
@@ -30,12 +41,16 @@ const ATTEMPTS = 5;
 export class Writer {
   readonly #options: AppenderOptions;
   readonly #mailbox: number;
+  /** Tenants are on several servers: a transaction is of one tenant, so that its commit needs one of them. */
+  readonly #spread: boolean;
   readonly #recent: RecentIds;
   readonly #chains = new Map<string, Chain | Promise<Chain>>();
   readonly #queue: Batch[] = [];
   #queuedEvents = 0;
   #waitingEvents = 0;
   #waitingBytes = 0;
+  /** The calls that are not yet answered, the oldest first. */
+  readonly #waits = new Set<{ since: number }>();
   #askedAt = Number.NEGATIVE_INFINITY;
   #groups: Group[] = [];
   #pipeline: Pipeline | undefined;
@@ -50,16 +65,26 @@ export class Writer {
   #stopped = false;
   #idle: (() => void) | undefined;
   readonly #stopping = new AbortController();
+  readonly #inTime = new Deadlines(ACKNOWLEDGE_MS, () =>
+    unavailable(`the database did not acknowledge within ${ACKNOWLEDGE_MS / 1000} s`),
+  );
 
   constructor(options: AppenderOptions) {
     this.#options = options;
     this.#mailbox = options.mailbox ?? 20_000;
+    this.#spread = options.db.citus !== undefined;
     // INVARIANT: ids of records under way are never forgotten, or an id twice in one group would not be seen
-    this.#recent = new RecentIds(Math.max(options.recentIds ?? 50_000, 2 * (DEPTH + 1) * GROUP_EVENTS));
+    const most = GROUP_EVENTS + GENESIS_RECORDS;
+    this.#recent = new RecentIds(Math.max(options.recentIds ?? 50_000, 2 * (DEPTH + 1) * most), most);
   }
 
   get waiting(): number {
     return this.#waitingEvents;
+  }
+
+  get oldestMs(): number {
+    const [oldest] = this.#waits;
+    return oldest ? performance.now() - oldest.since : 0;
   }
 
   get busy(): boolean {
@@ -71,6 +96,8 @@ export class Writer {
     if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
     if (this.#stopped) throw unavailable('the server is shutting down');
     if (this.#down) throw unavailable('the database does not answer');
+    const missing = this.#options.db.replication?.missing;
+    if (missing !== undefined) throw unavailable(`no synchronous standby: ${missing}`);
     let inputBytes = 0;
     for (const { input } of events) {
       if (input) inputBytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
@@ -82,22 +109,26 @@ export class Writer {
       throw unavailable('too many events are waiting');
     }
     this.#askedAt = performance.now();
-    return inTime(this.#queued(tenantId, events, inputBytes));
+    return this.#inTime.of(this.#queued(tenantId, events, inputBytes));
   }
 
   /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
   async #queued(tenantId: string, events: readonly AppendEvent[], inputBytes: number): Promise<AppendResult> {
     this.#waitingEvents += events.length;
     this.#waitingBytes += inputBytes;
+    const wait = { since: performance.now() };
+    this.#waits.add(wait);
     try {
       const known = this.#chains.get(tenantId);
       const chain = known instanceof Promise || known === undefined ? await this.#chain(tenantId) : known;
       return await new Promise<AppendResult>((resolve, reject) => {
-        this.#queue.push({ chain, events, inputBytes, results: [], final: undefined, resolve, reject });
+        const hashes = Buffer.allocUnsafe(HASH_BYTES * events.length);
+        this.#queue.push({ chain, events, inputBytes, results: [], hashes, final: undefined, resolve, reject });
         this.#queuedEvents += events.length;
         this.#schedule();
       });
     } finally {
+      this.#waits.delete(wait);
       this.#waitingEvents -= events.length;
       this.#waitingBytes -= inputBytes;
       if (this.#waitingEvents === 0) this.#idle?.();
@@ -231,7 +262,12 @@ export class Writer {
     let events = 0;
     let bytes = 0;
     let taken = 0;
+    const passed: Batch[] = [];
     for (const batch of this.#queue) {
+      if (this.#spread && batch.chain !== this.#queue[0]!.chain) {
+        passed.push(batch);
+        continue;
+      }
       const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.inputBytes <= GROUP_INPUT_BYTES;
       if (taken > 0 && !fits) break;
       taken++;
@@ -240,7 +276,7 @@ export class Writer {
       if (batch.chain.live) batches.push(batch);
       else batch.reject(batch.chain.refusal ?? new Fenced());
     }
-    this.#queue.splice(0, taken);
+    this.#queue.splice(0, taken + passed.length, ...passed);
     this.#queuedEvents -= events;
     return batches;
   }
@@ -293,29 +329,18 @@ export class Writer {
    */
   #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
     const group = groupOf(batches);
+    return this.#spread ? this.#sendValues(group, pick) : this.#sendCopies(group, pick);
+  }
+
+  #sendCopies(group: Group, pick?: number): { group: Group; done: Promise<void> } {
     const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
     const inputs = new CopyRows(1024);
     rows.reset();
-    const now = this.#options.clock.now();
-    try {
-      for (const batch of batches) record(group, batch, pick, now, { recent: this.#recent, rows, inputs });
-    } catch (error) {
+    const moves = this.#record(group, pick, rows, inputs);
+    if (!Array.isArray(moves)) {
       this.#rows.push(rows);
-      return { group, done: Promise.reject(new BadEvent('no record can be made', { cause: error })) };
+      return { group, done: moves };
     }
-    if (rows.count === 0) {
-      this.#rows.push(rows);
-      // duplicates of records under way: answered in turn, after those are committed
-      return { group, done: Promise.resolve() };
-    }
-    if (this.#options.checkpoints) sign(group, this.#options.checkpoints, now);
-    for (const chain of group.moves.keys()) group.heads.push({ chain, seq: chain.seq, hash: chain.hash });
-    const moves = [...group.moves.values()].map(({ chain, seq, hash }) => ({
-      tenantId: chain.tenantId,
-      fence: chain.fence,
-      from: { seq, hash },
-      to: { seq: chain.seq, hash: chain.hash },
-    }));
     const sql = transaction(moves, inputs.count > 0, group.checkpoints);
     const copies = inputs.count > 0 ? [rows.message(), inputs.message()] : [rows.message()];
     // INVARIANT: a buffer is used again only when it was written and its transaction answered
@@ -327,6 +352,36 @@ export class Writer {
     done.then(free, free);
     this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
     return { group, done };
+  }
+
+  #sendValues(group: Group, pick?: number): { group: Group; done: Promise<void> } {
+    const [rows, inputs] = [new ValueRows(), new ValueRows()];
+    const moves = this.#record(group, pick, rows, inputs);
+    if (!Array.isArray(moves)) return { group, done: moves };
+    const sql = spreadTransaction(moves, { records: rows.values, inputs: inputs.values }, group.checkpoints);
+    const done = this.#pipeline!.run(sql);
+    this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
+    return { group, done };
+  }
+
+  /** Makes the records of a group and signs what is due. A promise in the place of the moves: nothing is to be written. */
+  #record(group: Group, pick: number | undefined, rows: Rows, inputs: Rows): HeadMove[] | Promise<void> {
+    const now = this.#options.clock.now();
+    try {
+      for (const batch of group.batches) record(group, batch, pick, now, { recent: this.#recent, rows, inputs });
+    } catch (error) {
+      return Promise.reject(new BadEvent('no record can be made', { cause: error }));
+    }
+    // duplicates of records under way: answered in turn, after those are committed
+    if (rows.count === 0) return Promise.resolve();
+    if (this.#options.checkpoints) sign(group, this.#options.checkpoints, now);
+    for (const chain of group.moves.keys()) group.heads.push({ chain, seq: chain.seq, hash: chain.hash });
+    return [...group.moves.values()].map(({ chain, seq, hash }) => ({
+      tenantId: chain.tenantId,
+      fence: chain.fence,
+      from: { seq, hash },
+      to: { seq: chain.seq, hash: chain.hash },
+    }));
   }
 
   // --- the rare path: one transaction at a time until everything that failed has its answer
@@ -459,15 +514,19 @@ export class Writer {
         return [];
       });
       const stored = new Map(rows.map((row) => [row.event_id, row]));
-      for (const { events, final, results } of group) {
+      for (const { events, final, results, hashes } of group) {
         for (const [i, { event }] of events.entries()) {
           const row = stored.get(event.event_id);
           if (!row || final![i] || (pick !== undefined && pick !== i)) continue;
           // the attempt before may itself have stored it: then it is where that attempt meant to put it
           const meant = results[i];
-          const ours = meant && 'seq' in meant && !meant.duplicate && meant.hash === row.hash.toString('hex');
+          const ours =
+            meant &&
+            'seq' in meant &&
+            !meant.duplicate &&
+            row.hash.equals(hashes.subarray(HASH_BYTES * i, HASH_BYTES * (i + 1)));
           results[i] = sameLine(chain.tenantId, event, row.line)
-            ? { seq: row.seq, hash: row.hash.toString('hex'), duplicate: !ours }
+            ? { seq: row.seq, duplicate: !ours }
             : { conflict: true };
           final![i] = 1;
           found++;
@@ -535,7 +594,7 @@ export class Writer {
         this.#pipeline = undefined;
         client = await within(CONNECT_MS, db.connectOwner());
         client.on('error', () => undefined);
-        await within(CONNECT_MS, client.query(SESSION));
+        await within(CONNECT_MS, client.query(session(db.citus !== undefined)));
         for (const chain of chains) if (chain.live) await this.#takeAgain(client, chain, batches);
         let pipeline: Pipeline | undefined;
         pipeline = new Pipeline(client, {
@@ -643,23 +702,6 @@ async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
   });
   try {
     return await Promise.race([answer, timeout]);
-  } finally {
-    clearTimeout(timer);
-  }
-}
-
-/** The result, or UNAVAILABLE when it takes longer than a caller is asked to wait. */
-async function inTime<T>(result: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<never>((_resolve, reject) => {
-    timer = setTimeout(
-      () => reject(unavailable(`the database did not acknowledge within ${ACKNOWLEDGE_MS / 1000} s`)),
-      ACKNOWLEDGE_MS,
-    );
-  });
-  result.catch(() => undefined);
-  try {
-    return await Promise.race([result, late]);
   } finally {
     clearTimeout(timer);
   }

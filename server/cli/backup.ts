@@ -21,7 +21,15 @@ import {
   VERSION,
 } from './backup-format.ts';
 import { CommandError, columns, command, JSON_FLAG } from './command.ts';
-import { assertCurrent, cleanups, readState, requireMasterKey, withClient, withInstallation } from './installation.ts';
+import {
+  assertCurrent,
+  assertOneServer,
+  cleanups,
+  readState,
+  requireMasterKey,
+  withClient,
+  withInstallation,
+} from './installation.ts';
 
 /** The approximate size of a part, and the amount of a table held in memory. */
 const PART_BYTES = 4 * 1024 * 1024;
@@ -41,9 +49,10 @@ export const backup = command({
     if (existsSync(file))
       throw new CommandError(`${file} already exists: choose another name, because backups are never overwritten`);
     const partial = `${file}.partial`;
-    const { header, manifest } = await withInstallation({}, ({ config, databaseUrl }) =>
-      withClient(databaseUrl, { query_timeout: SILENCE_MS }, async (client) => {
+    const { header, manifest } = await withInstallation({}, ({ config, sessionUrl }) =>
+      withClient(sessionUrl, { query_timeout: SILENCE_MS }, async (client) => {
         assertCurrent(await readState(client));
+        await assertOneServer(client);
         const box = new SecretBox(requireMasterKey(config));
         await client.query('begin transaction isolation level repeatable read read only');
         await assertOpens(client, box);

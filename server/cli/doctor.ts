@@ -3,16 +3,28 @@ import { existsSync, readdirSync, rmSync, statfsSync, statSync, writeFileSync } 
 import path from 'node:path';
 import type pg from 'pg';
 import { objectionTo } from '../../db/applied.ts';
+import { type Citus, citusOf } from '../../db/citus.ts';
+import { PrimaryClient } from '../../db/primary.ts';
+import { lacksStandby } from '../../db/replication.ts';
+import { assertSame, isShared, NoSession } from '../../db/session.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { isSuperseded, RECORDS, readLosses } from '../chain/loss.ts';
 import type { ChainName } from '../chain/record.ts';
 import { type Config, readConfig, serverSettingsHelp } from '../config.ts';
 import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { SecretBox } from '../lib/crypto.ts';
+import { type DatabaseHost, databaseHosts } from '../lib/database-hosts.ts';
 import { createLog } from '../lib/log.ts';
 import { Mail } from '../lib/mail.ts';
 import { columns, command, JSON_FLAG, plain, suggestion } from './command.ts';
-import { findMasterKey, masterKeyFile, readState, withClient, withInstallation } from './installation.ts';
+import {
+  findMasterKey,
+  type Installation,
+  masterKeyFile,
+  readState,
+  withClient,
+  withInstallation,
+} from './installation.ts';
 
 type Level = 'ok' | 'warn' | 'FAIL';
 
@@ -31,6 +43,16 @@ type Report = (level: Level, check: string, detail: string, advice?: string) => 
 const NOT_SETTINGS = /^SVC_(TEST|BENCH|SIEGE|AIRLINE)(_|$)/;
 /** If a chain's newest record is older than this and unsigned, no server is signing the chain. */
 const UNSIGNED_MINUTES = 5;
+/** The first version of PostgreSQL that was not there when this was written. */
+const NEWER = 190_000;
+/** Three pools of ten, and the writer, the listener and the claim. */
+const CONNECTIONS = 33;
+/** Those past a pooler: the last three, verifications and simulations. */
+const SESSIONS = 10;
+/** Connections for commands and people. */
+const SPARE = 10;
+/** Transactions; PostgreSQL stops at two thousand million. */
+const WRAPAROUND = 1_000_000_000;
 
 const doctor = command({
   name: 'doctor',
@@ -66,17 +88,23 @@ const doctor = command({
       if (config.redisUrl) await checkRedis(config.redisUrl, report);
       await checkMail(config, report);
       try {
-        await withInstallation({}, ({ config, databaseUrl }) =>
-          withClient(databaseUrl, {}, (client) => checkDatabase(client, config, report)),
-        );
+        await withInstallation({}, async (installation) => {
+          await checkPooler(installation, report);
+          await withClient(installation.sessionUrl, {}, (client) => checkDatabase(client, config!, report));
+        });
       } catch (error) {
         const { message, code } = error as NodeJS.ErrnoException;
-        report(
-          'FAIL',
-          'database',
-          message || code || 'no answer',
-          'check that it is running and that the settings point to it',
-        );
+        if (error instanceof NoSession) {
+          const [what = '', remedy = ''] = message.split(': ');
+          report('FAIL', 'pooler', what, remedy);
+        } else {
+          report(
+            'FAIL',
+            'database',
+            message || code || 'no answer',
+            'check that it is running and that the settings point to it',
+          );
+        }
       }
     }
     const ok = findings.every(({ level }) => level !== 'FAIL');
@@ -101,11 +129,22 @@ export const doctorCommands = [doctor];
 function shown(name: string, value: string): string {
   if (/(KEY|SECRET|PASSWORD|TOKEN)$/.test(name)) return '(set, not shown)';
   if (!name.endsWith('_URL') && !value.includes('://')) return plain(value);
-  if (!URL.canParse(value)) return '(set, not an address)';
-  const url = new URL(value);
+  // of an address with several hosts, which no URL has, the hosts are shown by themselves
+  const [first, ...others] = name.startsWith('DATABASE_') ? hostsIn(value) : [{ url: value, host: '', port: 0 }];
+  if (!first || !URL.canParse(first.url)) return '(set, not an address)';
+  const url = new URL(first.url);
   if (url.password) url.password = '***';
   for (const key of url.searchParams.keys()) if (/pass|secret|key/i.test(key)) url.searchParams.set(key, '***');
-  return plain(url.href);
+  return plain([url.href, ...others.map(({ host, port }) => `or at ${host}:${port}`)].join(' '));
+}
+
+/** The hosts of an address; none where it is wrong. */
+function hostsIn(value: string): DatabaseHost[] {
+  try {
+    return databaseHosts(value);
+  } catch {
+    return [];
+  }
 }
 
 function checkProgram(report: Report): void {
@@ -160,13 +199,17 @@ function checkPairs(config: Config, report: Report): void {
   if (config.masterKey && existsSync(masterKeyFile(config))) {
     warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'remove the one that is not in use');
   }
-  const database = config.databaseUrl && URL.canParse(config.databaseUrl) && new URL(config.databaseUrl);
-  if (
-    database &&
-    !/^(localhost|127\.|\[::1\])/.test(database.hostname) &&
-    !/sslmode=(require|verify)/.test(database.search)
-  ) {
-    warn('DATABASE_URL connects to another machine without TLS', 'add sslmode=verify-full');
+  for (const [name, value = ''] of [
+    ['DATABASE_URL', config.databaseUrl],
+    ['DATABASE_SESSION_URL', config.databaseSessionUrl],
+  ] as const) {
+    const far = hostsIn(value)
+      .filter(({ url }) => URL.canParse(url))
+      .map(({ url }) => new URL(url))
+      .filter(({ hostname }) => !/^(localhost|127\.|\[::1\])/.test(hostname));
+    if (far.some(({ search }) => !/sslmode=(require|verify)/.test(search))) {
+      warn(`${name} connects to another machine without TLS`, 'add sslmode=verify-full');
+    }
   }
   if (config.logLevel === 'trace' || config.logLevel === 'silent') {
     warn(`LOG_LEVEL is ${config.logLevel}`, 'use info in production');
@@ -274,6 +317,26 @@ async function checkRedis(url: string, report: Report): Promise<void> {
   }
 }
 
+/** A pooler in front of the database, and whether what needs a session has one past it. */
+async function checkPooler({ config, databaseUrl, sessionUrl }: Installation, report: Report): Promise<void> {
+  if (!config.databaseUrl) return;
+  const open = async () => {
+    const client = new PrimaryClient({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000 });
+    client.on('error', () => undefined);
+    await client.connect();
+    return client;
+  };
+  const client = await open();
+  try {
+    await assertSame(client, sessionUrl);
+    if (!config.databaseSessionUrl) return;
+    const shared = (await isShared(client, open)) ? 'shares connections' : 'leads to sessions as well';
+    report('ok', 'pooler', `DATABASE_SESSION_URL leads to sessions of the same database; DATABASE_URL ${shared}`);
+  } finally {
+    await client.end();
+  }
+}
+
 async function checkDatabase(client: pg.Client, config: Config, report: Report): Promise<void> {
   await client.query('set default_transaction_read_only = on');
   const began = Date.now();
@@ -283,15 +346,16 @@ async function checkDatabase(client: pg.Client, config: Config, report: Report):
      union all select 'now', (extract(epoch from clock_timestamp()) * 1000)::bigint::text`,
   );
   const s = Object.fromEntries(rows.map((row) => [row.name, row.setting]));
-  const where = config.databaseUrl ? 'DATABASE_URL' : 'embedded';
-  if (Number(s.server_version_num) >= 150_000) report('ok', 'PostgreSQL', `${s.server_version} (${where})`);
-  else report('FAIL', 'PostgreSQL', `${s.server_version} (${where})`, 'use 15 or later');
+  await checkEngine(client, config, report);
   const off = ['fsync', 'full_page_writes', 'synchronous_commit'].filter((name) => s[name] === 'off');
   if (off.length === 0) report('ok', 'durability', 'fsync, full_page_writes and synchronous_commit are on');
   else
     report('FAIL', 'durability', `${off.join(', ')} off`, 'turn them on: otherwise acknowledged records can be lost');
   if (s.server_encoding !== 'UTF8')
     report('FAIL', 'encoding', String(s.server_encoding), 'create the database with UTF8');
+  await checkReplicas(client, config, report);
+  await checkConnections(client, config, report);
+  await checkStorage(client, report);
   const apart = Math.abs(Number(s.now) - (began + Date.now()) / 2);
   if (apart < 2000) report('ok', 'clocks', 'the database and this machine agree');
   else
@@ -317,6 +381,130 @@ async function checkDatabase(client: pg.Client, config: Config, report: Report):
   const keys = await checkKeys(client, config, report);
   await checkChains(client, report);
   await checkKnown(client, config, keys, report);
+}
+
+/** PostgreSQL itself, in a version that this program was tested on. */
+async function checkEngine(client: pg.Client, config: Config, report: Report): Promise<void> {
+  const { rows } = await client.query<{ version: string; number: number; name: string; standby: boolean }>(
+    `select version() as version, current_setting('server_version_num')::int as number,
+       current_setting('server_version') as name, pg_is_in_recovery() as standby`,
+  );
+  const { version, number, name, standby } = rows[0]!;
+  const detail = `${name} (${config.databaseUrl ? 'DATABASE_URL' : 'embedded'})`;
+  // databases that speak the same protocol: some pretend to have advisory locks or notices, and lose them in silence
+  const other = /CockroachDB|Yugabyte|-YB-|Redshift|Greenplum|Materialize|DSQL/i.exec(version);
+  if (other) report('FAIL', 'PostgreSQL', `${version.slice(0, 80)} is not PostgreSQL`, 'use PostgreSQL 15 to 18');
+  else if (number < 150_000) report('FAIL', 'PostgreSQL', detail, 'use 15 or later');
+  else if (number >= NEWER) report('warn', 'PostgreSQL', detail, 'this program is tested on 15 to 18');
+  else report('ok', 'PostgreSQL', detail);
+  const citus = await citusOf(client);
+  if (citus) await checkCitus(client, citus, report);
+  if (standby) {
+    const advice = 'name all hosts of the database in DATABASE_URL, or point it at the primary';
+    report('FAIL', 'primary', 'this server is a standby and takes no writes', advice);
+  }
+}
+
+/** Where tenants are spread over several servers. */
+async function checkCitus(client: pg.Client, citus: Citus, report: Report): Promise<void> {
+  const { version, nodes, spread } = citus;
+  const cluster = `${version} with ${nodes} node${nodes === 1 ? '' : 's'}`;
+  if (!spread) {
+    report('FAIL', 'Citus', `${cluster}, and no tenants on them`, 'run "svc migrate"');
+    return;
+  }
+  // unsafe is what a commit on a node does not survive; unknown is a node that does not answer
+  const { rows } = await client.query<{ node: string; unsafe: string | null; answered: boolean }>(
+    `select n.nodename || ':' || n.nodeport as node, r.success as answered, r.result as unsafe
+     from pg_dist_node n join lateral (select * from run_command_on_workers($1)) r
+       on r.nodename = n.nodename and r.nodeport = n.nodeport where n.isactive order by 1`,
+    [
+      `select string_agg(name, ', ' order by name) from pg_settings
+       where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off'`,
+    ],
+  );
+  for (const { node, answered, unsafe } of rows) {
+    if (!answered) report('FAIL', 'Citus', `${node} does not answer`, 'start it: its tenants get 503');
+    else if (unsafe) report('FAIL', 'Citus', `${unsafe} off on ${node}`, 'turn them on: otherwise records can be lost');
+  }
+  if (rows.every(({ answered, unsafe }) => answered && !unsafe)) report('ok', 'Citus', cluster);
+}
+
+/** What a failover would lose. */
+async function checkReplicas(client: pg.Client, config: Config, report: Report): Promise<void> {
+  if (!config.databaseUrl) return;
+  const { rows } = await client.query<{ names: string; sees: boolean; all: number }>(
+    `select current_setting('synchronous_standby_names') as names,
+       pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees,
+       (select count(*)::int from pg_stat_replication where state = 'streaming') as all`,
+  );
+  const { names, sees, all } = rows[0]!;
+  const lacks = await lacksStandby(client);
+  const durability = `SVC_DURABILITY=${config.durability}`;
+  if (lacks === undefined) {
+    const advice = 'set SVC_DURABILITY=replicated, so that the server is not ready without it';
+    if (config.durability === 'replicated') report('ok', 'replicas', `${durability}: a synchronous standby is there`);
+    else report('warn', 'replicas', 'a synchronous standby is there, and the server does not demand it', advice);
+  } else if (config.durability === 'replicated') {
+    const advice = 'bring a standby back, or set synchronous_standby_names; until then nothing is acknowledged';
+    report('FAIL', 'replicas', `${durability}: ${lacks}`, advice);
+  } else if (all > 0) {
+    const detail = `${all} standbys, none synchronous: a failover may lose acknowledged records`;
+    report('warn', 'replicas', detail, 'set synchronous_standby_names, and SVC_DURABILITY=replicated');
+  } else if (names.trim() !== '' && sees) {
+    const advice = 'bring it back: writes wait for it and are answered 503';
+    report('FAIL', 'replicas', `no standby of synchronous_standby_names (${names}) is there`, advice);
+  } else report('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
+}
+
+/** Room for the connections of the processes. */
+async function checkConnections(client: pg.Client, config: Config, report: Report): Promise<void> {
+  const [most, past] = config.databaseSessionUrl ? [SESSIONS, ' past the pooler'] : [CONNECTIONS, ''];
+  const { rows } = await client.query<{ room: number; used: number }>(
+    `select least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+         nullif(d.datconnlimit, -1), nullif(r.rolconnlimit, -1)) as room,
+       (select count(*)::int from pg_stat_activity where datname is not null) as used
+     from pg_database d, pg_roles r where d.datname = current_database() and r.rolname = current_user`,
+  );
+  const { room, used } = rows[0]!;
+  const detail = `${used} of ${room} are in use; a process holds up to ${most}${past}`;
+  if (room < most + SPARE) {
+    report('FAIL', 'connections', detail, `set max_connections to at least ${most} per process, and some for you`);
+  } else if (room - used < SPARE)
+    report('warn', 'connections', detail, 'raise max_connections, or run fewer processes');
+  else report('ok', 'connections', detail);
+}
+
+/** What fills or stops a database without a word. */
+async function checkStorage(client: pg.Client, report: Report): Promise<void> {
+  const { rows } = await client.query<{ size: string; age: number; archive: string; failing: boolean }>(
+    `select pg_size_pretty(pg_database_size(current_database())) as size,
+       (select age(datfrozenxid) from pg_database where datname = current_database()) as age,
+       current_setting('archive_mode') as archive,
+       (select coalesce(last_failed_time > coalesce(last_archived_time, '-infinity'), false) from pg_stat_archiver)
+         as failing`,
+  );
+  const { size, age, archive, failing } = rows[0]!;
+  report('ok', 'database size', `${size}; archive_mode is ${archive}`);
+  if (failing) {
+    const advice = 'see the log of the database: WAL piles up, and a restore to a point in time misses what follows';
+    report('FAIL', 'WAL archive', 'the last attempt to archive failed', advice);
+  }
+  if (age > WRAPAROUND) {
+    const advice = 'find what holds vacuum back (old transactions, prepared ones, slots) before the database stops';
+    report('FAIL', 'vacuum', `the oldest transaction is ${age} back`, advice);
+  }
+  const slots = await client.query<{ name: string; kept: string }>(
+    `select slot_name as name, pg_size_pretty(kept) as kept from (
+       select slot_name, active,
+         case when pg_is_in_recovery() then 0 else pg_current_wal_lsn() - restart_lsn end as kept
+       from pg_replication_slots) slots
+     where not active and kept > 2::numeric ^ 30`,
+  );
+  for (const { name, kept } of slots.rows) {
+    const advice = 'bring its standby back, or drop it with pg_drop_replication_slot: it fills the disk';
+    report('warn', 'replication slot', `${name} is not in use and keeps ${kept} of WAL`, advice);
+  }
 }
 
 /** Row level security, and the roles that it binds. */
@@ -485,6 +673,18 @@ async function checkKnown(
       wrong++;
       report('FAIL', 'checkpoint file', `${name}: ${(error as Error).message}`, advice);
     }
+  }
+  const { rows: disputed } = await client.query<{ tenant_id: string; rules: string[] }>(
+    `select tenant_id, array_agg(distinct target_id) as rules from audit_record
+     where action = 'policy.evaluation_disputed' group by tenant_id order by tenant_id`,
+  );
+  for (const { tenant_id, rules } of disputed) {
+    report(
+      'warn',
+      'policy engine',
+      `${tenant_id}: the compiled conditions of ${rules.join(', ')} differed from Cedar, which alone is asked about them`,
+      'report it with the text of the statement: it is a fault of this program',
+    );
   }
   if (alarms.rows.length + wrong === 0) {
     report('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files match their chains`);

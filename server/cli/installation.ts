@@ -1,8 +1,11 @@
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
-import pg from 'pg';
+import type pg from 'pg';
 import { type Applied, objectionTo, readApplied } from '../../db/applied.ts';
+import { citusOf } from '../../db/citus.ts';
 import { startEmbedded } from '../../db/embedded.ts';
+import { PrimaryClient } from '../../db/primary.ts';
+import { connectSession } from '../../db/session.ts';
 import type { Core } from '../app.ts';
 import { type Config, parseMasterKey, readConfig } from '../config.ts';
 import { createLog } from '../lib/log.ts';
@@ -15,6 +18,8 @@ export const cleanups = new Set<() => Promise<void>>();
 export interface Installation {
   readonly config: Config;
   readonly databaseUrl: string;
+  /** The same past a pooler: for whatever is more than one transaction. */
+  readonly sessionUrl: string;
 }
 
 /**
@@ -28,7 +33,8 @@ export async function withInstallation<T>(
   const config = readConfig();
   // distinguishes this process from the server, see EmbeddedPostgres.leave
   process.env.PGAPPNAME = `svc-${process.pid}`;
-  if (config.databaseUrl) return work({ config, databaseUrl: config.databaseUrl });
+  const { databaseUrl, databaseSessionUrl: sessionUrl = databaseUrl } = config;
+  if (databaseUrl && sessionUrl) return work({ config, databaseUrl, sessionUrl });
   if (!options.create && !existsSync(path.join(config.dataDir, 'postgres', 'PG_VERSION'))) {
     throw new CommandError(
       `${config.dataDir} has no database: start the server once, or set SVC_DATA_DIR or DATABASE_URL`,
@@ -41,7 +47,8 @@ export async function withInstallation<T>(
   try {
     const embedded = await starting;
     try {
-      return await work({ config, databaseUrl: embedded.url('svc') });
+      const url = embedded.url('svc');
+      return await work({ config, databaseUrl: url, sessionUrl: url });
     } finally {
       await leave();
     }
@@ -55,10 +62,10 @@ export async function withCore<T>(
   options: { create?: boolean },
   work: (core: Core, config: Config) => Promise<T>,
 ): Promise<T> {
-  return withInstallation(options, async ({ config, databaseUrl }) => {
+  return withInstallation(options, async ({ config, databaseUrl, sessionUrl }) => {
     const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
-    const state = await withClient(databaseUrl, {}, readState);
-    if (state.done.length === 0 && options.create) await migrate(databaseUrl);
+    const state = await withClient(sessionUrl, {}, readState);
+    if (state.done.length === 0 && options.create) await migrate(sessionUrl);
     else assertCurrent(state);
     if (state.hasKeys) requireMasterKey(config);
     const log = createLog('error', { write: (line: string) => process.stderr.write(line) });
@@ -71,15 +78,13 @@ export async function withCore<T>(
   });
 }
 
+/** Throws NoSession where a pooler shares the connection. */
 export async function withClient<T>(
-  databaseUrl: string,
+  sessionUrl: string,
   options: pg.ClientConfig,
   work: (client: pg.Client) => Promise<T>,
 ): Promise<T> {
-  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000, ...options });
-  // if an idle connection breaks, the next statement reports it
-  client.on('error', () => undefined);
-  await client.connect();
+  const client = await connectSession(sessionUrl, { connectionTimeoutMillis: 10_000, ...options }, PrimaryClient);
   try {
     return await work(client);
   } finally {
@@ -124,4 +129,12 @@ export function requireMasterKey(config: Config): Buffer {
 
 export function masterKeyFile(config: Config): string {
   return path.join(config.dataDir, 'master.key');
+}
+
+/** Refuses what needs one snapshot of all tenants, where they are spread over several servers. */
+export async function assertOneServer(client: pg.Client): Promise<void> {
+  if (!(await citusOf(client))?.spread) return;
+  throw new CommandError(
+    'tenants are on several servers: back each node up with the tools of PostgreSQL, to one point',
+  );
 }

@@ -10,11 +10,18 @@ const migrate = command({
   more: 'The server does the same when it starts. It is safe to run this on several machines at the same time.',
   flags: JSON_FLAG,
   async run({ print }) {
-    const ran = await withInstallation({ create: true }, async ({ databaseUrl }) => {
+    const { ran, citus } = await withInstallation({ create: true }, async ({ sessionUrl }) => {
       const db = await import('../../db/index.ts');
-      return db.migrate(databaseUrl);
+      return db.migrate(sessionUrl);
     });
-    print({ ran }, ran.length > 0 ? ran.map((name) => `ran ${name}`) : ['nothing to do: the database is up to date']);
+    const spread = citus?.tables ?? [];
+    const engine = citus && `Citus ${citus.version}: tenants are spread over ${citus.nodes} nodes`;
+    const done = [...ran.map((name) => `ran ${name}`), ...spread.map((table) => `spread ${table}`)];
+    if (done.length === 0) done.push('nothing to do: the database is up to date');
+    print({ ran, ...(citus && { citus: citus.version, nodes: citus.nodes, spread }) }, [
+      ...(engine ? [engine] : []),
+      ...done,
+    ]);
     return 0;
   },
 });

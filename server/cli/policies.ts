@@ -112,7 +112,7 @@ const test = command({
   },
 });
 
-const PRUNE = { prune: { help: 'revoke policies that this folder had and has no more' } } as const;
+const PRUNE = { prune: { help: 'revoke policies that were removed from this folder' } } as const;
 
 const plan = command({
   name: 'policy plan',
@@ -249,7 +249,7 @@ const status = command({
   flags: {
     ...REMOTE_FLAGS,
     wait: { value: 'TIME', help: 'wait until they are, for at most this long: 10m' },
-    percent: { value: 'N', help: 'how many of the proxies must enforce them, in per cent; default 100' },
+    percent: { value: 'N', help: 'how many of the proxies must enforce them, in percent; default 100' },
     ...JSON_FLAG,
   },
   async run({ flags, args, print }) {

@@ -7,6 +7,7 @@ import pg from 'pg';
 import type { z } from 'zod';
 import { claimDatabase } from '../../db/claim.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
+import { PrimaryClient } from '../../db/primary.ts';
 import type { LossWithin } from '../chain/accept-loss.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { type AuditEntry, OPERATOR } from '../domain/audit.ts';
@@ -19,7 +20,14 @@ import { ArchiveReader } from './archive-reader.ts';
 import { assertOpens, copyTarget, Header, listTables, Manifest, partName, SEAL_PLACE } from './backup-format.ts';
 import { CommandError, columns, command, JSON_FLAG } from './command.ts';
 import { copyIn } from './copy-in.ts';
-import { type Installation, readState, requireMasterKey, withClient, withInstallation } from './installation.ts';
+import {
+  assertOneServer,
+  type Installation,
+  readState,
+  requireMasterKey,
+  withClient,
+  withInstallation,
+} from './installation.ts';
 
 /** Tables that are filled when a database is first opened; they do not count against it being empty. */
 const OWN_ROWS = ['signing_key', 'instance'];
@@ -44,17 +52,19 @@ export const restore = command({
     const handle = await open(file, 'r');
     await handle.close();
     const behind = flags['behind-checkpoints'];
-    const { header, manifest, ended } = await withInstallation({ create: true }, async ({ config, databaseUrl }) => {
+    const { header, manifest, ended } = await withInstallation({ create: true }, async (installation) => {
+      const { config, sessionUrl } = installation;
       const box = new SecretBox(requireMasterKey(config));
       const { migrate } = await import('../../db/index.ts');
       // a running server would keep using the replaced keys
-      const claim = await claimDatabase(databaseUrl, { alone: true, onConflict: () => undefined });
+      const claim = await claimDatabase(sessionUrl, { alone: true, onConflict: () => undefined });
       try {
-        await migrate(databaseUrl);
+        await migrate(sessionUrl);
         const checkpoints = path.join(config.dataDir, 'checkpoints');
-        return await withClient(databaseUrl, { types: COLUMN_TYPES }, (client) =>
-          load(client, file, box, { config, databaseUrl, checkpoints, behind }),
-        );
+        return await withClient(sessionUrl, { types: COLUMN_TYPES }, async (client) => {
+          await assertOneServer(client);
+          return load(client, file, box, { ...installation, checkpoints, behind });
+        });
       } finally {
         await claim.release();
       }
@@ -167,7 +177,7 @@ const endedWords = ({ sessions, links, invitations, changes, holds, keys }: Ende
  */
 async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: CancelledHold[] }> {
   const run = async (sql: string) => (await client.query(sql)).rowCount ?? 0;
-  await run(`delete from credential where kind in ('session', 'sign_in_link', 'invitation', 'workload_token')`);
+  await run(`delete from credential where kind in ('sign_in_link', 'invitation', 'workload_token')`);
   // unsent mails contain links; people can request new ones
   await run('delete from mail_message');
   await run('delete from sign_in_request');
@@ -318,10 +328,10 @@ async function recordRestore(
  * restored but closed.
  */
 function lossesOf(
-  { config, databaseUrl, checkpoints: directory }: Installation & { checkpoints: string },
+  { config, sessionUrl, checkpoints: directory }: Installation & { checkpoints: string },
   keys: OpenKey[],
 ) {
-  const owner = new pg.Pool({ connectionString: databaseUrl, max: 1, types: COLUMN_TYPES });
+  const owner = new pg.Pool({ connectionString: sessionUrl, Client: PrimaryClient, max: 1, types: COLUMN_TYPES });
   const publicKeys = () => keys.map(({ publicKey }) => publicKey);
   const signer = () => {
     const current = keys.find(({ retiredAt }) => !retiredAt);
@@ -338,7 +348,7 @@ function lossesOf(
       const common = { clock: systemClock, host: new URL(config.baseUrl).host, signer, keys: publicKeys, directory };
       const checkpoints = new Checkpoints({
         ...common,
-        db: { owner },
+        db: { owner, aside: owner },
         log: createLog('silent', { write: () => true }),
       });
       const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');

@@ -1,7 +1,9 @@
 import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
+import { DEMO_PREFIX } from '../demo/tenant.ts';
 import { OPERATOR } from '../domain/audit.ts';
+import { TENANT_ID } from '../domain/tenant-id.ts';
 import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
@@ -10,7 +12,7 @@ import { withCore } from './installation.ts';
 
 const create = command({
   name: 'tenant create',
-  summary: 'Make a tenant with its first admin, an admin API key and a one-time sign-in link',
+  summary: 'Create a tenant with its first admin, an admin API key and a one-time sign-in link',
   more: 'The key and the link are shown once. Works while the server runs. SVC_BASE_URL or PORT decides the link.',
   flags: {
     name: { value: 'NAME', required: true, help: 'name of the tenant' },
@@ -24,8 +26,11 @@ const create = command({
       throw new UsageError('--name must have 1 to 200 characters');
     const adminEmail = email(flags['admin-email'], '--admin-email');
     // the id is part of URLs, file names and every record
-    if (flags.id !== undefined && !/^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/.test(flags.id)) {
+    if (flags.id !== undefined && !new RegExp(`^${TENANT_ID}$`).test(flags.id)) {
       throw new UsageError('--id must have 1 to 64 letters, digits, "_" or "-", and start with a letter or digit');
+    }
+    if (flags.id?.startsWith(DEMO_PREFIX)) {
+      throw new UsageError(`--id must not begin with "${DEMO_PREFIX}", which marks what may be deleted as a demo`);
     }
     const tenant = await withCore({ create: true }, (core, config) =>
       createTenant(core, config.baseUrl, { name, adminEmail, ...(flags.id && { id: flags.id }) }),

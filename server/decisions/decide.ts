@@ -6,44 +6,50 @@ import { idHash } from '../chain/record.ts';
 import { actorOf } from '../domain/audit.ts';
 import { type CompleteEvent, permits } from '../domain/decision.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
-import type { ActionRequest } from '../domain/policy.ts';
-import type { Principal } from '../domain/principal.ts';
+import type { ActionRequest, BundleStatement } from '../domain/policy.ts';
 import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
 import type { CallOutcome, LedgerEntry } from '../domain/session-facts.ts';
 import type { StopLookup } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
-import type { HoldRequest, Holds } from '../escrow/holds.ts';
+import type { Holds } from '../escrow/holds.ts';
 import type { HoldView } from '../escrow/view.ts';
-import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
+import { nextTurn, pause } from '../lib/pause.ts';
+import type { Span } from '../lib/telemetry/names.ts';
+import { traceOf, traceparentOf } from '../lib/trace.ts';
 import { openBundle } from '../policy/bundle.ts';
 import type { Bundles, PublishedBundle } from '../policy/bundles.ts';
 import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
-import { type LimitHit, type LimitTerms, limitTerms } from '../policy/evaluation/limits.ts';
+import { heldTakeId, type LimitHit, type LimitTerms, limitTerms } from '../policy/evaluation/limits.ts';
 import { applyMasks, type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import {
-  type ActionToHold,
   type Asked,
+  type Decided,
   decide,
   InexactAction,
   type PointFields,
   readsSession,
   type Taking,
 } from '../policy/evaluation/protocol.ts';
+import { decisionSpan } from '../policy/evaluation/span.ts';
+import { type Evaluation, holdAnswer, maskedArguments } from './answer.ts';
+import {
+  type AgentPrincipal,
+  type Asking,
+  askedOf,
+  type EvaluateRequest,
+  type From,
+  type How,
+  hashOf,
+  holdRequest,
+} from './asking.ts';
+import type { Call, Calls } from './calls.ts';
+import type { Disputes } from './disputes.ts';
 import type { SessionLedger } from './ledger.ts';
 import type { Limits } from './limits.ts';
 import { getEvent } from './search.ts';
-
-export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
-
-/** The agent's request. Its identity comes only from its key. */
-export type EvaluateRequest = Omit<
-  ActionRequest,
-  'agent_id' | 'agent_role' | 'owner' | 'source_ip' | 'now' | 'session'
-> & { action_summary?: string | undefined };
 
 /** The chain's appender: resolves when the record is committed. */
 export type Append = (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
@@ -51,12 +57,21 @@ export type Append = (tenantId: string, events: AppendEvent[]) => Promise<Append
 interface Loaded {
   bundle: PublishedBundle;
   engine: PolicyEngine;
+  /** How many statements are left to Cedar. */
+  left: number;
   /** A live statement reads context.session, so it must be looked up. */
   readsSession: boolean;
 }
 
 /** How long after a decision an agent may report what became of it. */
 const REPORT_MS = 24 * 3600 * 1000;
+
+/** How often a call tries to use a release while other calls of the same action use one. */
+const MOST_TRIES = 3;
+/** How long a call waits while another process decides it, and how often it looks. */
+const CALL_PATIENCE_MS = 5000;
+const CALL_POLL_MS = 50;
+const NEVER = new AbortController().signal;
 
 /** Earlier calls of a session are counted up to this many, which bounds the cost of the query. */
 const MAX_CALLS = 10_000;
@@ -71,11 +86,18 @@ export class Decider {
   readonly #limits: Limits;
   readonly #stops: (tenantId: string) => Promise<StopLookup>;
   readonly #ledger: SessionLedger;
+  readonly #disputes: Disputes;
+  readonly #calls: Calls;
+  readonly #baseUrl: string;
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #decisions: Counter<'decision'>;
   readonly #seconds: Histogram;
   readonly #engines = new Map<string, Loaded>();
+  /** What is being loaded, by tenant, bundle and number of disputes. */
+  readonly #loading = new Map<string, Promise<Loaded>>();
+  /** Called, where spans are wanted, for each decision. */
+  onSpan: ((span: Span) => void) | undefined;
 
   constructor(parts: {
     db: Database;
@@ -87,6 +109,10 @@ export class Decider {
     /** The stops in force. */
     stops: (tenantId: string) => Promise<StopLookup>;
     ledger: SessionLedger;
+    disputes: Disputes;
+    calls: Calls;
+    /** Where people reach the dashboard. */
+    baseUrl: string;
     clock: Clock;
     log: Log;
     decisions: Counter<'decision'>;
@@ -100,6 +126,9 @@ export class Decider {
     this.#limits = parts.limits;
     this.#stops = parts.stops;
     this.#ledger = parts.ledger;
+    this.#disputes = parts.disputes;
+    this.#calls = parts.calls;
+    this.#baseUrl = parts.baseUrl;
     this.#clock = parts.clock;
     this.#log = parts.log;
     this.#decisions = parts.decisions;
@@ -109,23 +138,143 @@ export class Decider {
   /**
    * Decides and records. Rejects with UNAVAILABLE if the decision could not be recorded; then the agent must not act.
    *
-   * `escrowId` is the hold that the agent waited for. If it does not cover the rules now in force, a new hold is opened
-   * and recorded, and the call rejects with POLICY_CHANGED, which names the new hold. If the hold cannot be used at all,
-   * the call rejects with the same errors as a consume, and the attempt is audited.
+   * With `escrowId` or `resume` it goes on with a released hold: the one that the agent names, or the one of this action.
+   * If that does not cover the rules now in force, a new hold is opened and recorded, and the call rejects with
+   * POLICY_CHANGED, which names the new hold. If the named hold cannot be used at all, the call rejects with the same
+   * errors as a consume, and the attempt is audited.
+   *
+   * With `callId` all that is asked under this id is one call: see Calls. What it was answered is answered again, with the
+   * hold as it is now, and nothing is held, consumed or counted twice. While a stop reaches the action that did not when
+   * the call was permitted, it is denied all the same.
    */
-  async evaluate(
+  async evaluate(agent: AgentPrincipal, input: EvaluateRequest, from: From, how: How = {}): Promise<Evaluation> {
+    for (let tries = 1; ; tries++) {
+      try {
+        const answer = await (how.callId === undefined
+          ? this.#ask(await this.#asking(agent, input, from, how))
+          : this.#once(agent, input, from, how, how.callId));
+        return how.applyMasks && permits(answer.decision)
+          ? { ...answer, arguments: maskedArguments(answer, input.arguments) }
+          : answer;
+      } catch (error) {
+        const lost = error instanceof AppError && error.problem === 'ALREADY_CONSUMED';
+        // another call of the same action was quicker to use what was released
+        if (!lost || !how.resume || tries === MOST_TRIES) throw error;
+      }
+    }
+  }
+
+  /**
+   * Decides several actions of one agent as if it had asked for them one after the other: what an earlier one takes of
+   * limits or does in its session counts for the later ones. Each resolves by itself. Their records are committed together
+   * as far as none waits for another's.
+   */
+  async evaluateAll(
+    agent: AgentPrincipal,
+    requests: readonly { input: EvaluateRequest; how: How }[],
+    from: From,
+  ): Promise<PromiseSettledResult<Evaluation>[]> {
+    const results: Promise<Evaluation>[] = [];
+    const last = new Map<string, Promise<unknown>>();
+    let decided: Promise<unknown> = Promise.resolve();
+    for (const { input, how } of requests) {
+      // facts of a session come from its records, and a call from its answer
+      const names = [input.session_id && `session ${input.session_id}`, how.callId && `call ${how.callId}`];
+      await Promise.allSettled([decided, ...names.map((name) => name && last.get(name))]);
+      const { promise, resolve } = Promise.withResolvers<void>();
+      const result = this.evaluate(agent, input, from, { ...how, decided: resolve });
+      // whatever became of it
+      result.then(
+        () => resolve(),
+        () => resolve(),
+      );
+      decided = promise;
+      for (const name of names) if (name) last.set(name, result);
+      results.push(result);
+    }
+    return Promise.allSettled(results);
+  }
+
+  /** A call that has an id: what it was answered, or one more step of it. */
+  async #once(
     agent: AgentPrincipal,
     input: EvaluateRequest,
-    from: { ip: string; requestId: string },
-    escrowId?: string,
-  ) {
-    const began = performance.now();
-    const { tenantId } = agent;
+    from: From,
+    how: How,
+    callId: string,
+  ): Promise<Evaluation> {
+    const { tenantId, agentId } = agent;
+    const end = performance.now() + CALL_PATIENCE_MS;
+    for (;;) {
+      const asking = await this.#asking(agent, input, from, how);
+      const { request, stop, eventId } = asking;
+      if (stop?.mode === 'deny') return this.#ask(asking);
+      const asked = askedOf(request);
+      const begun = await this.#calls.begin(tenantId, { agentId, callId, asked, eventId });
+      if (begun.busy) {
+        if (performance.now() > end) {
+          throw new AppError('UNAVAILABLE', 'this call is being decided', { headers: { 'retry-after': '1' } });
+        }
+        await pause(CALL_POLL_MS, NEVER);
+        continue;
+      }
+      let { call } = begun;
+      if (begun.kept) {
+        const { answer, stop: before, attempt } = begun.kept;
+        if (answer.decision === 'deny') return answer;
+        if (permits(answer.decision)) {
+          if (how.attempt !== undefined && how.attempt !== attempt) {
+            throw new AppError('CONFLICT', 'the call was permitted to another attempt');
+          }
+          if (!stop || stop.id === before) return answer;
+          // beside the call: its answer counts again when the stop is lifted
+          return this.#ask({ ...asking, stop: { ...stop, mode: 'deny' } });
+        }
+        const hold = call.holdId === null ? undefined : await this.#holds.get(tenantId, call.holdId);
+        if (hold && (hold.status === 'held' || (hold.status === 'released' && !how.resume))) {
+          return { ...answer, escrow: holdAnswer(hold, this.#baseUrl) };
+        }
+        const again = await this.#calls.again(tenantId, call, eventId);
+        if (!again) continue;
+        call = again;
+      }
+      try {
+        return await this.#ask(await this.#step(asking, call));
+      } catch (error) {
+        const answered = error instanceof AppError && error.problem === 'POLICY_CHANGED';
+        if (!answered) await this.#calls.release(tenantId, call).catch(() => undefined);
+        throw error;
+      }
+    }
+  }
+
+  /** How a call goes on: with its hold, as that is now. */
+  async #step(asking: Asking, call: Call): Promise<Asking> {
+    const step = { ...asking, eventId: call.eventId, call };
+    if (call.holdId === null) return step;
+    const { id, status } = await this.#holds.get(asking.agent.tenantId, call.holdId);
+    switch (status) {
+      case 'held':
+        return { ...step, escrowId: id };
+      case 'released':
+        return asking.resume ? { ...step, escrowId: id } : step;
+      case 'consumed':
+        // for this call, whose record was then not stored; or for another call of the same action
+        return call.consumed ? { ...step, escrowId: id } : step;
+      default:
+        return {
+          ...step,
+          standstill: {
+            code: 'hold_ended',
+            reason: `the hold was ${status}`.replace('was expired', 'has expired'),
+            escrow_id: id,
+          },
+        };
+    }
+  }
+
+  async #asking(agent: AgentPrincipal, input: EvaluateRequest, from: From, how: How): Promise<Asking> {
     const now = this.#clock.now();
-    const eventId = newId('evt', now);
-    const by = { actor: actorOf(agent, from.ip), requestId: from.requestId };
-    const { bundle, engine, readsSession } = await this.#load(tenantId);
-    const stopOf = await this.#stops(tenantId);
     const request: ActionRequest = {
       ...input,
       agent_id: agent.agentId,
@@ -134,68 +283,23 @@ export class Decider {
       source_ip: from.ip,
       now: new Date(now).toISOString(),
     };
-    const { verdict, hold, changed, fields, action_hash } = await decide<HoldView, void>(
-      { request, eventId, bundleHash: bundle.hash, escrowId, stop: stopOf(request) },
-      {
-        session: async (asked) => {
-          if (!readsSession || !input.session_id) return undefined;
-          const counted = await this.#session(agent, input.session_id, now);
-          const known = await this.#ledger.known(tenantId, agent.agentId, input.session_id);
-          return engine.session(asked, counted, known);
-        },
-        match: (asked) => {
-          const match = engine.match(asked);
-          if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
-          return match;
-        },
-        take: (asked) => this.#take(tenantId, agent.agentId, asked),
-        find: (id) => this.#holds.get(tenantId, id),
-        refuse: async ({ id, status }, why) => {
-          const refusal = new AppError(why, why === 'INVALID_STATUS' ? `the hold is ${status}` : undefined);
-          await this.#holds.refusedUse(tenantId, id, by, refusal);
-          throw refusal;
-        },
-        open: (action) => this.#holds.open(tenantId, holdRequest(agent, input, action), by),
-        consume: ({ id }, { action_hash }) => {
-          const action = { action_hash, agent_role: agent.agentRole, agent_id: agent.agentId };
-          return this.#holds.consume(tenantId, id, action, by, `for decision ${eventId}`);
-        },
-        withdraw: ({ id }) => this.#withdraw(tenantId, id),
-        consumedWithoutRecord: ({ id }) => this.#consumedWithoutRecord(tenantId, id, eventId),
-        elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: async (decided, kept) => {
-          const policy = bundle.policies.get(decided.policy_id);
-          const own: PointFields = {
-            proxy_id: CONTROL_PLANE,
-            proxy_seq: undefined,
-            key_id: agent.id,
-            policy_content_hash: policy?.content_hash,
-            // the agent acts after this answer, and says nothing of it
-            outcome: undefined,
-            total_latency_ms: undefined,
-            confidence: undefined,
-          };
-          await this.#record(tenantId, { ...decided, ...own }, kept);
-          if (decided.decision === 'deny' || decided.decision === 'rate_limited') {
-            const entries = this.#learned(engine, request, 'denied', now);
-            await this.#ledger.remember(tenantId, [{ ...sessionOf(request, eventId), entries }]);
-          }
-        },
-      },
-    ).catch((error) => {
-      if (!(error instanceof InexactAction)) throw error;
-      throw new AppError('VALIDATION_FAILED', error.message, {
-        faults: [{ pointer: error.pointer, message: error.message }],
-      });
-    });
-    this.#decisions.inc({ decision: verdict.decision });
-    this.#seconds.observe((performance.now() - began) / 1000);
-    if (changed) {
-      throw new AppError('POLICY_CHANGED', `the policies now hold this action for more: wait for hold ${hold!.id}`, {
-        headers: { 'x-svc-escrow-id': hold!.id },
-      });
-    }
-    return {
+    const stop = (await this.#stops(agent.tenantId))(request);
+    const { escrowId, resume = false, attempt, decided = () => {} } = how;
+    const eventId = newId('evt', now);
+    const trace = traceOf(from.traceparent);
+    return { agent, input, from, trace, request, now, stop, eventId, escrowId, resume, attempt, decided };
+  }
+
+  /** Decides once, and records. */
+  async #ask(asking: Asking): Promise<Evaluation> {
+    const began = performance.now();
+    const { agent, input, from, trace, request, now, stop, eventId, escrowId, resume, standstill, call } = asking;
+    const { tenantId } = agent;
+    const by = { actor: from.person ?? actorOf(agent, from.ip), requestId: from.requestId };
+    const { bundle, engine, readsSession } = await this.#load(tenantId);
+    const preparing = engine.ready(request, nextTurn);
+    if (preparing) await preparing;
+    const answerOf = ({ verdict, hold, fields, action_hash }: Omit<Decided<HoldView, void>, 'stored'>): Evaluation => ({
       decision: verdict.decision,
       event_id: eventId,
       policy_id: verdict.policy_id,
@@ -206,19 +310,126 @@ export class Decider {
       ...(verdict.masks && { masks: verdict.masks }),
       ...(verdict.retry_after !== undefined && { retry_after: verdict.retry_after }),
       action_hash,
-      ...(hold && {
-        escrow: {
-          id: hold.id,
-          status: hold.status,
-          hold_type: hold.hold_type,
-          required_approvals: hold.required_approvals,
-          current_approvals: hold.current_approvals,
-          expires_at: hold.expires_at,
-          status_url: `/v1/escrow/${hold.id}`,
-        },
-      }),
+      ...(hold && { escrow: holdAnswer(hold, this.#baseUrl) }),
       evaluation_us: fields.evaluation_us,
-    };
+    });
+    /** A hold that was consumed for this very call is still to be used by it. */
+    const spent = (id: string) => call?.consumed === true && call.holdId === id;
+    /** The record of a call may be stored, whatever was answered: then the call is permitted when it is asked for again. */
+    let sent = false;
+    let disputed: readonly BundleStatement[] = [];
+    const decided = await decide<HoldView, void>(
+      { request, eventId, bundleHash: bundle.hash, escrowId, resume, stop, standstill, trace },
+      {
+        session: async (asked) => {
+          if (!readsSession || !input.session_id) return undefined;
+          const counted = await this.#session(agent, input.session_id, now);
+          const known = await this.#ledger.known(tenantId, agent.agentId, input.session_id);
+          return engine.session(asked, counted, known);
+        },
+        match: async (asked) => {
+          const match = await engine.matchInSteps(asked, nextTurn);
+          if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
+          if (match.disputed) disputed = match.hits;
+          return match;
+        },
+        // who practices takes nothing that agents share
+        take: async (asked) =>
+          from.person
+            ? { exceeded: new Map(), giveBack: async () => {} }
+            : this.#take(tenantId, agent.agentId, asked, call, () => sent),
+        find: async (id) => {
+          const hold = await this.#holds.get(tenantId, id);
+          return spent(id) ? { ...hold, status: 'released' } : hold;
+        },
+        refuse: async ({ id, status }, why) => {
+          const refusal = new AppError(why, why === 'INVALID_STATUS' ? `the hold is ${status}` : undefined);
+          await this.#holds.refusedUse(tenantId, id, by, refusal);
+          throw refusal;
+        },
+        open: (action) =>
+          this.#holds.open(tenantId, holdRequest(agent, input, action), by, {
+            traceparent: traceparentOf(trace),
+            beside: async (em, hold) => {
+              if (call) await this.#calls.held(em, tenantId, call, hold);
+            },
+          }),
+        consume: async (hold, { action_hash }) => {
+          if (spent(hold.id)) return { ...hold, status: 'consumed' };
+          const action = { action_hash, agent_role: agent.agentRole, agent_id: agent.agentId };
+          return this.#holds.consume(tenantId, hold.id, action, by, {
+            detail: `for decision ${eventId}`,
+            beside: async (em) => {
+              if (call) await this.#calls.consumed(em, tenantId, call);
+            },
+          });
+        },
+        withdraw: async ({ id }) => {
+          await this.#withdraw(tenantId, id);
+          if (call) await this.#calls.unheld(tenantId, call).catch(() => undefined);
+        },
+        consumedWithoutRecord: ({ id }) => this.#consumedWithoutRecord(tenantId, id, eventId),
+        elapsed: () => Math.round((performance.now() - began) * 1000),
+        record: async (fields, kept, what) => {
+          const policy = bundle.policies.get(fields.policy_id);
+          const own: PointFields = {
+            proxy_id: CONTROL_PLANE,
+            proxy_seq: undefined,
+            key_id: agent.id,
+            policy_content_hash: policy?.content_hash,
+            // the agent acts after this answer, and says nothing of it
+            outcome: undefined,
+            total_latency_ms: undefined,
+            confidence: undefined,
+          };
+          if (call) {
+            const { input_hash, facts } = fields;
+            await this.#calls.answer(tenantId, call, {
+              answer: answerOf(what),
+              stop: facts?.stop,
+              input_hash,
+              attempt: asking.attempt,
+            });
+          }
+          asking.decided();
+          sent = call !== undefined;
+          await this.#record(tenantId, { ...fields, ...own }, kept, () => {
+            sent = false;
+          });
+          if (fields.decision === 'deny' || fields.decision === 'rate_limited') {
+            const entries = this.#learned(engine, request, 'denied', now);
+            await this.#ledger.remember(tenantId, [{ ...sessionOf(request, eventId), entries }]);
+          }
+        },
+      },
+    )
+      .finally(() => disputed.length > 0 && this.#disputes.raise(tenantId, disputed, eventId))
+      .catch((error) => {
+        if (!(error instanceof InexactAction)) throw error;
+        throw new AppError('VALIDATION_FAILED', error.message, {
+          faults: [{ pointer: error.pointer, message: error.message }],
+        });
+      });
+    const { verdict, hold, changed, fields } = decided;
+    this.#decisions.inc({ decision: verdict.decision });
+    this.#seconds.observe((performance.now() - began) / 1000);
+    const { onSpan } = this;
+    if (onSpan) {
+      const decidedAt = Date.now();
+      const more = { trace, decidedAt, hold, tenant: tenantId, server: input.tool_server };
+      const asked = decidedAt - (performance.now() - began);
+      setImmediate(() => onSpan(decisionSpan(fields, { ...more, from: asked })));
+    }
+    if (changed) {
+      throw new AppError(
+        'POLICY_CHANGED',
+        `the policies now hold this action for additional reasons: wait for hold ${hold!.id}`,
+        {
+          headers: { 'x-svc-escrow-id': hold!.id },
+        },
+      );
+    }
+    return answerOf(decided);
   }
 
   /** What a live rule limits; undefined when there is none of that name, or without such a limit. */
@@ -258,7 +469,7 @@ export class Decider {
       [tenantId, event_id],
     );
     if (!kept || unfitting(kept, { input_hash: event.input_hash ?? undefined })) {
-      throw new AppError('INVALID_STATUS', 'what was decided on is no longer kept');
+      throw new AppError('INVALID_STATUS', 'the input of this decision is no longer kept');
     }
     const request = JSON.parse(kept.input) as ActionRequest;
     const { engine } = await this.#load(tenantId);
@@ -292,10 +503,19 @@ export class Decider {
     });
   }
 
-  /** Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails. */
-  async #record(tenantId: string, event: CompleteEvent, input: KeptInput | undefined): Promise<void> {
+  /**
+   * Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails, after `refused`
+   * where it is sure that it is not stored.
+   */
+  async #record(
+    tenantId: string,
+    event: CompleteEvent,
+    input: KeptInput | undefined,
+    refused: () => void,
+  ): Promise<void> {
     try {
       const { results } = await this.#append(tenantId, [{ event, input }]);
+      if (results[0] && 'refused' in results[0]) refused();
       if (!results[0] || !('seq' in results[0])) throw new Error('the database refused the record');
     } catch (error) {
       if (error instanceof AppError) throw error;
@@ -309,11 +529,22 @@ export class Decider {
   /** The engine for the bundle in force. The bundle is verified before use, as in a proxy. */
   async #load(tenantId: string): Promise<Loaded> {
     const bundle = await this.#bundles.current(tenantId, null);
+    const left = await this.#disputes.known(tenantId);
     const loaded = this.#engines.get(tenantId);
-    if (loaded?.bundle.hash === bundle.hash) return loaded;
+    if (loaded?.bundle.hash === bundle.hash && loaded.left === left.size) return loaded;
+    const name = `${tenantId} ${bundle.hash} ${left.size}`;
+    let loading = this.#loading.get(name);
+    if (!loading) {
+      loading = this.#loaded(tenantId, bundle, left).finally(() => this.#loading.delete(name));
+      this.#loading.set(name, loading);
+    }
+    return loading;
+  }
+
+  async #loaded(tenantId: string, bundle: PublishedBundle, left: ReadonlySet<string>): Promise<Loaded> {
     const { content } = openBundle(bundle.bytes, this.#keyFor, { tenant: tenantId });
-    const engine = new PolicyEngine(content);
-    const next = { bundle, engine, readsSession: readsSession(content.policies) };
+    const engine = await PolicyEngine.inSteps(content, { left }, nextTurn);
+    const next = { bundle, engine, left: left.size, readsSession: readsSession(content.policies) };
     this.#engines.get(tenantId)?.engine.dispose();
     this.#engines.set(tenantId, next);
     return next;
@@ -332,19 +563,28 @@ export class Decider {
     return { call_count: rows[0]!.calls, started: rows[0]!.started ?? new Date(now).toISOString() };
   }
 
-  async #take(tenantId: string, agentId: string, { limits, checked, once }: Asked): Promise<Taking> {
-    const id = once && `held:${once}`;
+  async #take(
+    tenantId: string,
+    agentId: string,
+    { limits, checked, once }: Asked,
+    call: Call | undefined,
+    mayBeRecorded: () => boolean,
+  ): Promise<Taking> {
+    const id = once ? heldTakeId(once) : call && `call:${call.eventId}`;
     const answer = await this.#limits.take(tenantId, {
       ...{ id, shared: true, source: CONTROL_PLANE, agentId, limits, checked },
     });
     if ('exceeded' in answer) return { ...answer, giveBack: async () => {} };
     return {
       exceeded: new Map(),
-      giveBack: () =>
-        this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken, id).catch((err) => {
+      giveBack: async () => {
+        // others rely on what was taken: those who took it, or who ask for the same call again
+        if (answer.before || mayBeRecorded()) return;
+        await this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken, id).catch((err) => {
           // it stays taken, and no limit is passed
           this.#log.error({ err, tenantId }, 'what an action took of limits could not be given back');
-        }),
+        });
+      },
     };
   }
 
@@ -371,16 +611,6 @@ export class Decider {
   }
 }
 
-function hashOf(report: object): string {
-  try {
-    return sha256Tag(canonicalJson(report));
-  } catch (error) {
-    if (!(error instanceof RangeError)) throw error;
-    const message = `the answer cannot be represented exactly: ${error.message}`;
-    throw new AppError('VALIDATION_FAILED', message, { faults: [{ pointer: '/answer', message }] });
-  }
-}
-
 function sessionOf({ agent_id, session_id }: ActionRequest, event_id: string) {
   return { agent_id, session_id: session_id ?? '', event_id };
 }
@@ -392,31 +622,4 @@ function masksOf(obligations: readonly string[]): Mask[] | undefined {
   } catch {
     return undefined;
   }
-}
-
-function holdRequest(
-  agent: AgentPrincipal,
-  input: EvaluateRequest,
-  { action_hash, policy_id, shown, terms }: ActionToHold,
-): HoldRequest {
-  return {
-    agent_role: agent.agentRole,
-    agent_id: agent.agentId,
-    action: shown,
-    action_summary: input.action_summary ?? `${input.action_type} ${input.tool_name}`,
-    risk_score: input.risk_score,
-    action_hash,
-    hold_type: terms.hold_type,
-    required_approvals: terms.required_approvals,
-    quorum: terms.quorum,
-    conditions: terms.conditions?.map((condition_id) => ({ condition_id })),
-    release_after_seconds: terms.delay_seconds,
-    ttl_seconds: terms.ttl_seconds,
-    execute_within_seconds: terms.execute_within_seconds,
-    policy_id,
-    rules: terms.rules,
-    reason: terms.reason,
-    session_id: input.session_id,
-    notify_targets: terms.notify_targets ?? [],
-  };
 }

@@ -119,7 +119,9 @@ export const IngestedEvent = z
     ...Object.fromEntries(
       INGESTED.map((name) => {
         const value = accepted(name);
-        return [name, fieldOf(name).presence === 'required' ? value : value.nullish()];
+        if (fieldOf(name).presence === 'required') return [name, value];
+        // the agent's word, which decides nothing: no record is lost because of it
+        return [name, name === 'trace_id' || name === 'span_id' ? value.nullish().catch(null) : value.nullish()];
       }),
     ),
   })
@@ -199,7 +201,7 @@ const ANSWERED = {
       session: z.array(z.string()).optional().describe('the facts of the session that policies read'),
       standstill: z.string().optional().describe('why no policy was asked'),
       stop: z.string().optional().describe('the stop that denied the action, or held it'),
-      uncounted: z.literal(true).optional().describe('nobody could tell how much of a limit was left'),
+      uncounted: z.literal(true).optional().describe('the remaining limit was unknown'),
       unholdable: z.literal(true).optional().describe('a policy would have held the action, which could not be held'),
     } satisfies Record<keyof DecisionFacts, z.ZodType>),
 } satisfies Record<ReturnType<typeof fieldOf>['type'], () => z.ZodType>;
@@ -304,7 +306,10 @@ export const Sought = z
   .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
 
 type FilterShape = { [K in FilterField]: z.ZodOptional<z.ZodType<K extends 'decision' ? Decision : string>> };
+const SoughtText = Sought.optional().describe(
+  'the value, or how it begins and `*`, in capitals or not; a value that ends in `*` itself has one more',
+);
 /** The filters of the list. */
 export const EVENT_FILTERS = Object.fromEntries(
-  FILTER_FIELDS.map((name) => [name, (fieldOf(name).type === 'decision' ? z.enum(DECISIONS) : Sought).optional()]),
+  FILTER_FIELDS.map((name) => [name, fieldOf(name).type === 'decision' ? z.enum(DECISIONS).optional() : SoughtText]),
 ) as unknown as FilterShape;

@@ -1,8 +1,8 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
+import { forgetBefore } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { FACT_LIMITS, type LedgerRow } from '../domain/session-facts.ts';
-import type { Job } from '../jobs/jobs.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { KnownSession } from '../policy/evaluation/session.ts';
@@ -39,7 +39,6 @@ export interface Remembered extends SessionOf {
 }
 
 const DAY_MS = 24 * 3600 * 1000;
-const BATCH = 5000;
 
 /**
  * What tools' answers said in agents' sessions. A session is known by its agent and its id: another agent that names the
@@ -104,29 +103,26 @@ export class SessionLedger {
     }));
   }
 
+  /** The same for people: with the tool that each entry comes from, where its decision is recorded by now. */
+  async listed(tenantId: string, sessionId: string, agentId?: string) {
+    const rows = await this.rows(tenantId, sessionId, agentId);
+    const calls = await this.#db.query<{ event_id: string; tool_name: string }>(
+      tenantId,
+      `select event_id, line::jsonb ->> 'tool_name' as tool_name from forensic_record
+       where tenant_id = $1 and event_id = any($2)`,
+      [tenantId, [...new Set(rows.map(({ event_id }) => event_id))]],
+    );
+    const tools = new Map(calls.map(({ event_id, tool_name }) => [event_id, tool_name]));
+    return rows.map((row) => ({ ...row, tool_name: tools.get(row.event_id) ?? null }));
+  }
+
   /** Deletes what has expired. */
-  forget(tenants: () => Promise<readonly { tenant_id: string }[]>): Job {
-    return {
-      name: 'forget session facts',
-      everySeconds: 600,
-      run: async (signal) => {
-        for (const { tenant_id } of await tenants()) {
-          for (const [table, key, column, before] of [
-            ['session_fact', 'agent_id, session_id, source, name, key, reported', 'expires_at', 0],
-            ['reported_outcome', 'event_id', 'reported_at', 2 * DAY_MS],
-          ] as const) {
-            for (let deleted = BATCH; deleted === BATCH && !signal.aborted; ) {
-              const { rowCount } = await this.#db.owner.query(
-                `delete from ${table} where (tenant_id, ${key}) in (
-                   select tenant_id, ${key} from ${table} where tenant_id = $1 and ${column} < $2 limit ${BATCH})`,
-                [tenant_id, new Date(this.#clock.now() - before)],
-              );
-              deleted = rowCount ?? 0;
-            }
-          }
-        }
-      },
-    };
+  async forget(): Promise<void> {
+    const now = this.#clock.now();
+    const facts = 'agent_id, session_id, source, name, key, reported';
+    await forgetBefore(this.#db, { table: 'session_fact', key: facts, time: 'expires_at' }, new Date(now));
+    const outcomes = { table: 'reported_outcome', key: 'event_id', time: 'reported_at' };
+    await forgetBefore(this.#db, outcomes, new Date(now - 2 * DAY_MS));
   }
 
   /** One row for each key, in one order for all callers, so that none waits for another in a circle. */

@@ -1,12 +1,11 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { forgetBefore } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
 import { type LimitHit, MAX_CHOSEN, takenFrom } from '../policy/evaluation/limits.ts';
 
-/** Rows that one statement deletes. */
-const BATCH = 5000;
 /** Ended windows are kept for so long, because a proxy may still give back what it took. */
 const KEPT_MS = 600_000;
 
@@ -33,7 +32,8 @@ export interface TakenLimit {
   endsAt: number;
 }
 
-export type LimitAnswer = { taken: TakenLimit[] } | { exceeded: Map<string, { retry_after: number }> };
+/** `before`: it was taken under the same id by an earlier call, which alone may give it back. */
+export type LimitAnswer = { taken: TakenLimit[]; before: boolean } | { exceeded: Map<string, { retry_after: number }> };
 
 interface CounterRow {
   units: number;
@@ -60,10 +60,12 @@ export class Limits {
    */
   async take(tenantId: string, take: LimitTake): Promise<LimitAnswer> {
     const now = this.#clock.now();
+    let known = false;
     try {
       const taken = await this.#db.transaction(tenantId, async (em) => {
         if (take.id !== undefined) {
           const before = await this.#begin(em, tenantId, take, take.id, now);
+          known = before !== undefined;
           if (before) return before;
         }
         const exceeded = new Map<string, { retry_after: number }>();
@@ -96,7 +98,7 @@ export class Limits {
         if (take.id !== undefined) await this.#keep(em, tenantId, take.id, results, now);
         return results;
       });
-      return { taken };
+      return { taken, before: known };
     } catch (error) {
       if (error instanceof Exceeded) return { exceeded: error.exceeded };
       throw error;
@@ -126,18 +128,11 @@ export class Limits {
   }
 
   /** Deletes windows that ended, and what was noted of calls in them. */
-  async forget(tenantIds: readonly string[]): Promise<void> {
+  async forget(): Promise<void> {
     const before = new Date(this.#clock.now() - KEPT_MS);
-    for (const tenantId of tenantIds) {
-      for (const [table, key, time] of [
-        ['limit_counter', 'tenant_id, rule_id, kind, key', 'window_ends_at'],
-        ['limit_take', 'tenant_id, id', 'expires_at'],
-      ]) {
-        const text = `delete from ${table} where (${key}) in (
-          select ${key} from ${table} where tenant_id = $1 and ${time} < $2 limit ${BATCH})`;
-        while (((await this.#db.owner.query(text, [tenantId, before])).rowCount ?? 0) === BATCH);
-      }
-    }
+    const counters = { table: 'limit_counter', key: 'rule_id, kind, key', time: 'window_ends_at' };
+    await forgetBefore(this.#db, counters, before);
+    await forgetBefore(this.#db, { table: 'limit_take', key: 'id', time: 'expires_at' }, before);
   }
 
   /** Claims the id. Resolves to what it took already, if so. */

@@ -3,7 +3,11 @@ import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 
 const BATCH = 5000;
+/** Tenants that are looked up together. */
+const TENANTS = 500;
 const DAY_MS = 24 * 3600 * 1000;
+/** When a tenant is looked at again whose look failed. */
+const AGAIN_MS = 600_000;
 
 /** How long what decisions were taken on is kept, in days. */
 export interface Retention {
@@ -13,22 +17,32 @@ export interface Retention {
   projection: number;
 }
 
+/** What of holds shows the actions that they are for. */
+export interface HeldActions {
+  /** Erases what is older. Resolves to the number erased, and is called until that is zero. */
+  forget(tenantId: string, before: Date): Promise<number>;
+  /** When the oldest that is left was made. */
+  oldest(tenantId: string): Promise<Date | null>;
+}
+
 /**
- * Erases what decisions were taken on, by two clocks of the tenant's: whole requests and their copies in holds
- * (`forgetHeld`) by one, projections by the other. Each goes with its salt, so that the record's commitment to it says
- * nothing afterwards; the record itself stays. `forgetHeld` resolves to the number erased and is called until that is zero.
+ * Erases what decisions were taken on, by two clocks of the tenant's: whole requests and their copies in holds by one, projections
+ * by the other. Each goes with its salt, so that the record's commitment to it says nothing afterwards; the record itself stays.
+ *
+ * A tenant is looked at when the oldest that it has is due. One that has nothing is looked at again when what it may get from now
+ * on is: not before, because nothing is due any earlier.
  */
 export function forgetInputs(parts: {
   db: Database;
   clock: Clock;
-  tenants: () => Promise<readonly { tenant_id: string }[]>;
   retentionDays: (tenantId: string) => Promise<Retention>;
-  forgetHeld: (tenantId: string, before: Date) => Promise<number>;
+  held: HeldActions;
 }): Job {
+  const { owner } = parts.db;
   /** Erases one half of a batch of rows, or the rows that have no other half. */
   const forget = async (half: 'input' | 'projection', tenantId: string, before: Date) => {
     const [salt, other] = half === 'input' ? ['salt_b', 'projection'] : ['salt_a', 'input'];
-    const { rows } = await parts.db.owner.query<{ erased: number }>(
+    const { rows } = await owner.query<{ erased: number }>(
       `with due as materialized (
          select event_id, ${other} is null as whole from decision_input
          where tenant_id = $1 and created_at < $2 and ${half} is not null order by created_at limit ${BATCH}),
@@ -41,19 +55,63 @@ export function forgetInputs(parts: {
     );
     return rows[0]!.erased;
   };
+  const oldest = async (half: 'input' | 'projection', tenantId: string) => {
+    const { rows } = await owner.query<{ created_at: Date }>(
+      `select created_at from decision_input where tenant_id = $1 and ${half} is not null order by created_at limit 1`,
+      [tenantId],
+    );
+    return rows[0]?.created_at ?? null;
+  };
+  const look = async (tenantId: string, due: string, signal: AbortSignal) => {
+    const now = parts.clock.now();
+    const days = await parts.retentionDays(tenantId);
+    const before = (kept: number) => new Date(now - kept * DAY_MS);
+    while (!signal.aborted && (await forget('input', tenantId, before(days.input))) > 0);
+    while (!signal.aborted && (await forget('projection', tenantId, before(days.projection))) > 0);
+    while (!signal.aborted && (await parts.held.forget(tenantId, before(days.input))) > 0);
+    if (signal.aborted) return;
+    const left = [
+      { at: await oldest('input', tenantId), kept: days.input },
+      { at: await oldest('projection', tenantId), kept: days.projection },
+      { at: await parts.held.oldest(tenantId), kept: days.input },
+    ];
+    const next = Math.min(...left.map(({ at, kept }) => (at?.getTime() ?? now) + kept * DAY_MS));
+    // unless the settings were changed meanwhile
+    await owner.query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
+      tenantId,
+      new Date(Math.max(next, now + 1)),
+      due,
+    ]);
+  };
   return {
     name: 'forget inputs',
     everySeconds: 600,
     async run(signal) {
-      for (const { tenant_id } of await parts.tenants()) {
-        if (signal.aborted) return;
-        const now = parts.clock.now();
-        const days = await parts.retentionDays(tenant_id);
-        const before = (kept: number) => new Date(now - kept * DAY_MS);
-        while (!signal.aborted && (await forget('input', tenant_id, before(days.input))) > 0);
-        while (!signal.aborted && (await forget('projection', tenant_id, before(days.projection))) > 0);
-        while (!signal.aborted && (await parts.forgetHeld(tenant_id, before(days.input))) > 0);
+      const now = new Date(parts.clock.now());
+      const failures: unknown[] = [];
+      for (let more = true; more && !signal.aborted; ) {
+        const { rows } = await owner.query<{ tenant_id: string; due: string }>(
+          `select tenant_id, erase_at::text as due from tenant where erase_at <= $1 order by erase_at limit ${TENANTS}`,
+          [now],
+        );
+        for (const { tenant_id, due } of rows) {
+          if (signal.aborted) break;
+          try {
+            await look(tenant_id, due, signal);
+          } catch (error) {
+            // one tenant whose look fails keeps no other waiting
+            failures.push(error);
+            await owner.query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
+              tenant_id,
+              new Date(now.getTime() + AGAIN_MS),
+              due,
+            ]);
+          }
+        }
+        more = rows.length === TENANTS;
       }
+      if (failures.length > 0)
+        throw new AggregateError(failures, `what ${failures.length} tenants keep could not be erased`);
     },
   };
 }

@@ -1,16 +1,21 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
-import { doerOf } from '../domain/audit.ts';
+import { actorOf, doerOf } from '../domain/audit.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
+import { PRACTICE_AGENT } from '../domain/practice.ts';
 import { hasRole } from '../domain/principal.ts';
-import { AppError } from '../errors.ts';
-import { type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
+import { AppError, problemBody } from '../errors.ts';
+import type { Log } from '../lib/log.ts';
+import { type DecisionRules, DecisionRulesOut } from '../policy/decision-rules.ts';
+import { heldTakeId, type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
 import type { KeptInputs } from '../policy/kept-inputs.ts';
 import { text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
-import { route, trpc } from '../rpc/procedure.ts';
+import { Problem } from '../rpc/problem.ts';
+import { type Context, route, toAppError, trpc, validationError } from '../rpc/procedure.ts';
+import { countsProcedure } from './counts.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
@@ -19,23 +24,50 @@ import type { Limits } from './limits.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 import { countDecisions } from './summary.ts';
 
-const EvaluateIn = z.strictObject({
-  action_type: text(64),
-  tool_name: text(200),
-  tool_pin: toolPin
-    .optional()
-    .describe('the definition of the tool that the agent saw; without it, the one that was seen last decides'),
-  tool_server: text(200).optional(),
-  method: text(32).optional(),
-  resource: text(2000).optional().describe('a URL or a path'),
-  arguments: z.record(z.string(), z.unknown()).optional(),
-  session_id: text(200).optional(),
-  action_summary: text(500).optional(),
-  estimated_value: z.number().min(0).max(1e14).optional(),
-  value_currency: text(10).optional(),
-  risk_score: z.number().min(0).max(1).optional().describe('1 when absent'),
-  context: z.record(z.string(), z.unknown()).optional(),
-});
+const CallId = z
+  .string()
+  .regex(/^[\x21-\x7e]{1,200}$/, 'must be 1 to 200 printable characters')
+  .describe(
+    'names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold',
+  );
+
+export const EvaluateIn = z
+  .strictObject({
+    action_type: text(64),
+    tool_name: text(200),
+    tool_pin: toolPin
+      .optional()
+      .describe('the definition of the tool that the agent saw; without it, the one that was seen last decides'),
+    tool_server: text(200).optional(),
+    method: text(32).optional(),
+    resource: text(2000).optional().describe('a URL or a path'),
+    arguments: z.record(z.string(), z.unknown()).optional(),
+    session_id: text(200).optional(),
+    action_summary: text(500).optional(),
+    estimated_value: z.number().min(0).max(1e14).optional(),
+    value_currency: text(10).optional(),
+    risk_score: z.number().min(0).max(1).optional().describe('1 when absent'),
+    context: z.record(z.string(), z.unknown()).optional(),
+    call_id: CallId.optional(),
+    attempt: text(100)
+      .optional()
+      .describe(
+        'with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit',
+      ),
+    resume: z
+      .boolean()
+      .optional()
+      .describe('go on with a hold of this very action that was released: it is consumed, and the action permitted'),
+    apply_masks: z
+      .boolean()
+      .optional()
+      .describe(
+        'answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask',
+      ),
+  })
+  .meta({ id: 'EvaluateRequest' });
+
+const Seat = z.object({ group: z.string(), count: z.int() });
 
 const EvaluateOut = z
   .object({
@@ -47,6 +79,10 @@ const EvaluateOut = z
     bundle_hash: z.string(),
     deny_reason: z.string().optional(),
     masks: z.array(z.string()).optional(),
+    arguments: z
+      .union([z.record(z.string(), z.unknown()), z.string()])
+      .optional()
+      .describe('with apply_masks; the text [masked] where a mask covers them all'),
     retry_after: z.int().optional().describe('seconds'),
     action_hash: z.string(),
     escrow: z
@@ -56,13 +92,47 @@ const EvaluateOut = z
         hold_type: z.enum(HOLD_KIND_NAMES),
         required_approvals: z.int(),
         current_approvals: z.int(),
+        missing_seats: z.array(Seat).describe('the seats of the quorum that no approval has taken yet'),
+        quorum: z.array(Seat).optional().describe('how many approvers of which groups it needs'),
+        conditions: z.array(
+          z.object({ condition_id: z.string(), description: z.string().optional(), satisfied: z.boolean() }),
+        ),
+        reason: z.string().optional().describe('why it is held, in the words of the rules'),
+        rule_ids: z.array(z.string()).describe('the rules that hold it'),
         expires_at: z.iso.datetime(),
+        release_at: z.iso.datetime().optional().describe('when time releases it'),
+        execute_within_seconds: z.int().optional().describe('how long it may be used after its release'),
         status_url: z.string(),
+        page_url: z.string().describe('where people approve it'),
       })
       .optional(),
     evaluation_us: z.int(),
   })
   .meta({ id: 'Evaluation' });
+
+const EVALUATE_PROBLEMS = [
+  'NOT_FOUND',
+  'AGENT_MISMATCH',
+  'HASH_MISMATCH',
+  'ALREADY_CONSUMED',
+  'ESCROW_EXPIRED',
+  'INVALID_STATUS',
+  'POLICY_CHANGED',
+  'CONFLICT',
+  'STOPPED',
+  'UNAVAILABLE',
+] as const;
+
+/** What is asked, and how. */
+function parted({ call_id, attempt, resume, apply_masks, ...input }: z.output<typeof EvaluateIn>) {
+  return { input, how: { callId: call_id, attempt, resume, applyMasks: apply_masks } };
+}
+
+const TRACEPARENT = { description: 'The W3C trace context of the agent’s call; kept in the record' };
+
+function fromOf({ ip, requestId, headers }: Context) {
+  return { ip, requestId, traceparent: headers.traceparent };
+}
 
 export function evaluateProcedure(decider: Decider) {
   return route(
@@ -71,42 +141,142 @@ export function evaluateProcedure(decider: Decider) {
     {
       summary: 'Decide on an agent’s action and record the decision',
       description:
-        'The answer is 200 for every decision. The retry after a release sends X-Svc-Escrow-Id: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
+        'The answer is 200 for every decision. To go on after a release, repeat the request with `resume: true`, best with the `call_id` of the first request: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id. A call whose hold was rejected or cancelled or has expired is denied. A request without `call_id` may name its hold in X-Svc-Escrow-Id instead.',
       tag: 'decisions',
       limit: 'evaluate',
       headers: {
         request: {
-          'X-Svc-Tenant': { description: 'The tenant of the agent key', required: true },
-          'X-Svc-Escrow-Id': { description: 'The released hold that a retry uses' },
+          'X-Svc-Tenant': { description: 'The tenant of the agent key; refused where that is another one' },
+          'X-Svc-Escrow-Id': { description: 'The released hold that a retry without call_id uses' },
+          traceparent: TRACEPARENT,
         },
         answer: { 409: { 'X-Svc-Escrow-Id': { description: 'With POLICY_CHANGED: the new hold to wait for' } } },
       },
-      problems: [
-        'NOT_FOUND',
-        'AGENT_MISMATCH',
-        'HASH_MISMATCH',
-        'ALREADY_CONSUMED',
-        'ESCROW_EXPIRED',
-        'INVALID_STATUS',
-        'POLICY_CHANGED',
-        'UNAVAILABLE',
-      ],
+      problems: EVALUATE_PROBLEMS,
     },
   )
     .input(EvaluateIn)
     .output(EvaluateOut)
     .mutation(({ ctx, input }) => {
       if (ctx.principal.kind !== 'agent_key') throw new AppError('FORBIDDEN');
-      const tenant = ctx.headers['x-svc-tenant'];
-      if (typeof tenant !== 'string') {
-        throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Tenant is missing');
-      }
-      if (tenant !== ctx.tenantId) throw new AppError('FORBIDDEN', 'the agent key belongs to another tenant');
       const hold = ctx.headers['x-svc-escrow-id'];
       if (hold !== undefined && (typeof hold !== 'string' || !/^[\x21-\x7e]{1,100}$/.test(hold))) {
         throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Escrow-Id must be the id of a hold');
       }
-      return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId }, hold);
+      const { input: action, how } = parted(input);
+      if (hold !== undefined && (how.callId !== undefined || how.resume)) {
+        throw new AppError('VALIDATION_FAILED', 'X-Svc-Escrow-Id does not go with call_id or resume');
+      }
+      return decider.evaluate(ctx.principal, action, fromOf(ctx), { ...how, escrowId: hold });
+    });
+}
+
+/**
+ * A person asks in the name of PRACTICE_AGENT, to see what the policies in force do: decided, recorded and held as for
+ * any agent. That is safe because nothing acts on it: there is no key for this agent, so no program is permitted anything
+ * by the answer, and a hold of it, also when the person who asked approves it, releases nothing but the next practice.
+ */
+export function practiceProcedure(decider: Decider) {
+  return route(
+    'POST /v1/practice',
+    { role: 'admin' },
+    {
+      summary: 'Ask as an agent would, for practice',
+      description: `The policies in force decide, and the decision is recorded, with the agent \`${PRACTICE_AGENT}\` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that whoever asked may approve as well. Repeated with \`resume: true\` it uses the release of its hold.`,
+      tag: 'decisions',
+      limit: 'evaluate',
+      problems: ['POLICY_CHANGED', 'ALREADY_CONSUMED', 'STOPPED', 'UNAVAILABLE'],
+    },
+  )
+    .input(
+      z.strictObject({
+        agent_role: AgentName,
+        tool_name: text(200),
+        arguments: z.record(z.string(), z.unknown()).optional(),
+        resume: z.boolean().optional(),
+      }),
+    )
+    .output(EvaluateOut)
+    .mutation(({ ctx, input: { agent_role, resume, ...action } }) => {
+      const { principal, tenantId } = ctx;
+      if (principal.kind !== 'session') throw new AppError('FORBIDDEN');
+      const { userId, name } = principal;
+      return decider.evaluate(
+        { kind: 'agent_key', tenantId, id: userId, agentId: PRACTICE_AGENT, agentRole: agent_role, ownerId: userId },
+        { ...action, action_type: 'tool_call', action_summary: `Practice of ${name}: nothing acts on it` },
+        { ...fromOf(ctx), person: actorOf(principal, ctx.ip) },
+        { resume },
+      );
+    });
+}
+
+const MOST_TOGETHER = 50;
+
+export function evaluateBatchProcedure(decider: Decider, log: Pick<Log, 'error'>) {
+  return route(
+    'POST /v1/evaluate/batch',
+    { agent: true },
+    {
+      summary: 'Decide on several actions of an agent',
+      description: `At most ${MOST_TOGETHER}, each as by POST /v1/evaluate, in their order: what an earlier one takes of limits, or does in its session, counts for the later ones. Each result is that of its request alone: a decision, or the problem that POST /v1/evaluate would answer, with the new hold of POLICY_CHANGED as \`escrow_id\`. A malformed request does not keep the others from being decided. Each request counts against the rate limit of the key.`,
+      tag: 'decisions',
+      limit: 'evaluate',
+      headers: {
+        request: {
+          'X-Svc-Tenant': { description: 'The tenant of the agent key; refused where that is another one' },
+          traceparent: TRACEPARENT,
+        },
+      },
+    },
+  )
+    .input(
+      z.strictObject({
+        requests: z
+          .array(
+            // each by itself, in the handler: one that is malformed must not stop the others
+            z.unknown().meta({ override: { $ref: '#/components/schemas/EvaluateRequest' } as never }),
+          )
+          .min(1)
+          .max(MOST_TOGETHER),
+      }),
+    )
+    .output(
+      z.object({
+        results: z.array(
+          z.union([
+            EvaluateOut,
+            z
+              .object({
+                error: Problem,
+                escrow_id: z.string().optional().describe('with POLICY_CHANGED: the new hold to wait for'),
+              })
+              .meta({ id: 'EvaluationRefused' }),
+          ]),
+        ),
+      }),
+    )
+    .mutation(async ({ ctx, input }) => {
+      const { principal } = ctx;
+      if (principal.kind !== 'agent_key') throw new AppError('FORBIDDEN');
+      await ctx.count('evaluate', input.requests.length - 1);
+      const read = input.requests.map((one) => EvaluateIn.safeParse(one));
+      const sound = read.flatMap((one) => (one.success ? [parted(one.data)] : []));
+      const settled = (await decider.evaluateAll(principal, sound, fromOf(ctx))).values();
+      const refused = (error: unknown) => {
+        const problem = toAppError(error);
+        if (problem.status >= 500) {
+          log.error({ err: problem.cause ?? problem, reqId: ctx.requestId }, 'a request of a batch failed');
+        }
+        const escrow_id = problem.headers['x-svc-escrow-id'];
+        return { error: problemBody(problem, ctx.requestId), ...(escrow_id !== undefined && { escrow_id }) };
+      };
+      return {
+        results: read.map((one, n) => {
+          if (!one.success) return refused(validationError(one.error, `/requests/${n}`));
+          const result = settled.next().value!;
+          return result.status === 'fulfilled' ? result.value : refused(result.reason);
+        }),
+      };
     });
 }
 
@@ -203,7 +373,7 @@ export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) 
             continue;
           }
           const answer = await limits.take(ctx.tenantId, {
-            ...(once === undefined ? { id: `${source}:${id}` } : { id: `held:${once}`, shared: true }),
+            ...(once === undefined ? { id: `${source}:${id}` } : { id: heldTakeId(once), shared: true }),
             ...{ source, agentId: agent_id, checked },
             limits: taking.map((limit) => ({ ...limit, extra: Math.min(limit.extra, leaseOf(limit)) })),
           });
@@ -288,16 +458,20 @@ export function sessionFactsProcedure(ledger: SessionLedger) {
               observed_at: z.iso.datetime(),
               expires_at: z.iso.datetime(),
               event_id: z.string().describe('the decision on the call that said it'),
+              tool_name: z
+                .string()
+                .nullable()
+                .describe('the tool that was called; null until the decision is recorded'),
               reported: z.boolean().describe('the agent itself said so'),
             })
             .meta({ id: 'SessionFact' }),
         ),
       }),
     )
-    .query(async ({ ctx, input }) => ({ facts: await ledger.rows(ctx.tenantId, input.session_id, input.agent_id) }));
+    .query(async ({ ctx, input }) => ({ facts: await ledger.listed(ctx.tenantId, input.session_id, input.agent_id) }));
 }
 
-export function eventsRouter(db: Database, kept: KeptInputs) {
+export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRules) {
   return trpc.router({
     list: route(
       'GET /v1/events',
@@ -305,8 +479,9 @@ export function eventsRouter(db: Database, kept: KeptInputs) {
       {
         summary: 'List decision events',
         description:
-          'Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name, policy_id, agent_role), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.',
+          'Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.',
         tag: 'decisions',
+        problems: ['TOO_BROAD'],
       },
     )
       .input(EventQuery.extend({ limit: z.int().min(1).max(MAX_PAGE).default(100) }))
@@ -320,6 +495,7 @@ export function eventsRouter(db: Database, kept: KeptInputs) {
         summary: 'Count decisions over time',
         description: 'Covers the last `hours` in `buckets` equal steps.',
         tag: 'decisions',
+        problems: ['TOO_BROAD'],
       },
     )
       .input(
@@ -331,6 +507,8 @@ export function eventsRouter(db: Database, kept: KeptInputs) {
       .output(SummaryOut)
       .query(({ ctx, input }) => countDecisions(db, ctx.tenantId, input)),
 
+    counts: countsProcedure(db),
+
     get: route(
       'GET /v1/events/{id}',
       { keys: [], role: 'viewer' },
@@ -339,6 +517,28 @@ export function eventsRouter(db: Database, kept: KeptInputs) {
       .input(z.strictObject({ id: text(200) }))
       .output(EventDetailOut)
       .query(({ ctx, input }) => getEvent(db, ctx.tenantId, input.id)),
+
+    rules: route(
+      'GET /v1/events/{id}/rules',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'Read the rules of a decision, as they were then',
+        description:
+          'Those that its record names. With `conditions`, for approvers and admins: also the rules whose scope fits the request and that did not match, and what each condition is found to be on what is kept of the request. Nothing is said of the conditions of a rule that may read a value under a `@mask` path. With `conditions`, each call is in the audit log.',
+        tag: 'decisions',
+        problems: ['NOT_FOUND', 'UNAVAILABLE'],
+      },
+    )
+      .input(z.strictObject({ id: text(200), conditions: z.enum(['true', 'false']).default('false') }))
+      .output(DecisionRulesOut)
+      .query(({ ctx, input }) => {
+        const conditions = input.conditions === 'true';
+        const { principal } = ctx;
+        if (conditions && principal.kind === 'session' && !hasRole(principal.roles, 'approver')) {
+          throw new AppError('FORBIDDEN', 'only approvers and admins see what conditions were');
+        }
+        return rules.of(ctx.tenantId, input.id, conditions ? doerOf(ctx) : undefined);
+      }),
 
     input: route(
       'GET /v1/events/{id}/input',

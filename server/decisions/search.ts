@@ -2,7 +2,8 @@ import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
 import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
-import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS } from '../domain/decision.ts';
+import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS, type FilterField } from '../domain/decision.ts';
+import { soughtBy } from '../domain/sought.ts';
 import { AppError, invalid } from '../errors.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
@@ -44,6 +45,7 @@ export const EventQuery = z.strictObject({
     .describe('1 to 1000, default 100'),
 });
 export type EventQuery = z.infer<typeof EventQuery>;
+export type EventFilters = Pick<EventQuery, FilterField>;
 
 export interface EventPage {
   events: EventSummary[];
@@ -57,9 +59,10 @@ export interface EventPage {
 }
 
 /**
- * One page of the tenant's decisions that match all filters. `agent_id`, `session_id` and every decision except `allow`
- * are indexed. For other filters (`allow`, `agent_role`, `tool_name`, `policy_id`) a request scans at most 200,000
- * records that match the indexed filters; if the page is not full by then, it is returned short or even empty, with
+ * One page of the tenant's decisions that match all filters. `agent_id`, `session_id`, `trace_id` and every decision
+ * except `allow` are indexed, and an agent, a session or a tool together with such a decision. For other filters (`allow`,
+ * `agent_role`, `tool_name` without such a decision, `policy_id`, `rule_id`, `proxy_id`, and any that says only how the
+ * value begins) a request scans at most 200,000 records that match the indexed filters; if the page is not full by then, it is returned short or even empty, with
  * has_more true and a cursor that continues the search.
  *
  * Throws VALIDATION_FAILED for an invalid cursor or one of the other order.
@@ -131,26 +134,22 @@ export async function searchEvents(
   });
 }
 
-/** One decision with its position in the chain. Throws NOT_FOUND, also for an event of another tenant. */
-export async function getEvent(
-  db: Pick<Database, 'readOnly'>,
-  tenantId: string,
-  eventId: string,
-): Promise<EventDetail> {
+/**
+ * One decision with its position in the chain. Throws NOT_FOUND, also for an event of another tenant. By two unique
+ * indexes, so it is no read that waits for its turn: agents rely on it.
+ */
+export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, eventId: string): Promise<EventDetail> {
   const known = Sought.safeParse(eventId).success;
   const rows = known
-    ? await db.readOnly(tenantId, async (client) => {
-        await client.query(PLAN);
-        const result = await client.query<{ seq: number; line: string; hash: Buffer; previous: Buffer | null }>(
-          // see firstSince: by a column, not by a difference
-          `select r.seq, r.line, r.hash,
-             (select p.hash from forensic_record p where p.tenant_id = $1 and p.seq = r.before) as previous
-           from (select seq, line, hash, seq - 1 as before from forensic_record where tenant_id = $1 and event_id = $2
-                 and seq > 1 and decision < ${NO_DECISION} offset 0) r`,
-          [tenantId, eventId],
-        );
-        return result.rows;
-      })
+    ? await db.query<{ seq: number; line: string; hash: Buffer; previous: Buffer | null }>(
+        tenantId,
+        // see firstSince: by a column, not by a difference
+        `select r.seq, r.line, r.hash,
+           (select p.hash from forensic_record p where p.tenant_id = $1 and p.seq = r.before) as previous
+         from (select seq, line, hash, seq - 1 as before from forensic_record where tenant_id = $1 and event_id = $2
+               and seq > 1 and decision < ${NO_DECISION} offset 0) r`,
+        [tenantId, eventId],
+      )
     : [];
   const row = rows[0];
   if (!row) throw new AppError('NOT_FOUND', 'the event does not exist');
@@ -169,27 +168,47 @@ export async function getEvent(
  * A member is searched in the text as the bytes that canonical JSON writes for it. This is exact: quotes inside a string
  * are always escaped, so `"key":"value"` can only be that member of a flat record. For agents and sessions it also
  * filters out collisions of their 32-bit hashes.
+ *
+ * How the member begins (see soughtBy) is sought in capitals or not (ASCII): the same bytes without the closing quote, both
+ * in lower case. JavaScript lowers the value as PostgreSQL lowers a text of the collation "C".
  */
-function conditions(indexed: Where, query: EventQuery): { indexed: Where; scanned: Where | undefined } {
+export function conditions(indexed: Where, query: EventFilters): { indexed: Where; scanned: Where | undefined } {
   const member = (where: Where, key: string, value: string) =>
     where.and(`${JSON.stringify(key)}:${JSON.stringify(value)}`, (text) => `strpos(line, ${text}) > 0`);
-  const others: [string, string][] = [];
+  const others: [string, ReturnType<typeof soughtBy>][] = [];
+  const decision = query.decision === undefined ? undefined : soughtBy(query.decision).whole;
+  const unallowed = decision !== undefined && decision !== 'allow';
   for (const field of FILTER_FIELDS) {
-    const value = query[field];
+    const filter = query[field];
     const derived = DERIVED_COLUMNS.find((column) => column.field === field);
-    if (value === undefined) continue;
-    if (derived?.hashed) {
+    if (filter === undefined) continue;
+    const sought = soughtBy(filter);
+    const value = sought.whole;
+    const hasIndex = derived?.indexed !== 'unless_allowed' || unallowed;
+    if (value === undefined || !hasIndex) others.push([field, sought]);
+    else if (derived?.hashed && derived.optional) {
+      // a literal, so that the planner sees that the partial index has it
+      indexed.always(`${derived.column} = ${idHash(value)}`);
+      member(indexed, field, value);
+    } else if (derived?.hashed) {
       indexed.and(idHash(value), (hash) => `${derived.column} = ${hash}`);
       member(indexed, field, value);
       // a literal, so that the planner sees that the partial index over decision > 0 has it
     } else if (derived && value !== 'allow') {
       indexed.always(`${derived.column} = ${DECISIONS.indexOf(value as Decision)}`);
-    } else others.push([field, value]);
+    } else others.push([field, sought]);
   }
   if (others.length === 0) return { indexed, scanned: undefined };
   // of what the indexed conditions find, whose parameters come first
   const scanned = new Where('true', indexed.values);
-  for (const [field, value] of others) member(scanned, field, value);
+  for (const [field, sought] of others) {
+    if (sought.begin === undefined) member(scanned, field, sought.whole);
+    else {
+      const text = `${JSON.stringify(field)}:${JSON.stringify(sought.begin).slice(0, -1)}`;
+      const lowered = text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
+      scanned.and(lowered, (begin) => `strpos(lower(line), ${begin}) > 0`);
+    }
+  }
   return { indexed, scanned };
 }
 

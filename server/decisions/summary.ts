@@ -1,3 +1,4 @@
+import type pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { firstSince, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
@@ -43,28 +44,8 @@ export async function countDecisions(
     for (const edge of edges) {
       starts.push(Math.max(2, await firstSince(client, tenantId, 'forensics', last, new Date(edge).toISOString())));
     }
-    const found = edges.map((edge, n) => ({
-      at: new Date(edge).toISOString(),
-      ...(Object.fromEntries(DECISIONS.map((decision) => [decision, 0])) as Record<Decision, number>),
-      allow: Math.max(0, (starts[n + 1] ?? last + 1) - starts[n]!),
-    }));
-    let complete = 0;
-    for (const [number, decision] of [...DECISIONS, undefined].entries()) {
-      if (decision === 'allow') continue;
-      // a literal, so that the planner sees that the partial index over decision > 0 has it
-      const { rows } = await client.query<{ bucket: number; count: number }>(
-        `select width_bucket(seq, $2::bigint[]) as bucket, count(*)::int as count
-         from (select seq from forensic_record where tenant_id = $1 and decision = ${number} and seq >= $3
-               order by seq desc limit ${MAX_COUNTED}) counted group by 1`,
-        [tenantId, starts, starts[0]],
-      );
-      for (const { bucket, count } of rows) {
-        if (decision) found[bucket - 1]![decision] = count;
-        found[bucket - 1]!.allow -= count;
-      }
-      const counted = rows.reduce((sum, { count }) => sum + count, 0);
-      if (counted === MAX_COUNTED) complete = Math.max(complete, Math.min(...rows.map(({ bucket }) => bucket)));
-    }
+    const { kinds, complete } = await countKinds(client, tenantId, starts, last);
+    const found = edges.map((edge, n) => ({ at: new Date(edge).toISOString(), ...kinds[n]! }));
     return {
       since: new Date(edges[0]!).toISOString(),
       until: new Date(now).toISOString(),
@@ -74,4 +55,38 @@ export async function countDecisions(
       head: ends.rows[0] ? { seq: last, at: ends.rows[0].received_at.toISOString() } : null,
     };
   });
+}
+
+/**
+ * The decisions of each kind from each of `starts` to the next, and from the last to `last`: positions in the chain, in
+ * order. Before the step `complete` the numbers are incomplete.
+ */
+export async function countKinds(
+  client: pg.PoolClient,
+  tenantId: string,
+  starts: readonly number[],
+  last: number,
+): Promise<{ kinds: Record<Decision, number>[]; complete: number }> {
+  const kinds = starts.map((start, n) => ({
+    ...(Object.fromEntries(DECISIONS.map((decision) => [decision, 0])) as Record<Decision, number>),
+    allow: Math.max(0, (starts[n + 1] ?? last + 1) - start),
+  }));
+  let complete = 0;
+  for (const [number, decision] of [...DECISIONS, undefined].entries()) {
+    if (decision === 'allow') continue;
+    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    const { rows } = await client.query<{ bucket: number; count: number }>(
+      `select width_bucket(seq, $2::bigint[]) as bucket, count(*)::int as count
+       from (select seq from forensic_record where tenant_id = $1 and decision = ${number} and seq between $3 and $4
+             order by seq desc limit ${MAX_COUNTED}) counted group by 1`,
+      [tenantId, starts, starts[0], last],
+    );
+    for (const { bucket, count } of rows) {
+      if (decision) kinds[bucket - 1]![decision] = count;
+      kinds[bucket - 1]!.allow -= count;
+    }
+    const counted = rows.reduce((sum, { count }) => sum + count, 0);
+    if (counted === MAX_COUNTED) complete = Math.max(complete, Math.min(...rows.map(({ bucket }) => bucket)));
+  }
+  return { kinds, complete };
 }

@@ -82,6 +82,8 @@ interface RecordField {
   filter?: true;
   /** The derived column beside the record's text: the decision's number, or a 32-bit hash of the text (idHash). */
   column?: string;
+  /** The index of the column has only the records whose decision is not `allow`. */
+  indexed?: 'unless_allowed';
   /** What people call it. */
   label: string;
   /** Of a number. */
@@ -114,7 +116,16 @@ export const RECORD_FIELDS = {
     label: 'Reason',
     description: 'null unless the decision is deny',
   },
-  tool_name: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', filter: true, label: 'Tool' },
+  tool_name: {
+    type: 'text',
+    length: [1, 200],
+    presence: 'required',
+    shown: 'list',
+    filter: true,
+    column: 'tool_h',
+    indexed: 'unless_allowed',
+    label: 'Tool',
+  },
   tool_pin: {
     type: 'text',
     length: [0, 200],
@@ -132,7 +143,14 @@ export const RECORD_FIELDS = {
     label: 'Agent',
   },
   agent_role: { type: 'agent_name', presence: 'required', shown: 'list', filter: true, label: 'Role' },
-  rule_id: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Rule that decided' },
+  rule_id: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: 'detail',
+    filter: true,
+    label: 'Rule that decided',
+  },
   hits: {
     type: 'texts',
     length: [1, 200],
@@ -184,7 +202,7 @@ export const RECORD_FIELDS = {
   },
   method: { type: 'text', length: [0, 200], presence: 'empty', shown: 'list', label: 'Method' },
   outcome: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Outcome' },
-  proxy_id: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', label: 'Decided by' },
+  proxy_id: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', filter: true, label: 'Decided by' },
   key_id: {
     type: 'text',
     length: [0, 200],
@@ -245,8 +263,11 @@ export const RECORD_FIELDS = {
     form: /^(?!0+$)[0-9a-f]{32}$/,
     presence: 'optional',
     shown: 'detail',
-    label: 'Trace',
-    description: 'the W3C trace that the action belongs to',
+    filter: true,
+    column: 'trace_h',
+    label: 'Trace (the agent says)',
+    description:
+      'the W3C trace that the action belongs to, as the agent says; where it said nothing valid, one that begins with the decision',
   },
   span_id: {
     type: 'text',
@@ -255,6 +276,7 @@ export const RECORD_FIELDS = {
     presence: 'optional',
     shown: 'detail',
     label: 'Span',
+    description: 'of the decision in that trace; what is done for it has this span as its parent',
   },
   on_behalf_of: {
     type: 'text',
@@ -340,13 +362,21 @@ interface Derived {
   hashed: boolean;
   /** An event may lack the field; the column then holds 0. */
   optional: boolean;
+  /** See RecordField. */
+  indexed: 'always' | 'unless_allowed';
 }
 /** The derived columns, in the order of their fields. */
 export const DERIVED_COLUMNS: readonly Derived[] = FIELD_NAMES.flatMap((name) => {
-  const { column, type, presence } = fieldOf(name);
+  const { column, type, presence, indexed = 'always' } = fieldOf(name);
   if (column === undefined) return [];
   const hashed = type !== 'decision';
   return [
-    { field: name as FieldWithColumn, column: column as DerivedColumn, hashed, optional: presence === 'optional' },
+    {
+      field: name as FieldWithColumn,
+      column: column as DerivedColumn,
+      hashed,
+      optional: presence === 'optional',
+      indexed,
+    },
   ];
 });

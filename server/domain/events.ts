@@ -60,6 +60,16 @@ const PolicyPayload = z
   })
   .meta({ id: 'PolicyPayload' });
 
+const BrokenTestsPayload = z
+  .object({
+    ...common,
+    policy_id: z.string(),
+    version: z.int().describe('the enforced version'),
+    failed: z.int().describe('how many of its tests fail now'),
+    tests: z.array(z.string()).describe('the names of the first 20 of them'),
+  })
+  .meta({ id: 'BrokenTestsPayload' });
+
 const KeyPayload = z
   .object({
     ...common,
@@ -193,6 +203,7 @@ const StopPayload = z
     target_id: z.string(),
     mode: z.enum(STOP_MODE_NAMES),
     reason: z.string(),
+    abort: z.boolean().describe('proxies cut what was under way'),
     until: z.iso.datetime().nullable(),
     actor_id,
   })
@@ -319,6 +330,11 @@ export const EVENTS = {
     description: 'a version is enforced without approval, in an emergency',
     title: 'Break glass: a policy is enforced without approval',
     payload: PolicyPayload,
+  },
+  'policy.tests_broken': {
+    description: 'tests of an enforced version fail by now, such as after a change of a list or of the tool registry',
+    title: 'Tests of an enforced policy fail',
+    payload: BrokenTestsPayload,
   },
   'key.created': {
     description: 'an API key or agent key was created',

@@ -1,4 +1,4 @@
-import { createHash, randomBytes } from 'node:crypto';
+import { randomFew, sha256Tag } from '../lib/crypto.ts';
 
 /**
  * What a decision was taken on, kept beside the chain so that it can be erased. A record has only salted hashes of it: once
@@ -28,8 +28,13 @@ const SALT_BYTES = 16;
 
 /** `sha256:<hex>` over the bytes of the salt, then the text. */
 export function commitment(salt: string, text: string): string {
-  return `sha256:${createHash('sha256').update(salt, 'hex').update(text).digest('hex')}`;
+  const most = salt.length / 2 + 3 * text.length;
+  const bytes = most > scratch.length ? Buffer.allocUnsafe(most) : scratch;
+  const begin = bytes.write(salt, 'hex');
+  return sha256Tag(bytes.subarray(0, begin + bytes.write(text, begin)));
 }
+/** One call that hashes joined bytes takes half as long as a hash object. */
+const scratch = Buffer.allocUnsafe(16 * 1024);
 
 /** Commits to the texts that are given, each with a fresh salt. */
 export function commit(
@@ -37,7 +42,7 @@ export function commit(
   actionHash: string,
 ): { kept: KeptInput | undefined; commitments: Commitments } {
   if (projection === undefined && input === undefined) return { kept: undefined, commitments: {} };
-  const salts = randomBytes(2 * SALT_BYTES).toString('hex');
+  const salts = randomFew(2 * SALT_BYTES).toString('hex');
   const salt_a = projection === undefined ? undefined : salts.slice(0, 2 * SALT_BYTES);
   const salt_b = input === undefined ? undefined : salts.slice(2 * SALT_BYTES);
   return {

@@ -69,6 +69,17 @@ export interface Diagnostic {
   line: number;
   column: number;
   message: string;
+  /** What obviously mends it. */
+  fix?: Fix;
+}
+
+/** A change of a text: so many UTF-16 units from this place on become this text. */
+export interface Fix {
+  title: string;
+  line: number;
+  column: number;
+  length: number;
+  text: string;
 }
 
 /**

@@ -1,30 +1,38 @@
 import { crc32 } from 'node:zlib';
 import { randomBase62, sha256, toBase62 } from '../lib/crypto.ts';
+import { TENANT_ID } from './tenant-id.ts';
 
 /**
- * The form of every secret that this server hands out: `svc_<kind>_`, 32 random base62 characters (190 bits), and the
- * CRC-32 of all that in 6 more. A mistyped or made-up secret is refused by its checksum, without a look-up; the fixed
- * form lets scanners find leaked ones. Only the SHA-256 of a secret is ever stored.
+ * The form of every secret that this server hands out: `svc_<kind>_<tenant>_`, 32 random base62 characters (190 bits), and
+ * the CRC-32 of all that in 6 more. The id of the tenant is no secret: it says where the secret is looked up, so that no
+ * table of all tenants' secrets is needed, and it is part of what is hashed, so that a secret leads nowhere under
+ * another tenant's id. A mistyped or made-up secret is refused by its checksum, without a look-up; the fixed form lets
+ * scanners find leaked ones. Only the SHA-256 of a secret is ever stored.
  */
-export const SECRET_KINDS = ['key', 'agent', 'link', 'invite', 'token'] as const;
+export const SECRET_KINDS = ['key', 'agent', 'link', 'invite', 'token', 'session'] as const;
 export type SecretKind = (typeof SECRET_KINDS)[number];
 
-const FORM = /^svc_(key|agent|link|invite|token)_[0-9A-Za-z]{32}([0-9A-Za-z]{6})$/;
+const TENANT = new RegExp(`^${TENANT_ID}$`);
+// the random part has no underscore and a fixed length: there is one way to read it
+const FORM = new RegExp(`^svc_(${SECRET_KINDS.join('|')})_(${TENANT_ID})_[0-9A-Za-z]{32}([0-9A-Za-z]{6})$`);
+const RANDOM_AND_SUM = 38;
 
-export function newSecret(kind: SecretKind): string {
-  const body = `svc_${kind}_${randomBase62(32)}`;
+export function newSecret(kind: SecretKind, tenantId: string): string {
+  if (!TENANT.test(tenantId)) throw new RangeError('a secret needs a tenant');
+  const body = `svc_${kind}_${tenantId}_${randomBase62(32)}`;
   return body + toBase62(crc32(body), 6);
 }
 
-/** The kind of a well-formed secret; undefined for anything else. */
-export function secretKind(secret: string): SecretKind | undefined {
-  const [, kind, sum] = FORM.exec(secret) ?? [];
-  return kind && toBase62(crc32(secret.slice(0, -6)), 6) === sum ? (kind as SecretKind) : undefined;
+/** The kind of a well-formed secret and the tenant that it names; undefined for anything else. */
+export function readSecret(secret: string): { kind: SecretKind; tenantId: string } | undefined {
+  const [, kind, tenantId, sum] = FORM.exec(secret) ?? [];
+  if (!kind || !tenantId || toBase62(crc32(secret.slice(0, -6)), 6) !== sum) return undefined;
+  return { kind: kind as SecretKind, tenantId };
 }
 
 /** What a list shows of a secret so that its owner can tell it from others. */
 export function secretPrefix(secret: string): string {
-  return secret.slice(0, secret.indexOf('_', 4) + 5);
+  return secret.slice(0, 4 - RANDOM_AND_SUM);
 }
 
 export function secretHash(secret: string): Buffer {

@@ -32,6 +32,8 @@ export interface Stop {
   reason: string;
   /** ISO 8601 UTC: it ends by itself then. */
   until?: string;
+  /** What proxies are doing for the target already is cut as well. Only of one that denies. */
+  abort?: true;
 }
 
 /** What of a request a stop can name. */
@@ -79,6 +81,15 @@ export class StopSet {
    * milliseconds. One that denies goes before one that holds; of several the oldest id counts.
    */
   of(request: Stoppable, proxyId: string | undefined, now: number): Stop | undefined {
+    return this.#first(request, proxyId, now, false);
+  }
+
+  /** The stop by which what is under way for this request is to be cut. */
+  aborting(request: Stoppable, proxyId: string | undefined, now: number): Stop | undefined {
+    return this.#first(request, proxyId, now, true);
+  }
+
+  #first(request: Stoppable, proxyId: string | undefined, now: number, aborts: boolean): Stop | undefined {
     if (this.size === 0) return undefined;
     const targets: Record<StopKind, string | undefined> = {
       tenant: WHOLE_TENANT,
@@ -95,6 +106,7 @@ export class StopSet {
       if (target === undefined) continue;
       for (const stop of this.#byTarget.get(`${kind} ${keyOf(kind, target)}`) ?? []) {
         if (stop.until !== undefined && Date.parse(stop.until) <= now) continue;
+        if (aborts && !stop.abort) continue;
         if (!first || precedes(stop, first)) first = stop;
       }
     }

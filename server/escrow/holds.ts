@@ -26,7 +26,8 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import { visible } from '../policy/evaluation/approver-view.ts';
+import { visible } from '../lib/visible.ts';
+import { heldTake, heldTakeId } from '../policy/evaluation/limits.ts';
 import { electorateOf, keyPeople, tallyOf, type VoteSettings } from './electorate.ts';
 import { RELEASES } from './kinds.ts';
 import { tally } from './quorum.ts';
@@ -69,6 +70,8 @@ export interface HoldRequest {
   notify_targets: string[];
 }
 
+/** Open holds of one action that are looked at; there is more than one only where rules changed meanwhile. */
+const MOST_RELEASED = 20;
 /** Pairs of reason and credential for which the refused uses of one hold are counted. */
 const MOST_COUNTED = 32;
 const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
@@ -124,13 +127,25 @@ export class Holds {
   }
 
   /**
-   * Holds an agent's action, or finds the hold that is still open for the same agent and action: however many identical
-   * requests arrive together, they share one hold.
+   * Holds an agent's action, or finds the hold that is still open for the same agent and action: one that was released and
+   * covers the rules that would hold it now, else one that waits. However many identical requests arrive together, they
+   * share one hold. What `beside` stores is committed with it.
    */
-  async open(tenantId: string, request: HoldRequest, by: Doer): Promise<{ hold: HoldView; opened: boolean }> {
+  async open(
+    tenantId: string,
+    request: HoldRequest,
+    by: Doer,
+    more: { traceparent?: string; beside?: (em: EntityManager, hold: HoldView) => Promise<void> } = {},
+  ): Promise<{ hold: HoldView; opened: boolean }> {
+    const found = async (em: EntityManager, hold: HoldView, opened: boolean) => {
+      await more.beside?.(em, hold);
+      return { hold, opened };
+    };
     return this.#retry(() =>
       this.#db.transaction(tenantId, async (em, notify) => {
         const now = await timeOf(em, this.#clock);
+        const released = await this.#released(em, request, now);
+        if (released) return found(em, released, false);
         const same = {
           agentId: request.agent_id,
           agentRole: request.agent_role,
@@ -139,15 +154,38 @@ export class Holds {
           source: 'evaluate' as const,
         };
         const open = await em.findOne(Hold, { ...same, wakeAt: { $gt: new Date(now) } });
-        if (open) return { hold: await showHold(em, open, now), opened: false };
+        if (open) return found(em, await showHold(em, open, now), false);
         // a hold that time has released or ended must not block a new one, however late its timer is
         for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
           await this.#elapse(em, notify, past, now);
         }
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, { source: 'evaluate' });
-        return { hold: await showHold(em, hold, now), opened: true };
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+          source: 'evaluate',
+          traceparent: more.traceparent,
+        });
+        return found(em, await showHold(em, hold, now), true);
       }),
     );
+  }
+
+  /** The hold of this action that was released, covers these rules and ends first; undefined when there is none. */
+  async #released(em: EntityManager, r: HoldRequest, now: number): Promise<HoldView | undefined> {
+    const holds = await em.find(
+      Hold,
+      {
+        ...{ agentId: r.agent_id, agentRole: r.agent_role, actionHash: r.action_hash, source: 'evaluate' },
+        status: { $in: ['held', 'released'] },
+        endsAt: { $gt: new Date(now) },
+      },
+      { orderBy: { endsAt: 'asc', id: 'asc' }, limit: MOST_RELEASED },
+    );
+    const covers = ({ details }: HoldRow) =>
+      r.rules.every(({ id, hash }) => details.rules.some((rule) => rule.id === id && rule.hash === hash));
+    for (const hold of holds.filter(covers)) {
+      const view = await showHold(em, hold, now);
+      if (view.status === 'released') return view;
+    }
+    return undefined;
   }
 
   /**
@@ -158,7 +196,7 @@ export class Holds {
     tenantId: string,
     request: HoldRequest,
     by: Doer,
-    more: { idempotencyKey?: string | undefined } = {},
+    more: { idempotencyKey?: string | undefined; traceparent?: string | undefined } = {},
   ): Promise<{ hold: HoldView; opened: boolean }> {
     const faults = holdFaults(request);
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
@@ -174,7 +212,11 @@ export class Holds {
           }
           if (known) return { hold: await showHold(em, known, now), opened: false };
         }
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, { source: 'proxy', idempotency });
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+          source: 'proxy',
+          idempotency,
+          traceparent: more.traceparent,
+        });
         return { hold: await showHold(em, hold, now), opened: true };
       }),
     );
@@ -190,17 +232,21 @@ export class Holds {
     }
   }
 
-  /** One vote of a signed-in person. INVALID_STATUS, ALREADY_VOTED, or FORBIDDEN for a person who may not vote on this hold. */
+  /**
+   * One vote of a signed-in person. INVALID_STATUS, ALREADY_VOTED, or FORBIDDEN for a person who may not vote on this hold.
+   * With `seen`, the hash of the hold as they read it, VERSION_CHANGED when it is another one by now.
+   */
   async vote(
     tenantId: string,
     id: string,
-    input: { userId: string; decision: 'approve' | 'reject'; reason: string },
+    input: { userId: string; decision: 'approve' | 'reject'; reason: string; seen?: string | undefined },
     by: Doer,
   ): Promise<HoldView> {
     const { userId, decision, reason } = input;
     const settings = await this.#settings(tenantId);
     return this.#change(tenantId, id, by, {
       reason: reason || undefined,
+      seen: input.seen,
       event: async (em, hold, { context }, at) => {
         const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
         const electorate = await electorateOf(em, hold, [...approvals, userId], settings);
@@ -257,11 +303,17 @@ export class Holds {
     id: string,
     input: { action_hash: string; agent_role: string; agent_id: string },
     by: Doer,
-    detail?: string,
+    more: { detail?: string; beside?: (em: EntityManager) => Promise<void> } = {},
   ): Promise<HoldView> {
     try {
       return await this.#change(tenantId, id, by, {
-        detail,
+        ...more,
+        beside: async (em) => {
+          // the same action is another call from now on, and counts again
+          const take = heldTakeId(heldTake(input.agent_id, input.action_hash));
+          await em.execute('delete from limit_take where tenant_id = ? and id = ?', [tenantId, take]);
+          await more.beside?.(em);
+        },
         event: async (em, hold, _snapshot, at) => {
           const stop = stopOn(holdView(hold, at), await this.#stops(em, tenantId));
           if (stop) throw new AppError('STOPPED', stopReason(stop));
@@ -425,6 +477,17 @@ export class Holds {
     return (holds ?? 0) + (events ?? 0);
   }
 
+  /** When the oldest action was held that `forget` has not erased. */
+  async oldestShown(tenantId: string): Promise<Date | null> {
+    const { rows } = await this.#db.owner.query<{ at: Date | null }>(
+      `select least(
+         (select min(created_at) from escrow_hold where tenant_id = $1 and details->'shown'->'erased' is null),
+         (select min(created_at) from event_outbox where tenant_id = $1 and payload ? 'arguments')) as at`,
+      [tenantId],
+    );
+    return rows[0]!.at;
+  }
+
   /** The hold as it is by now. NOT_FOUND when the tenant has no such hold. */
   async get(tenantId: string, id: string): Promise<HoldView> {
     return this.#db.transaction(tenantId, async (em) => {
@@ -457,7 +520,11 @@ export class Holds {
     r: HoldRequest,
     by: Doer,
     now: number,
-    more: { source: 'evaluate' | 'proxy'; idempotency?: { key: string; hash: string } | undefined },
+    more: {
+      source: 'evaluate' | 'proxy';
+      idempotency?: { key: string; hash: string } | undefined;
+      traceparent?: string | undefined;
+    },
   ): Promise<HoldRow> {
     const id = newId('esc', now);
     const kind = holdKind(r.hold_type);
@@ -490,6 +557,7 @@ export class Holds {
       notify_targets: r.notify_targets,
       session_id: r.session_id,
       shown,
+      traceparent: more.traceparent,
       release_at: releaseAt === undefined ? undefined : new Date(releaseAt).toISOString(),
     };
     const { releasesAt, endsAt } = timeline(snapshot);
@@ -552,6 +620,9 @@ export class Holds {
     if (byTime.length + effects.length === 0) return;
     steps.push(stepOf(event, next));
     const beforeHash = shownHash(await showHold(em, hold, now));
+    if (change.seen !== undefined && change.seen !== beforeHash) {
+      throw new AppError('VERSION_CHANGED', 'the hold has changed since you read it: read it again');
+    }
     store(hold, next, [...byTime, ...effects]);
     await em.flush();
     await change.beside?.(em, beforeHash, now);
@@ -617,6 +688,8 @@ interface Change {
   event: (em: EntityManager, hold: HoldRow, snapshot: HoldSnapshot, at: number) => Promise<HoldEvent>;
   /** What is stored with the hold; `shown` is the hash of the hold as it was before. */
   beside?: (em: EntityManager, shown: string, at: number) => Promise<unknown>;
+  /** The hash of the hold that the actor has read. */
+  seen?: string | undefined;
   reason?: string | undefined;
   detail?: string | undefined;
 }

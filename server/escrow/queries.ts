@@ -1,4 +1,4 @@
-import type { QBFilterQuery } from '@mikro-orm/postgresql';
+import type { EntityManager, QBFilterQuery } from '@mikro-orm/postgresql';
 import { Hold, type HoldRow } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { elapse, HOLD_MACHINE_VERSION, type HoldEvent, type HoldState, holdRefusal } from '../../machines/escrow.ts';
@@ -6,6 +6,7 @@ import { invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { electorateOf, type VoteSettings } from './electorate.ts';
+import { summarizeHolds } from './summary.ts';
 import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
 
 /** A hold's machine, and why each event would be refused now; null when it would not. */
@@ -32,12 +33,13 @@ export class HoldQueries {
   }
 
   /**
-   * The newest first, or the soonest to expire first. A status is the one that a hold has by now, whether or not its timer
-   * has run. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
+   * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by now, whether or not its timer
+   * has run. `who`: whoever asks, see readEntities. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
    * meanwhile neither repeat nor hide another one. Reads few holds at a time: no more than it returns.
    */
   async list(
     tenantId: string,
+    who: string,
     filter: {
       status?: HoldState | undefined;
       agent_role?: string | undefined;
@@ -45,6 +47,8 @@ export class HoldQueries {
       action_type?: string | undefined;
       min_value?: number | undefined;
       max_value?: number | undefined;
+      /** Held holds that wait for this person's vote, or holds that they voted on. */
+      mine?: { of: string; which: Mine } | undefined;
       order: HoldOrder;
       after?: string | undefined;
       limit: number;
@@ -57,9 +61,17 @@ export class HoldQueries {
       ...(filter.max_value !== undefined && { $lte: filter.max_value }),
     };
     const start = filter.after === undefined ? undefined : positionOf(filter.after, order);
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.readEntities(tenantId, who, async (em) => {
       const now = await timeOf(em, this.#clock);
+      const { mine } = filter;
+      const voted = mine && (await votedBy(em, tenantId, mine.of, mine.which));
       const where: QBFilterQuery<HoldRow> = {
+        ...(mine?.which === 'voted' && { id: { $in: voted! } }),
+        ...(mine?.which === 'needed' && {
+          ...statusIs('held', new Date(now)),
+          id: { $nin: voted! },
+          $not: { barredVoters: { $contains: [mine.of] } },
+        }),
         ...(filter.status && statusIs(filter.status, new Date(now))),
         ...(filter.agent_role !== undefined && { agentRole: filter.agent_role }),
         ...(filter.agent_id !== undefined && { agentId: filter.agent_id }),
@@ -67,18 +79,11 @@ export class HoldQueries {
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
       };
       const total = await em.count(Hold, where);
-      const orderBy =
-        order === 'expires_at'
-          ? ({ expiresAt: 'asc', id: 'asc' } as const)
-          : ({ createdAt: 'desc', id: 'desc' } as const);
+      const orderBy = ORDER_BY[order];
       const holds: HoldView[] = [];
       let last: HoldRow | undefined;
       let bytes = 0;
-      for (
-        let from = start;
-        ;
-        from = { at: order === 'expires_at' ? last!.expiresAt : last!.createdAt, id: last!.id }
-      ) {
+      for (let from = start; ; from = positionIn(order, last!)) {
         const rows = await em.find(Hold, from ? { $and: [where, after(from, order)] } : where, {
           orderBy,
           limit: Math.min(PAGE_STEP, limit - holds.length) + 1,
@@ -99,6 +104,14 @@ export class HoldQueries {
         if (holds.length >= limit) return { holds, total, next: cursorTo(last, order) };
         em.clear();
       }
+    });
+  }
+
+  /** What became of the holds of the last `hours`. */
+  summary(tenantId: string, who: string, hours: number) {
+    return this.#db.readEntities(tenantId, who, async (em) => {
+      const now = await timeOf(em, this.#clock);
+      return summarizeHolds(em, tenantId, new Date(now), new Date(now - hours * 3_600_000));
     });
   }
 
@@ -146,6 +159,20 @@ export class HoldQueries {
   }
 }
 
+/** The votes of a person that a list looks at. */
+const MOST_VOTES = 5_000;
+
+/** The holds that a person voted on: of those that are still held, or their latest ones. */
+async function votedBy(em: EntityManager, tenantId: string, person: string, which: Mine): Promise<string[]> {
+  const held = which === 'needed' ? "and h.status = 'held'" : '';
+  const rows = await em.execute<{ hold_id: string }[]>(
+    `select v.hold_id from escrow_vote v join escrow_hold h on h.tenant_id = v.tenant_id and h.id = v.hold_id
+     where v.tenant_id = ? and v.user_id = ? ${held} order by v.created_at desc limit ${MOST_VOTES}`,
+    [tenantId, person],
+  );
+  return rows.map(({ hold_id }) => hold_id);
+}
+
 /** The rows with this status by `now`: what time will do to a hold is in its row in advance. */
 function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
   switch (status) {
@@ -165,31 +192,63 @@ const PAGE_STEP = 20;
 /** A page ends before the hold that would make it longer than this; it has at least one. */
 const PAGE_BYTES = 2 * 1024 * 1024;
 
-export const HOLD_ORDERS = ['created_at', 'expires_at'] as const;
+/** How a person is concerned by a hold: their vote is still open, or cast. */
+export const MINE = ['needed', 'voted'] as const;
+type Mine = (typeof MINE)[number];
+
+export const HOLD_ORDERS = ['created_at', 'expires_at', 'value', 'risk'] as const;
 export type HoldOrder = (typeof HOLD_ORDERS)[number];
-/** The position of the last hold of a page in the order of the list. */
+/** The position of the last hold of a page in the order of the list: milliseconds, a value or a risk, null where it has none. */
 interface Position {
-  at: Date;
+  at: number | null;
   id: string;
+}
+
+const ORDER_BY = {
+  created_at: { createdAt: 'desc', id: 'desc' },
+  expires_at: { expiresAt: 'asc', id: 'asc' },
+  value: { estimatedValue: 'desc nulls last', id: 'desc' },
+  risk: { riskScore: 'desc nulls last', id: 'desc' },
+} as const satisfies Record<HoldOrder, object>;
+
+function positionIn(order: HoldOrder, { id, createdAt, expiresAt, estimatedValue, riskScore }: HoldRow): Position {
+  const at = {
+    created_at: createdAt.getTime(),
+    expires_at: expiresAt.getTime(),
+    value: estimatedValue ?? null,
+    risk: riskScore ?? null,
+  };
+  return { at: at[order], id };
 }
 
 /** The holds after a position. The bound on the time alone is there for the index. */
 function after({ at, id }: Position, order: HoldOrder): QBFilterQuery<HoldRow> {
-  return order === 'expires_at'
-    ? { expiresAt: { $gte: at }, $or: [{ expiresAt: { $gt: at } }, { id: { $gt: id } }] }
-    : { createdAt: { $lte: at }, $or: [{ createdAt: { $lt: at } }, { id: { $lt: id } }] };
+  if (order === 'expires_at') {
+    const time = new Date(at!);
+    return { expiresAt: { $gte: time }, $or: [{ expiresAt: { $gt: time } }, { id: { $gt: id } }] };
+  }
+  if (order === 'created_at') {
+    const time = new Date(at!);
+    return { createdAt: { $lte: time }, $or: [{ createdAt: { $lt: time } }, { id: { $lt: id } }] };
+  }
+  const column = order === 'value' ? 'estimatedValue' : 'riskScore';
+  if (at === null) return { [column]: null, id: { $lt: id } };
+  return { $or: [{ [column]: { $lt: at } }, { [column]: at, id: { $lt: id } }, { [column]: null }] };
 }
 
 /** The name of the list in its cursors. */
 const LIST = 'holds-1';
 
 function cursorTo(last: HoldRow, order: HoldOrder): string {
-  const at = order === 'expires_at' ? last.expiresAt : last.createdAt;
-  return cursorOf(LIST, order, at.getTime(), last.id);
+  const { at, id } = positionIn(order, last);
+  return cursorOf(LIST, order, at ?? 'none', id);
 }
 
 function positionOf(cursor: string, order: HoldOrder): Position {
-  const [of, at, id] = openCursor(LIST, cursor, /^(\w{1,20}):(\d{1,15}):(esc_\w{1,60})$/);
+  const number = String.raw`-?\d{1,21}(?:\.\d{1,30})?(?:e[+-]?\d{1,3})?`;
+  const [of, at, id] = openCursor(LIST, cursor, new RegExp(`^(\\w{1,20}):(none|${number}):(esc_\\w{1,60})$`));
   if (of !== order) throw invalid('?after', 'is a cursor for another order');
-  return { at: new Date(Number(at)), id: id! };
+  const timed = order === 'created_at' || order === 'expires_at';
+  if (timed && !/^\d{1,15}$/.test(at!)) throw invalid('?after', 'is not a cursor of this list');
+  return { at: at === 'none' ? null : Number(at), id: id! };
 }

@@ -5,22 +5,26 @@ import { seatsOf } from '../domain/annotations.ts';
 import { actorOf, type Doer } from '../domain/audit.ts';
 import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
 import type { BundleStatement } from '../domain/policy.ts';
-import type { Principal } from '../domain/principal.ts';
+import { type Principal, personOf } from '../domain/principal.ts';
 import { type StopLookup, stopRule } from '../domain/stops.ts';
 import { DEFINITION_RULE } from '../domain/tools.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Fault } from '../lib/faults.ts';
+import { cameWith } from '../lib/trace.ts';
 import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
 import { text, toolPin } from '../rpc/fields.ts';
+import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { HoldRequest, Holds } from './holds.ts';
-import { HOLD_ORDERS, type HoldQueries } from './queries.ts';
+import { HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
+import { HoldSummary } from './summary.ts';
 import { looserThan } from './terms.ts';
-import { type HoldView, stopOn } from './view.ts';
+import { type HoldView, shownHash, stopOn } from './view.ts';
+import type { HoldWaiters } from './waiting.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
 
@@ -100,6 +104,10 @@ const HoldOut = z
     expired_at: z.iso.datetime().optional(),
     cancelled_at: z.iso.datetime().optional(),
     consumed_at: z.iso.datetime().optional(),
+    shown_hash: z
+      .string()
+      .optional()
+      .describe('sha256 of the hold as it is shown here, with its votes and reports: what a vote can name'),
     stopped: z
       .object({ stop_id: z.string(), reason: z.string() })
       .optional()
@@ -187,18 +195,30 @@ function idempotencyKey(ctx: Context): string | undefined {
 }
 
 /** What an agent sees of its hold: neither the votes nor the evidence of conditions. */
-function forAgent({ votes: _votes, barred_voters: _barred, ...hold }: HoldView): z.input<typeof HoldOut> {
+function forAgent({
+  votes: _votes,
+  barred_voters: _barred,
+  shown_hash: _hash,
+  ...hold
+}: HoldView & { shown_hash: string }): z.input<typeof HoldOut> {
   return { ...hold, conditions: hold.conditions.map(({ evidence: _evidence, ...condition }) => condition) };
 }
 
-export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: SignedRules, stopsOf: StopsOf) {
+export function escrowRouter(
+  holds: Holds,
+  queries: HoldQueries,
+  waiters: HoldWaiters,
+  signedRules: SignedRules,
+  stopsOf: StopsOf,
+) {
   /** Holds that may still be used, with the stop that is in their way. */
   const withStops = async <T extends HoldView>(tenantId: string, found: readonly T[]) => {
     const stopOf = await stopsOf(tenantId);
     return found.map((hold) => {
       const open = hold.status === 'held' || hold.status === 'released';
       const stop = open ? stopOn(hold, stopOf) : undefined;
-      return stop ? { ...hold, stopped: { stop_id: stop.id, reason: stop.reason } } : hold;
+      const shown = { ...hold, shown_hash: shownHash(hold) };
+      return stop ? { ...shown, stopped: { stop_id: stop.id, reason: stop.reason } } : shown;
     });
   };
   return trpc.router({
@@ -218,6 +238,7 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
               description: '1 to 255 printable characters. The same key with another body is CONFLICT.',
               schema: { type: 'string', pattern: '^[\\x21-\\x7e]{1,255}$' },
             },
+            traceparent: { description: 'The W3C trace context of the decision that the hold is opened for' },
           },
           answer: {
             201: {
@@ -234,7 +255,8 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       .output(HoldOut)
       .mutation(async ({ ctx, input }) => {
         const request = await requested(signedRules, stopsOf, ctx.tenantId, input);
-        const more = { idempotencyKey: idempotencyKey(ctx) };
+        // the proxy's own span, which is the parent of the hold's
+        const more = { idempotencyKey: idempotencyKey(ctx), traceparent: cameWith(ctx.headers.traceparent) };
         const { hold, opened } = await holds.create(ctx.tenantId, request, by(ctx), more);
         if (!opened) ctx.answer['idempotent-replayed'] = 'true';
         return hold;
@@ -246,8 +268,9 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       {
         summary: 'List holds, newest first',
         description:
-          'With order=expires_at, the soonest to expire first. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.',
+          'With order=expires_at, the soonest to expire first; with value or risk, the highest first as it was stated, whatever the currency, and holds without one last. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.',
         tag,
+        problems: ['TOO_BROAD'],
       },
     )
       .input(
@@ -259,6 +282,10 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
             action_type: text(100).optional(),
             min_value: z.number().optional(),
             max_value: z.number().optional(),
+            mine: z
+              .enum(MINE)
+              .optional()
+              .describe('for signed-in people: needed, held and without their vote; voted, with it (the latest 5,000)'),
             order: z.enum(HOLD_ORDERS).default('created_at'),
             after: text(300).optional().describe('next_cursor of the previous page'),
             limit: z.int().min(1).max(200).default(50),
@@ -280,28 +307,66 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
         }),
       )
       .query(async ({ ctx, input }) => {
-        const { next, ...page } = await queries.list(ctx.tenantId, input);
+        const { mine: which, ...filter } = input;
+        const { principal } = ctx;
+        if (which !== undefined && principal.kind !== 'session') throw invalid('?mine', 'is for signed-in people');
+        const mine = which && principal.kind === 'session' ? { of: principal.userId, which } : undefined;
+        const { next, ...page } = await queries.list(ctx.tenantId, personOf(principal), { ...filter, mine });
         const { limit, offset } = input;
         const shown = await withStops(ctx.tenantId, page.holds);
         return { ...page, holds: shown, limit, offset, next_cursor: next, has_more: next !== null };
       }),
 
+    summary: route(
+      'GET /v1/escrow/summary',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'Sum up what became of recent holds: how many, how soon, and what value',
+        tag,
+        problems: ['TOO_BROAD'],
+      },
+    )
+      .input(z.strictObject({ hours: z.int().min(1).max(744).default(24) }))
+      .output(HoldSummary)
+      .query(({ ctx, input }) => queries.summary(ctx.tenantId, personOf(ctx.principal), input.hours)),
+
     get: route(
       'GET /v1/escrow/{id}',
       { keys: ['proxy'], role: 'viewer', agent: true },
-      { summary: 'Read a hold; an agent key reads only its own', tag, problems: ['NOT_FOUND'] },
+      {
+        summary: 'Read a hold; an agent key reads only its own',
+        description:
+          'With `wait`, the answer comes when the hold has another status than `status`, and as it is after so many seconds otherwise.',
+        tag,
+        problems: ['NOT_FOUND'],
+      },
     )
-      .input(z.strictObject(Id))
+      .input(
+        z.strictObject({
+          ...Id,
+          wait: z.int().min(0).max(MAX_WAIT_SECONDS).default(0).describe('seconds'),
+          status: z.enum(HOLD_STATES).optional().describe('what the caller knows; absent: what it is now'),
+        }),
+      )
       .output(HoldOut)
       .query(async ({ ctx, input }) => {
-        const [hold] = (await withStops(ctx.tenantId, [await holds.get(ctx.tenantId, input.id)])) as [HoldView];
-        const { principal } = ctx;
-        if (principal.kind !== 'agent_key') return hold;
+        const { tenantId, principal } = ctx;
+        let found = await holds.get(tenantId, input.id);
         // another agent's hold is not found rather than forbidden: the agent must not learn that it exists
-        if (hold.agent_id !== principal.agentId || hold.agent_role !== principal.agentRole) {
+        if (
+          principal.kind === 'agent_key' &&
+          (found.agent_id !== principal.agentId || found.agent_role !== principal.agentRole)
+        ) {
           throw new AppError('NOT_FOUND', 'there is no such hold');
         }
-        return forAgent(hold);
+        if (input.wait > 0) {
+          const hold = { tenantId, id: input.id };
+          found = await waiters.untilNot(input.status ?? found.status, hold, principal.id, input.wait, ctx.gone());
+          // the credential may have ended during the wait
+          if (!(await ctx.stillValid())) throw new AppError('UNAUTHENTICATED', 'the credential is no longer valid');
+        }
+        const [hold] = await withStops(tenantId, [found]);
+        return principal.kind === 'agent_key' ? forAgent(hold!) : hold!;
       }),
 
     vote: route(
@@ -309,12 +374,20 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       { role: 'approver' },
       {
         summary: 'Approve or reject a held action',
-        description: 'One vote per person. One rejection ends the hold, whatever its type.',
+        description:
+          'One vote per person. One rejection ends the hold, whatever its type. With `shown_hash`, the vote is refused when the hold is no longer what was read: another vote or a report may have changed what this one does.',
         tag,
-        problems: ['NOT_FOUND', 'INVALID_STATUS', 'ALREADY_VOTED'],
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'ALREADY_VOTED', 'VERSION_CHANGED'],
       },
     )
-      .input(z.strictObject({ ...Id, decision: z.enum(['approve', 'reject']), reason: text(2000, 0).default('') }))
+      .input(
+        z.strictObject({
+          ...Id,
+          decision: z.enum(['approve', 'reject']),
+          reason: text(2000, 0).default(''),
+          shown_hash: ActionHash.optional().describe('of the hold as it was read'),
+        }),
+      )
       .output(
         z.object({
           escrow_id: z.string(),
@@ -329,8 +402,9 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       .mutation(async ({ ctx, input }) => {
         const { principal } = ctx;
         if (principal.kind !== 'session') throw new AppError('FORBIDDEN');
-        const { decision, reason } = input;
-        const hold = await holds.vote(ctx.tenantId, input.id, { userId: principal.userId, decision, reason }, by(ctx));
+        const { decision, reason, shown_hash: seen } = input;
+        const vote = { userId: principal.userId, decision, reason, seen };
+        const hold = await holds.vote(ctx.tenantId, input.id, vote, by(ctx));
         return {
           escrow_id: hold.id,
           your_decision: decision,
@@ -426,6 +500,7 @@ async function requested(
         context: context_preview,
       },
       [],
+      'proxy',
     );
   });
   const request: HoldRequest = { ...asked, action: { ...action, cut: [...new Set([...cut, ...action.cut])].sort() } };

@@ -1,6 +1,6 @@
 import { sign } from 'node:crypto';
 import { LONG_TRANSACTION } from '../../db/client.ts';
-import { EvidencePackage } from '../../db/entities/index.ts';
+import { EvidencePackage, type EvidencePackageRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { type Checkpoints, InconsistentChain } from '../chain/checkpoint.ts';
@@ -11,7 +11,15 @@ import { AppError } from '../errors.ts';
 import type { Keyring } from '../keys/keyring.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import { MAX_PACKAGE_RECORDS, type PackedBundle, type PackedRecord, writePackage } from './archive.ts';
+import { readTarHeader, TAR_BLOCK, tarPadding } from '../lib/tar.ts';
+import {
+  MANIFEST,
+  MAX_PACKAGE_RECORDS,
+  type Manifest,
+  type PackedBundle,
+  type PackedRecord,
+  writePackage,
+} from './archive.ts';
 
 /** What a package's summary shows. */
 export interface PackageSummary {
@@ -353,25 +361,18 @@ export class Evidence {
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(EvidencePackage, {}, { orderBy: { createdAt: 'desc', id: 'desc' }, ...page });
-    const packages = rows.map(
-      (row): PackageSummary => ({
-        package_id: row.id,
-        purpose: row.purpose,
-        from: row.fromAt.toISOString(),
-        to: row.toAt.toISOString(),
-        sequence_id: row.sessionId ?? null,
-        first_seq: row.firstSeq,
-        last_seq: row.lastSeq,
-        record_count: row.recordCount,
-        chain_intact: row.chainIntact,
-        package_hash: row.packageHash,
-        public_key_fingerprint: row.publicKeyFingerprint,
-        size: row.size,
-        created_by: row.createdBy,
-        created_at: row.createdAt.toISOString(),
-      }),
-    );
-    return { packages, total };
+    return { packages: rows.map(summaryOf), total };
+  }
+
+  /** One package, with the names and sizes of the files in it. NOT_FOUND when the tenant has no such package. */
+  async get(
+    tenantId: string,
+    id: string,
+  ): Promise<PackageSummary & { files: { name: string; size: number; sha256: string }[] }> {
+    const row = await this.#db.reader(tenantId).findOne(EvidencePackage, { id });
+    if (!row) throw new AppError('NOT_FOUND', 'there is no such package');
+    const { bytes } = await this.open(tenantId, id);
+    return { ...summaryOf(row), files: await filesOf(bytes()) };
   }
 
   /** The package exactly as it was signed: its hash and size, and its bytes, which are read while they are sent. */
@@ -477,6 +478,53 @@ export class Evidence {
     }
     return bounds;
   }
+}
+
+function summaryOf(row: EvidencePackageRow): PackageSummary {
+  return {
+    package_id: row.id,
+    purpose: row.purpose,
+    from: row.fromAt.toISOString(),
+    to: row.toAt.toISOString(),
+    sequence_id: row.sessionId ?? null,
+    first_seq: row.firstSeq,
+    last_seq: row.lastSeq,
+    record_count: row.recordCount,
+    chain_intact: row.chainIntact,
+    package_hash: row.packageHash,
+    public_key_fingerprint: row.publicKeyFingerprint,
+    size: row.size,
+    created_by: row.createdBy,
+    created_at: row.createdAt.toISOString(),
+  };
+}
+
+/** The members of a package as its manifest lists them. Only what comes before the manifest is read. */
+async function filesOf(pieces: AsyncIterable<Buffer>): Promise<{ name: string; size: number; sha256: string }[]> {
+  let bytes = Buffer.alloc(0);
+  // where the next header is among all bytes, and how many of them were dropped
+  let at = 0;
+  let dropped = 0;
+  for await (const piece of pieces) {
+    bytes = Buffer.concat([bytes, piece]);
+    for (;;) {
+      const here = at - dropped;
+      if (bytes.length < here + TAR_BLOCK) break;
+      const member = readTarHeader(bytes.subarray(here, here + TAR_BLOCK), at);
+      if (!member) throw new Error('a package has no manifest');
+      const end = here + TAR_BLOCK + member.size;
+      if (member.name === MANIFEST) {
+        if (bytes.length < end) break;
+        const { files } = JSON.parse(bytes.toString('utf8', here + TAR_BLOCK, end)) as Pick<Manifest, 'files'>;
+        return Object.entries(files).map(([name, { size, sha256 }]) => ({ name, size, sha256 }));
+      }
+      at += TAR_BLOCK + member.size + tarPadding(member.size);
+    }
+    const done = Math.min(at - dropped, bytes.length);
+    bytes = bytes.subarray(done);
+    dropped += done;
+  }
+  throw new Error('a package has no manifest');
 }
 
 function monthBefore(date: Date): Date {

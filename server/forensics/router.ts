@@ -102,6 +102,21 @@ export function forensicsRouter(evidence: Evidence) {
       )
       .output(z.object({ packages: z.array(PackageOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => ({ ...(await evidence.list(ctx.tenantId, input)), ...input })),
+
+    package: route(
+      'GET /v1/forensics/packages/{id}',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'Read a package: what it is of, and which files are in it', tag, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(100) }))
+      .output(
+        PackageOut.extend({
+          files: z
+            .array(z.object({ name: z.string(), size: z.int().describe('bytes'), sha256: z.string() }))
+            .describe('as the manifest lists them'),
+        }),
+      )
+      .query(({ ctx, input }) => evidence.get(ctx.tenantId, input.id)),
   });
 }
 

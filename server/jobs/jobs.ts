@@ -19,15 +19,25 @@ export function forgetJob(name: string, parts: readonly { forget(): Promise<void
   };
 }
 
-/** Runs each job over and over, never twice at once in this process. A job that fails is logged and runs again. */
-export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<void> } {
+/**
+ * Runs each job over and over, never twice at once in this process. A job that fails is logged, told to `failed`, and runs
+ * again.
+ */
+export function startJobs(
+  jobs: readonly Job[],
+  log: Log,
+  failed: (name: string) => void = () => undefined,
+): { stop(): Promise<void> } {
   const stopped = new AbortController();
   const loops = jobs.map(async (job) => {
     while (!stopped.signal.aborted) {
       try {
         await job.run(stopped.signal);
       } catch (err) {
-        if (!stopped.signal.aborted) log.error({ err, job: job.name }, 'a job failed');
+        if (!stopped.signal.aborted) {
+          log.error({ err, job: job.name }, 'a job failed');
+          failed(job.name);
+        }
       }
       await pause(job.everySeconds * 1000, stopped.signal);
     }

@@ -1,3 +1,4 @@
+import { apart } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
@@ -74,21 +75,26 @@ export class MailQueue {
    */
   async sendDue(): Promise<number> {
     const now = new Date(this.#clock.now());
-    const dropped = await this.#db.owner.query<{ id: string }>(
-      'delete from mail_message where expires_at <= $1 and next_at <= $1 returning id',
-      [now],
-    );
-    for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time and is dropped');
-    const { rows } = await this.#db.owner.query<Row>(
-      `update mail_message m set attempts = attempts + 1, next_at = $2
-       from (select tenant_id, id from mail_message where next_at <= $1 order by next_at limit ${BATCH}
-             for update skip locked) due
-       where m.tenant_id = due.tenant_id and m.id = due.id
-       returning m.tenant_id, m.id, m.sealed, m.attempts`,
-      [now, new Date(now.getTime() + LEASE_SECONDS * 1000)],
-    );
-    await Promise.all(rows.map((row) => this.#send(row)));
-    return rows.length;
+    let tried = 0;
+    const waiting = `select tenant_id from mail_message where next_at <= $1 group by 1 order by min(next_at) limit ${BATCH}`;
+    for (const only of await apart(this.#db, waiting, [now])) {
+      const dropped = await this.#db.owner.query<{ id: string }>(
+        `delete from mail_message where expires_at <= $1 and next_at <= $1 ${only()} returning id`,
+        [now],
+      );
+      for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time and is dropped');
+      const { rows } = await this.#db.owner.query<Row>(
+        `update mail_message m set attempts = attempts + 1, next_at = $2
+         from (select tenant_id, id from mail_message where next_at <= $1 ${only()} order by next_at limit ${BATCH}
+               for update skip locked) due
+         where m.tenant_id = due.tenant_id and m.id = due.id ${only('m')}
+         returning m.tenant_id, m.id, m.sealed, m.attempts`,
+        [now, new Date(now.getTime() + LEASE_SECONDS * 1000)],
+      );
+      await Promise.all(rows.map((row) => this.#send(row)));
+      tried += rows.length;
+    }
+    return tried;
   }
 
   async #send(row: Row): Promise<void> {

@@ -158,6 +158,7 @@ export class Keyring {
    * resolves.
    */
   async rotate(): Promise<SigningKey> {
+    this.#db.replication?.assert();
     await this.#replace('always');
     this.#lookups.forget(ALL);
     const { keys } = await this.#reload();

@@ -1,9 +1,9 @@
 import {
   createCipheriv,
   createDecipheriv,
-  createHash,
   createPublicKey,
   generateKeyPairSync,
+  hash,
   hkdfSync,
   type KeyObject,
   randomBytes,
@@ -11,12 +11,34 @@ import {
 } from 'node:crypto';
 
 export function sha256(data: string | Uint8Array): Buffer {
-  return createHash('sha256').update(data).digest();
+  return hash('sha256', data, 'buffer');
+}
+
+/** In hex. */
+export function sha256Hex(data: string | Uint8Array): string {
+  return hash('sha256', data, 'hex');
 }
 
 /** `sha256:<hex>`, the form in which every hash leaves this system except BLAKE3 chain hashes (bare hex). */
 export function sha256Tag(data: string | Uint8Array): string {
-  return `sha256:${sha256(data).toString('hex')}`;
+  return `sha256:${sha256Hex(data)}`;
+}
+
+const POOL_BYTES = 4096;
+let pool = Buffer.alloc(0);
+let drawn = 0;
+
+/**
+ * A few bytes of the system's generator, each given out once. They are drawn some thousands at a time, because a draw
+ * takes as long for sixteen. For ids and salts; keys are drawn by themselves. The view is valid until the next call.
+ */
+export function randomFew(bytes: number): Buffer {
+  if (drawn + bytes > pool.length) {
+    pool = randomBytes(POOL_BYTES);
+    drawn = 0;
+  }
+  drawn += bytes;
+  return pool.subarray(drawn - bytes, drawn);
 }
 
 /** Compares two secrets (or their hashes) in a time that does not depend on where they differ; unequal lengths are unequal. */

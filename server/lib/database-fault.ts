@@ -49,3 +49,14 @@ export function isDatabaseFault(error: unknown): boolean {
   }
   return false;
 }
+
+/** Reading was given up: the statement took too long, or too many like it wait already. Nothing is wrong with the database. */
+export class ReadRefused extends Error {
+  override readonly name = 'ReadRefused';
+  readonly why: 'took_long' | 'too_many';
+
+  constructor(why: 'took_long' | 'too_many', options?: ErrorOptions) {
+    super(why === 'took_long' ? 'a statement took too long' : 'too many reads wait', options);
+    this.why = why;
+  }
+}

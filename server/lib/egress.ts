@@ -1,18 +1,22 @@
 import { Resolver } from 'node:dns/promises';
 import http from 'node:http';
 import https from 'node:https';
-import { isIP } from 'node:net';
+import net, { isIP, type Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import type { Duplex } from 'node:stream';
 import tls from 'node:tls';
 import ipaddr from 'ipaddr.js';
+import { Parts } from './parts.ts';
 
 /**
  * The only way out of the server for an address that a tenant or another party gave: webhooks, issuers, key sets, notify targets.
  *
- * INVARIANT: the address that is dialed is the address that was checked. A name is resolved once per call, all its
- * addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so an
- * answer that changes in between (DNS rebinding) changes nothing. A connection serves one request: it is never kept for
- * another one whose name may mean something else by then. Redirects are answers like any other and are not followed.
+ * INVARIANT: the address that is dialed is the address that was checked. For each connection a name is resolved once, all
+ * its addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so an
+ * answer that changes in between (DNS rebinding) changes nothing. Redirects are answers like any other and are not
+ * followed.
+ *
+ * A connection serves one request, unless the caller says whose it is (`keep`): see Connections.
  */
 
 export type EgressFailure =
@@ -60,9 +64,21 @@ export interface EgressRequest {
   tooLarge?: 'truncate' | 'fail';
   /** Ends the call early: it then rejects with the signal's reason. */
   signal?: AbortSignal;
+  /**
+   * Whose connection this is. It is kept for a short time for the next call with the same value, scheme, host and port, and
+   * for no other. A call on a kept connection that the other side has ended, without a byte of an answer, is made once
+   * more on a new connection: only for requests that may arrive twice.
+   */
+  keep?: string;
 }
 
 const TIMEOUT_MS = 10_000;
+/** How long a connection is kept without a request; less where the other side says so (`Keep-Alive: timeout=5`). */
+const IDLE_MS = 15_000;
+/** How old a connection is at most when a request begins on it: so long may a receiver that has moved be looked for in the old place. */
+const CONNECTION_MS = 60_000;
+/** Connections without a request, for each scheme. Of more, those that were used longest ago are closed. */
+const MOST_IDLE = 256;
 const MAX_BYTES = 65_536;
 const OWN_MS = 5000;
 
@@ -131,6 +147,7 @@ export class Egress {
   readonly #ca: string[] | undefined;
   readonly #interfaces: typeof networkInterfaces;
   #own: { addresses: ReadonlySet<string>; until: number } | undefined;
+  readonly #connections = { 'http:': new Connections('http:'), 'https:': new Connections('https:') };
 
   /**
    * `allow`: CIDRs that may be dialed although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
@@ -164,8 +181,16 @@ export class Egress {
   async send(request: EgressRequest): Promise<EgressAnswer> {
     return within({ timeoutMs: request.timeoutMs ?? TIMEOUT_MS, signal: request.signal }, async (signal) => {
       const url = parse(request.url);
+      const kept = request.keep === undefined ? undefined : this.#connections[url.protocol as 'http:' | 'https:'];
+      if (kept?.has(nameOf(url, request.keep!))) {
+        try {
+          return await exchange(url, undefined, request, { kept, ca: this.#ca, signal });
+        } catch (error) {
+          if (!(error instanceof EndedWhileIdle) || signal.aborted) throw error;
+        }
+      }
       const addresses = await this.#addresses(url, signal);
-      return exchange(url, addresses, request, this.#ca, signal);
+      return exchange(url, addresses, request, { kept, ca: this.#ca, signal });
     });
   }
 
@@ -256,19 +281,22 @@ async function within<T>(
   run: (signal: AbortSignal) => Promise<T>,
 ): Promise<T> {
   limit.signal?.throwIfAborted();
-  const timeout = new EgressError(
-    'TIMEOUT',
-    `The destination gave no complete answer within ${limit.timeoutMs / 1000} seconds.`,
-  );
   const controller = new AbortController();
-  const timer = setTimeout(() => controller.abort(timeout), limit.timeoutMs);
-  const signal = limit.signal ? AbortSignal.any([limit.signal, controller.signal]) : controller.signal;
+  const { signal } = controller;
+  const timer = setTimeout(() => {
+    const told = `The destination gave no complete answer within ${limit.timeoutMs / 1000} seconds.`;
+    controller.abort(new EgressError('TIMEOUT', told));
+  }, limit.timeoutMs);
+  // AbortSignal.any would do this too, at the price of a short request
+  const end = () => controller.abort(limit.signal!.reason);
+  limit.signal?.addEventListener('abort', end, { once: true });
   try {
     return await run(signal);
   } catch (error) {
     throw signal.aborted ? signal.reason : error;
   } finally {
     clearTimeout(timer);
+    limit.signal?.removeEventListener('abort', end);
   }
 }
 
@@ -288,21 +316,112 @@ function hostOf(url: URL): string {
   return url.hostname.replace(/^\[(.*)\]$/, '$1').replace(/\.$/, '');
 }
 
+/** A kept connection ended before the first byte of an answer, or is no longer there. */
+class EndedWhileIdle extends Error {}
+
+/** What is sent through `Connections`, beside what Node takes. */
+interface Dialing extends https.RequestOptions {
+  autoSelectFamily: boolean;
+  autoSelectFamilyAttemptTimeout: number;
+  /** See `nameOf`; undefined where the connection serves one request. */
+  keepAs?: string | undefined;
+  /** Whether the addresses were judged for this call. */
+  judged: boolean;
+}
+
+/** Everything that a kept connection depends on. The certificate was checked for the host. */
+const nameOf = (url: URL, keep: string) => `${url.protocol}//${url.host} ${keep}`;
+
+/**
+ * Connections that are kept for the next request of the same caller to the same scheme, host and port. One at most is
+ * idle for each, for 15 seconds at most.
+ *
+ * INVARIANT: a connection is made only to addresses that were judged for the call that makes it. A call that counts on a
+ * kept connection brings no addresses, and fails where there is none any more.
+ *
+ * What arrives while no answer is due ends the connection: bytes that come behind an answer must not be read as the next.
+ */
+class Connections extends http.Agent {
+  readonly #secure: boolean;
+  /** Since when each connection exists, and whether an answer is due on it. */
+  readonly #known = new WeakMap<Duplex, { since: number; due: () => boolean }>();
+  /** The one that was used longest ago comes first. */
+  readonly #idle = new Set<Duplex>();
+
+  constructor(protocol: 'http:' | 'https:') {
+    super({ keepAlive: true, maxFreeSockets: 1, timeout: IDLE_MS });
+    this.#secure = protocol === 'https:';
+    Object.assign(this, { protocol, defaultPort: this.#secure ? 443 : 80 });
+  }
+
+  has(name: string): boolean {
+    return this.freeSockets[name]?.some((socket) => !socket.destroyed) ?? false;
+  }
+
+  /** Called when the connection of a request is known. */
+  expect(socket: Duplex, due: () => boolean): void {
+    const known = this.#known.get(socket);
+    if (known) known.due = due;
+  }
+
+  override getName(options?: http.ClientRequestArgs): string {
+    return (options as unknown as Dialing).keepAs!;
+  }
+
+  override createConnection(options: http.ClientRequestArgs, done: (error: Error | null, socket: Duplex) => void) {
+    if (!(options as Dialing).judged) {
+      done(new EndedWhileIdle(), undefined as never);
+      return undefined;
+    }
+    const socket = this.#secure ? tls.connect(options as tls.ConnectionOptions) : net.connect(options as never);
+    const known = { since: performance.now(), due: () => true };
+    this.#known.set(socket, known);
+    socket.on('data', () => {
+      if (!known.due()) socket.destroy();
+    });
+    socket.once('close', () => this.#idle.delete(socket));
+    return socket;
+  }
+
+  override keepSocketAlive(socket: Duplex): boolean {
+    const known = this.#known.get(socket);
+    const fit = super.keepSocketAlive(socket) as unknown as boolean;
+    // kept for as long as it may be idle, it must not be too old then
+    const tooOld = known && performance.now() - known.since > CONNECTION_MS - IDLE_MS;
+    if (!fit || !known || tooOld || socket.readableEnded) return false;
+    known.due = () => false;
+    this.#idle.add(socket);
+    const [oldest] = this.#idle;
+    if (this.#idle.size > MOST_IDLE) oldest!.destroy();
+    return true;
+  }
+
+  override reuseSocket(socket: Duplex, request: http.ClientRequest): void {
+    this.#idle.delete(socket);
+    super.reuseSocket(socket, request);
+  }
+}
+
+/** `addresses`: those that were judged; undefined to use the connection that is kept, or reject with EndedWhileIdle. */
 function exchange(
   url: URL,
-  addresses: readonly string[],
+  addresses: readonly string[] | undefined,
   asked: EgressRequest,
-  ca: string[] | undefined,
-  signal: AbortSignal,
+  { kept, ca, signal }: { kept: Connections | undefined; ca: string[] | undefined; signal: AbortSignal },
 ): Promise<EgressAnswer> {
   const host = hostOf(url);
   const secure = url.protocol === 'https:';
   const maxBytes = asked.maxBytes ?? MAX_BYTES;
-  const found = addresses.map((address) => ({ address, family: isIP(address) }));
+  const found = (addresses ?? []).map((address) => ({ address, family: isIP(address) }));
   return new Promise((resolve, reject) => {
     let stage: 'connecting' | 'securing' | 'open' = 'connecting';
-    const fail = (error: Error) => reject(failureOf(error, stage));
-    const options: https.RequestOptions & { autoSelectFamily: boolean; autoSelectFamilyAttemptTimeout: number } = {
+    let heard = false;
+    let answered: http.IncomingMessage | undefined;
+    const fail = (error: Error) => {
+      const idle = addresses === undefined && !heard && (request.reusedSocket || error instanceof EndedWhileIdle);
+      reject(idle ? new EndedWhileIdle() : failureOf(error, stage));
+    };
+    const options: Dialing = {
       // a name is "looked up" in what was resolved and judged; an address is dialed as it is, and is the one judged
       host,
       lookup: (_host, { all }, done) => (all ? done(null, found) : done(null, found[0]!.address, found[0]!.family)),
@@ -315,8 +434,10 @@ function exchange(
         ...(asked.body !== undefined && { 'content-length': Buffer.byteLength(asked.body) }),
         host: url.host,
       },
-      // an agent for this request alone, which keeps no connection and knows no proxy from the environment
-      agent: false,
+      // otherwise one for this request alone; neither knows a proxy from the environment
+      agent: kept ?? false,
+      keepAs: kept && nameOf(url, asked.keep!),
+      judged: addresses !== undefined,
       // one address after the other, each with time enough for another continent
       autoSelectFamily: true,
       autoSelectFamilyAttemptTimeout: 1000,
@@ -331,7 +452,15 @@ function exchange(
       }),
     };
     const request = (secure ? https : http).request(options);
-    request.on('socket', (socket) => {
+    request.on('socket', (socket: Socket) => {
+      kept?.expect(socket, () => !answered?.complete);
+      if (request.reusedSocket) {
+        stage = 'open';
+        socket.once('data', () => {
+          heard = true;
+        });
+        return;
+      }
       socket.once('connect', () => {
         stage = secure ? 'securing' : 'open';
       });
@@ -346,19 +475,18 @@ function exchange(
       resolve({ status: response.statusCode!, headers: response.headers, body: Buffer.alloc(0), truncated: false });
     });
     request.on('response', (response) => {
-      const chunks: Buffer[] = [];
-      let length = 0;
+      answered = response;
+      const parts = new Parts();
       const answer = (truncated: boolean) =>
         resolve({
           status: response.statusCode!,
           headers: response.headers,
-          body: Buffer.concat(chunks).subarray(0, maxBytes),
+          body: parts.join().subarray(0, maxBytes),
           truncated,
         });
       response.on('data', (chunk: Buffer) => {
-        chunks.push(chunk);
-        length += chunk.length;
-        if (length <= maxBytes) return;
+        parts.push(chunk);
+        if (parts.bytes <= maxBytes) return;
         if (asked.tooLarge === 'fail') {
           reject(new EgressError('TOO_LARGE', `The destination's answer is larger than ${maxBytes} bytes.`));
         } else {

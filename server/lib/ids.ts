@@ -1,15 +1,17 @@
-import { randomBytes } from 'node:crypto';
+import { randomFew } from './crypto.ts';
 
-const CROCKFORD = '0123456789abcdefghjkmnpqrstvwxyz';
+const CROCKFORD = Buffer.from('0123456789abcdefghjkmnpqrstvwxyz');
+const TIME = 10;
+const RANDOM = 16;
+const text = Buffer.alloc(TIME + RANDOM);
 
 /**
  * A new id: the prefix, then 26 characters of ULID in lower case (48 bits of milliseconds, 80 random bits).
  * Ids made later sort later, which keeps the indexes over them dense.
  */
 export function newId(prefix: string, now: number): string {
-  let time = '';
-  for (let rest = now, i = 0; i < 10; i++, rest = Math.floor(rest / 32)) time = CROCKFORD[rest % 32] + time;
-  let random = '';
-  for (const byte of randomBytes(16)) random += CROCKFORD[byte & 31];
-  return `${prefix}_${time}${random}`;
+  for (let rest = now, i = TIME - 1; i >= 0; i--, rest = Math.floor(rest / 32)) text[i] = CROCKFORD[rest % 32]!;
+  const random = randomFew(RANDOM);
+  for (let i = 0; i < RANDOM; i++) text[TIME + i] = CROCKFORD[random[i]! & 31]!;
+  return `${prefix}_${text.toString('latin1')}`;
 }

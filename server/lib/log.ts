@@ -36,3 +36,54 @@ export function createLog(level: string, stream?: pino.DestinationStream): Log {
     stream ?? pino.destination({ dest: 1, sync: false }),
   );
 }
+
+type Line = [what: object, text?: string];
+
+/** The log of one request, made when it has its first line: most requests have none. */
+export class RequestLog {
+  readonly #of: Log;
+  readonly #bindings: pino.Bindings;
+  #made: Log | undefined;
+
+  constructor(of: Log, bindings: pino.Bindings) {
+    this.#of = of;
+    this.#bindings = bindings;
+  }
+
+  get level(): string {
+    return this.#of.level;
+  }
+
+  trace(...line: Line): void {
+    this.#log.trace(...line);
+  }
+
+  debug(...line: Line): void {
+    this.#log.debug(...line);
+  }
+
+  info(...line: Line): void {
+    this.#log.info(...line);
+  }
+
+  warn(...line: Line): void {
+    this.#log.warn(...line);
+  }
+
+  error(...line: Line): void {
+    this.#log.error(...line);
+  }
+
+  fatal(...line: Line): void {
+    this.#log.fatal(...line);
+  }
+
+  child(bindings: pino.Bindings): Log {
+    return this.#log.child(bindings);
+  }
+
+  get #log(): Log {
+    this.#made ??= this.#of.child(this.#bindings);
+    return this.#made;
+  }
+}

@@ -6,6 +6,11 @@ export async function pause(ms: number, signal: AbortSignal): Promise<void> {
   await delay(ms, undefined, { signal }).catch(() => undefined);
 }
 
+/** Resolves when the event loop has looked at everything else once: work that takes long goes on in steps. */
+export function nextTurn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
+
 /**
  * Wakes a loop that looks for work. The loop calls `clear` before it looks and `pause` after it, so that a wake in between
  * is not lost: the pause then ends before it begins.

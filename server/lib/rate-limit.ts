@@ -56,11 +56,12 @@ export class RateLimiter {
     this.#policy = `"${rule.name}";q=${rule.limit};w=${rule.seconds}`;
   }
 
-  async take(key: string): Promise<RateState> {
-    let { state, allowed } = await consume(this.#own, key);
+  /** Counts calls: all of them, also where they are too many. */
+  async take(key: string, calls = 1): Promise<RateState> {
+    let { state, allowed } = await consume(this.#own, key, calls);
     if (allowed && this.#shared) {
       // while Redis is unavailable, only this process's own count applies
-      const shared = await consume(this.#shared, this.#redis!.hidden(key)).catch(() => undefined);
+      const shared = await consume(this.#shared, this.#redis!.hidden(key), calls).catch(() => undefined);
       if (shared && (!shared.allowed || shared.state.remainingPoints <= state.remainingPoints)) {
         ({ state, allowed } = shared);
       }
@@ -78,9 +79,10 @@ export class RateLimiter {
 async function consume(
   limiter: RateLimiterAbstract,
   key: string,
+  calls: number,
 ): Promise<{ state: RateLimiterRes; allowed: boolean }> {
   try {
-    return { state: await limiter.consume(key), allowed: true };
+    return { state: await limiter.consume(key, calls), allowed: true };
   } catch (error) {
     // the library rejects with the state when the limit is reached; anything else is a fault
     if (error instanceof RateLimiterRes) return { state: error, allowed: false };

@@ -101,9 +101,26 @@ export function fileOf(env: Environment, name: string): string | undefined {
 /** A secret, given as `name` or in the file that `name`_FILE names, and which of the two it was; undefined without either. */
 export function secretOf(env: Environment, name: string): { text: string; from: string } | undefined {
   const file = `${name}_FILE`;
-  if (env[name] && env[file]) throw new Error(`${name} and ${file}: give only one`);
-  const text = env[name] || fileOf(env, file);
-  return text === undefined ? undefined : { text: text.trim(), from: env[name] ? name : file };
+  const given = env[name]?.trim();
+  if (given && env[file]?.trim()) throw new Error(`${name} and ${file}: give only one`);
+  const text = given || fileOf(env, file);
+  if (text === undefined) return undefined;
+  // a secret that was not filled in is not one that was not asked for: the server would start on a database of its own
+  if (text.trim() === '') throw new Error(`${file}: the file is empty`);
+  return { text: text.trim(), from: given ? name : file };
+}
+
+/** The environment with the secrets of `names` that are given in files. One that cannot be read stays absent: see secretOf. */
+export function withFiles(env: Environment, names: readonly string[]): Environment {
+  const filled: Record<string, string | undefined> = { ...env };
+  for (const name of names) {
+    try {
+      filled[name] = secretOf(env, name)?.text;
+    } catch {
+      // the caller reports it
+    }
+  }
+  return filled;
 }
 
 export interface SettingHelp {

@@ -10,6 +10,11 @@ export class Waiters {
     }
   }
 
+  /** How many wait. */
+  get waiting(): number {
+    return [...this.#waiting.values()].reduce((sum, wakers) => sum + wakers.size, 0);
+  }
+
   /** Ends all waiting, now and in the future, because the process is stopping. */
   stop(): void {
     this.#stopping = true;

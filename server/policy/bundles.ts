@@ -161,7 +161,7 @@ export class Bundles {
     return this.#db.transaction(tenantId, async (em) => {
       // one builder at a time, so that seq increases by one for each new bundle
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      const live = await em.execute<LivePolicy[]>(LIVE_POLICIES, [tenantId]);
+      const live = await em.execute<LivePolicy[]>(LIVE_POLICIES, [tenantId, tenantId]);
       const approved = await approvedStatements(tenantId, live, this.#log);
       const named = listsNamed(approved.flatMap(({ statements }) => statements));
       const content = bundleContent({

@@ -3,7 +3,7 @@ import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
-import type { ActionRequest } from '../domain/policy.ts';
+import type { ActionRequest, BundleContent } from '../domain/policy.ts';
 import { AppError } from '../errors.ts';
 import { openBundle } from './bundle.ts';
 import type { Bundles } from './bundles.ts';
@@ -84,17 +84,10 @@ export class KeptInputs {
    */
   async read(tenantId: string, eventId: string, how: { unmasked: boolean }, by: Doer): Promise<ShownInput> {
     const { record, input, projection, intact } = await this.of(tenantId, eventId);
-    const paths = how.unmasked ? null : await this.masks(tenantId, record);
+    const paths = how.unmasked ? null : (await this.policiesOf(tenantId, record)).masks;
     const masks = (paths ?? []).map(parseMask);
-    await this.#db.transaction(tenantId, (em) =>
-      this.#audit(em, tenantId, {
-        ...by,
-        action: 'decision.input_read',
-        target: { type: 'decision', id: eventId },
-        severity: how.unmasked ? 'warning' : 'info',
-        detail: how.unmasked ? 'without masks' : 'with masks',
-      }),
-    );
+    const detail = how.unmasked ? 'without masks' : 'with masks';
+    await this.given(tenantId, eventId, { masked: !how.unmasked, detail }, by);
     return {
       event_id: eventId,
       input: input && shown(input, masks),
@@ -104,20 +97,39 @@ export class KeptInputs {
     };
   }
 
-  /** The `@mask` paths that apply to what is kept of a decision, sorted. */
-  async masks(tenantId: string, record: DecisionLine): Promise<string[]> {
-    const paths = new Set<string>();
+  /** Records that a person was given what is kept of a decision, in a form that `detail` says. */
+  async given(tenantId: string, eventId: string, { masked, detail }: { masked: boolean; detail: string }, by: Doer) {
+    await this.#db.transaction(tenantId, (em) =>
+      this.#audit(em, tenantId, {
+        ...by,
+        action: 'decision.input_read',
+        target: { type: 'decision', id: eventId },
+        severity: masked ? 'info' : 'warning',
+        detail,
+      }),
+    );
+  }
+
+  /**
+   * The policies of a decision, null where the record names none; and the `@mask` paths that apply to what is kept of it,
+   * those of these policies and of the ones in force, sorted.
+   */
+  async policiesOf(
+    tenantId: string,
+    record: DecisionLine,
+  ): Promise<{ decided: BundleContent | null; masks: string[] }> {
     const stored = await this.#db.query<{ bytes: Buffer }>(
       tenantId,
       'select bytes from policy_bundle where tenant_id = $1 and hash = $2 limit 1',
       [tenantId, record.bundle_hash ?? ''],
     );
-    const current = await this.#bundles.current(tenantId, null);
-    for (const { bytes } of [current, ...stored]) {
-      const { content } = openBundle(bytes, this.#keyFor, { tenant: tenantId });
-      for (const { annotations } of content.policies) for (const path of annotations.mask ?? []) paths.add(path);
-    }
-    return [...paths].sort();
+    const contentOf = ({ bytes }: { bytes: Uint8Array }) =>
+      openBundle(bytes, this.#keyFor, { tenant: tenantId }).content;
+    const current = contentOf(await this.#bundles.current(tenantId, null));
+    const decided = stored[0] ? contentOf(stored[0]) : null;
+    const statements = [current, ...(decided ? [decided] : [])].flatMap(({ policies }) => policies);
+    const masks = [...new Set(statements.flatMap(({ annotations }) => annotations.mask ?? []))].sort();
+    return { decided, masks };
   }
 
   #rows(tenantId: string, eventId: string) {

@@ -72,7 +72,7 @@ export class ListQueries {
     const lists = await em.find(ReferenceList, { deletedAt: null }, { orderBy: { name: 'asc' } });
     const newest = await this.#versions(
       tenantId,
-      'v.version = (select version from reference_list l where l.tenant_id = v.tenant_id and l.name = v.name)',
+      'v.version = (select version from reference_list l where l.tenant_id = $1 and l.name = v.name)',
     );
     const used = await usersOf(
       em,

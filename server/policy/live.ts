@@ -34,11 +34,11 @@ export async function holdLiveSet(em: EntityManager, tenantId: string): Promise<
   await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [`live statements of ${tenantId}`]);
 }
 
-/** Selects the live policies of the tenant that is its one parameter. */
+/** Selects the live policies of the tenant that is both of its parameters. */
 export const LIVE_POLICIES = `select r.policy_id, r.version, r.dsl_source, r.tests_source,
     (select case when a.line::json->>'action' = 'policy.revoked' then null else a.line::json->>'after_hash' end
      from audit_record a
-     where a.tenant_id = p.tenant_id and a.target_id = p.id
+     where a.tenant_id = ? and a.target_id = p.id
        -- the column is only an index: the chain protects the text, so the text must match too
        and a.line::json->>'target_id' = p.id and a.line::json->>'target_type' = 'policy'
        and (a.line::json->>'action' = 'policy.revoked' or a.line::json->>'detail' like 'version %, ${ENFORCED}')
@@ -95,14 +95,14 @@ export async function approvedLists(
     `select l.name, v.version, v.items as values,
        (select case when a.line::json->>'action' = 'list.deleted' then null else a.line::json->>'after_hash' end
         from audit_record a
-        where a.tenant_id = l.tenant_id and a.target_id = l.name
+        where a.tenant_id = ? and a.target_id = l.name
           and a.line::json->>'target_id' = l.name and a.line::json->>'target_type' = 'list'
           and (a.line::json->>'action' = 'list.deleted' or a.line::json->>'detail' like 'version %, ${ENFORCED}')
         order by a.seq desc limit 1) as enforced_hash
      from reference_list l
      join reference_list_version v on v.tenant_id = l.tenant_id and v.name = l.name and v.version = l.live_version
      where l.tenant_id = ? and l.name in (${names.map(() => '?').join(', ')})`,
-    [tenantId, ...names],
+    [tenantId, tenantId, ...names],
   );
   const lists = rows.map(({ name, version, values, enforced_hash }) => {
     const fits = values !== null && sha256Tag(canonicalJson(values)) === enforced_hash;

@@ -1,10 +1,12 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
 import {
+  type CommentPlace,
   Policy,
   PolicyRevision,
   type PolicyRevisionRow,
   type PolicyRow,
   ReferenceList,
+  type ReviewRecord,
 } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
@@ -27,6 +29,7 @@ import { type Source, type StatedSource, sourceInWords, sourceOf } from '../doma
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { oneLine } from '../lib/visible.ts';
 import { type Finding, type Tested, TestGate } from './gate.ts';
 import type { Compilation } from './language/compile.ts';
 import { ENFORCED, holdLiveSet, revisionHash } from './live.ts';
@@ -221,9 +224,49 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment });
   }
 
-  /** Comments on the newest version without deciding anything. */
-  comment(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment });
+  /**
+   * Comments on the newest version without deciding anything: begins a thread, on a line of it or of an older version, or
+   * answers one. NOT_FOUND when there is no such line or thread.
+   */
+  comment(
+    tenantId: string,
+    id: string,
+    { version, comment, reply_to, place }: NewComment,
+    by: By,
+  ): Promise<PolicyView> {
+    const more = { thread: reply_to, place };
+    return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment, more });
+  }
+
+  /** Says that a thread is settled, or that it is not. What it says already changes nothing. */
+  async resolve(
+    tenantId: string,
+    id: string,
+    { version, comment_id, resolved }: { version: number; comment_id: string; resolved: boolean },
+    by: By,
+  ): Promise<PolicyView> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const policy = await lock(em, id);
+      const newest = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
+      const revision = await em.findOne(PolicyRevision, { policyId: id, version });
+      const root = revision && threadOf(revision, comment_id);
+      if (!revision || !root) throw new AppError('NOT_FOUND', 'the version has no such thread');
+      if ((root.resolved !== undefined) === resolved) return policyView(policy, newest);
+      const { resolved: _before, ...rest } = root;
+      const at = new Date(this.#clock.now()).toISOString();
+      const after: ReviewRecord = resolved ? { ...rest, resolved: { by: by.person, at } } : rest;
+      revision.reviews = revision.reviews.map((one) => (one === root ? after : one));
+      await em.flush();
+      await notify('policies');
+      await this.#audit(em, tenantId, {
+        actor: by.actor,
+        action: resolved ? 'policy.thread_resolved' : 'policy.thread_reopened',
+        target: { type: 'policy', id },
+        detail: `version ${version}, ${commentWords(root)}`,
+        requestId: by.requestId,
+      });
+      return policyView(policy, newest);
+    });
   }
 
   /** The policy is in no bundle when this resolves. Its open reviews stay open. */
@@ -316,9 +359,18 @@ export class Policies {
     });
   }
 
-  /** Adds the reviews among the effects to their revisions. */
-  async #review(em: EntityManager, policy: PolicyRow, effects: PolicyEffect[], by: By, comment?: string) {
-    const decided_at = new Date(this.#clock.now()).toISOString();
+  /** Adds the reviews among the effects to their revisions. Resolves to the last of them. */
+  async #review(
+    em: EntityManager,
+    policy: PolicyRow,
+    effects: PolicyEffect[],
+    by: By,
+    comment?: string,
+    more: Commented = {},
+  ): Promise<ReviewRecord | undefined> {
+    const now = this.#clock.now();
+    const decided_at = new Date(now).toISOString();
+    let last: ReviewRecord | undefined;
     for (const effect of effects) {
       if (effect.type !== 'review') continue;
       const { status, version } = effect.params;
@@ -326,11 +378,18 @@ export class Policies {
       if (status === 'commented' && revision.reviews.length >= MAX_REVIEWS) {
         throw new AppError('CONFLICT', 'the version has reached the maximum number of reviews and comments');
       }
-      revision.reviews = [
-        ...revision.reviews,
-        { status, decided_by: by.person, decided_at, ...(comment !== undefined && { comment }) },
-      ];
+      const place = more.place && (await placeIn(em, policy.id, version, more.place));
+      if (more.thread !== undefined) await assertThread(em, policy, more.thread);
+      last = {
+        ...{ status, decided_by: by.person, decided_at },
+        ...(comment !== undefined && { comment }),
+        ...(status === 'commented' && { id: newId('cmt', now) }),
+        ...(more.thread !== undefined && { thread: more.thread }),
+        ...(place && { place }),
+      };
+      revision.reviews = [...revision.reviews, last];
     }
+    return last;
   }
 
   async #revise(
@@ -397,6 +456,7 @@ export class Policies {
       expected?: number | undefined;
       checked?: { version: number; invalid: AppError | undefined } | undefined;
       simulation?: string | undefined;
+      more?: Commented;
     },
   ): Promise<PolicyView> {
     const emergency = event.type === 'break_glass';
@@ -420,7 +480,8 @@ export class Policies {
         if (findings.refusal && !emergency) throw findings.refusal;
       }
       if (words.note !== undefined) revision.note = words.note;
-      await this.#review(em, policy, effects, by, words.remark ?? words.reason);
+      const written = await this.#review(em, policy, effects, by, words.remark ?? words.reason, words.more);
+      const unsettled = event.type === 'approve' ? await openThreads(em, policy) : 0;
       // a comment does not count as a change
       if (event.type !== 'comment') policy.updatedAt = new Date(this.#clock.now());
       await em.flush();
@@ -435,11 +496,17 @@ export class Policies {
       }
       await notify('revisions', id, [taken]);
       const replaced = policy.liveVersion !== null && policy.liveVersion !== enforced ? enforced : null;
-      const detail = replaced === null ? undefined : `in place of version ${replaced}`;
+      const detail = [
+        replaced !== null && `in place of version ${replaced}`,
+        unsettled > 0 && `with ${unsettled} unresolved ${unsettled === 1 ? 'thread' : 'threads'}`,
+        event.type === 'comment' && written && commentWords(written),
+      ]
+        .filter(Boolean)
+        .join(', ');
       const about = 'version' in event ? event.version : undefined;
       await this.#perform(em, policy, effects, by, {
         after: revision.contentHash,
-        detail,
+        detail: detail || undefined,
         found: findings?.words,
         reason: words.reason,
         about,
@@ -528,6 +595,64 @@ export class Policies {
   }
 }
 
+/** A comment that is to be written. */
+export interface NewComment extends Omit<Commented, 'thread'> {
+  version: number;
+  comment: string;
+  /** The comment that began a thread. */
+  reply_to?: string | undefined;
+}
+
+interface Commented {
+  thread?: string | undefined;
+  place?: { part: 'text' | 'tests'; line: number; version?: number | undefined } | undefined;
+}
+
+/** Characters of a line that stand with a comment on it. */
+const QUOTED = 200;
+
+/** The comment that began a thread. */
+const threadOf = ({ reviews }: PolicyRevisionRow, id: string): ReviewRecord | undefined =>
+  reviews.find((one) => one.id === id && one.thread === undefined);
+
+/** A thread may be answered from a newer version than the one that it began on. */
+async function assertThread(em: EntityManager, { tenantId, id }: PolicyRow, thread: string): Promise<void> {
+  const found = await em.execute(
+    `select 1 from policy_revision r, jsonb_array_elements(r.reviews) one
+     where r.tenant_id = ? and r.policy_id = ? and one->>'id' = ? and one->'thread' is null`,
+    [tenantId, id, thread],
+  );
+  if (found.length === 0) throw new AppError('NOT_FOUND', 'the policy has no such thread');
+}
+
+const commentWords = ({ id, place }: ReviewRecord): string =>
+  `comment ${id}${place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : ''}`;
+
+/** The place of a comment with the line as it stands there: of the version itself, or of an older one. */
+async function placeIn(
+  em: EntityManager,
+  policyId: string,
+  reviewed: number,
+  { part, line, version = reviewed }: NonNullable<Commented['place']>,
+): Promise<CommentPlace> {
+  const revision = version > reviewed ? null : await em.findOne(PolicyRevision, { policyId, version });
+  const text = revision && (part === 'text' ? revision.dslSource : revision.testsSource);
+  const found = text?.split(/\r\n?|\n/)[line - 1];
+  if (found === undefined) throw new AppError('NOT_FOUND', 'there is no such line');
+  return { part, version, line, quote: oneLine(found, QUOTED) };
+}
+
+/** How many threads of all versions nobody has resolved. */
+async function openThreads(em: EntityManager, { tenantId, id }: PolicyRow): Promise<number> {
+  const [row] = await em.execute<{ n: number }[]>(
+    `select count(*)::integer as n from policy_revision r, jsonb_array_elements(r.reviews) one
+     where r.tenant_id = ? and r.policy_id = ? and one->>'status' = 'commented'
+       and one->'thread' is null and one->'resolved' is null`,
+    [tenantId, id],
+  );
+  return row!.n;
+}
+
 /** A version is enforced only where every list that it names has an approved version, and none is deleted meanwhile. */
 async function assertLists(em: EntityManager, policy: PolicyRow, { version, lists }: PolicyRevisionRow): Promise<void> {
   if (policy.liveVersion !== version || lists.length === 0) return;
@@ -541,7 +666,7 @@ async function assertLists(em: EntityManager, policy: PolicyRow, { version, list
 
 function policyInvalid({ errors }: Compilation, suiteFaults: readonly Diagnostic[] = []): AppError | undefined {
   const faults = [
-    ...errors.map((error) => ({ pointer: '/dsl_source', ...error })),
+    ...errors.map(({ fix: _fix, ...error }) => ({ pointer: '/dsl_source', ...error })),
     ...suiteFaults.map((error) => ({ pointer: '/tests_source', ...error })),
   ];
   if (faults.length === 0) return undefined;

@@ -63,6 +63,15 @@ export interface OpenReview {
 /** List filters for policies that need a decision. */
 export const REVIEWS = ['open', 'break_glass'] as const;
 
+export const POLICY_ORDERS = ['updated_at', 'id', 'status'] as const;
+const ORDER_BY = {
+  updated_at: { updatedAt: 'desc', id: 'asc' },
+  id: { id: 'asc' },
+  status: { status: 'asc', id: 'asc' },
+} as const satisfies Record<(typeof POLICY_ORDERS)[number], object>;
+/** Policies whose texts are searched. */
+const MOST_SEARCHED = 5_000;
+
 /** Read-only queries on policies and their versions. */
 export class PolicyQueries {
   readonly #db: Database;
@@ -83,6 +92,9 @@ export class PolicyQueries {
       scope?: string | undefined;
       /** An id, or a prefix and `*`. */
       ids?: string | undefined;
+      /** A part of the id or of the newest text. */
+      q?: string | undefined;
+      order?: (typeof POLICY_ORDERS)[number] | undefined;
       limit: number;
       offset: number;
     },
@@ -95,10 +107,11 @@ export class PolicyQueries {
     if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
     if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
     if (filter.ids !== undefined) where.push({ id: { $like: likeOf(filter.ids) } });
+    if (filter.q !== undefined) where.push({ id: { $in: await this.#with(tenantId, filter.q) } });
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
-        orderBy: { ...(filter.review && { reviewOpen: 'desc' }), updatedAt: 'desc', id: 'asc' },
+        orderBy: { ...(filter.review && { reviewOpen: 'desc' }), ...ORDER_BY[filter.order ?? 'updated_at'] },
         limit: filter.limit,
         offset: filter.offset,
       });
@@ -119,6 +132,21 @@ export class PolicyQueries {
       return { ...policyView(row, newest), open_review: openReviewOf(row, own) };
     });
     return { policies, total };
+  }
+
+  /** The policies with a text in their id, or in their newest version. */
+  async #with(tenantId: string, part: string): Promise<string[]> {
+    return this.#db.readOnly(tenantId, async (client) => {
+      const { rows } = await client.query<{ id: string }>(
+        `select id from (
+           select p.id, r.dsl_source from policy p join policy_revision r
+             on r.tenant_id = $1 and r.policy_id = p.id and r.version = p.version
+           where p.tenant_id = $1 order by p.updated_at desc limit ${MOST_SEARCHED}) t
+         where strpos(lower(id), lower($2)) > 0 or strpos(lower(dsl_source), lower($2)) > 0`,
+        [tenantId, part],
+      );
+      return rows.map(({ id }) => id);
+    });
   }
 
   /** The policy with its versions, newest first. NOT_FOUND when the tenant has no such policy. */

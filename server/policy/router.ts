@@ -5,17 +5,17 @@ import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import type { Principal } from '../domain/principal.ts';
 import { coversPolicy, SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
+import { firstHidden } from '../lib/visible.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { REACHES, SEEN } from './authoring/coverage.ts';
 import { MUTATION_LIMITS, MUTATIONS } from './authoring/mutants.ts';
 import type { SuiteRun } from './authoring/run-suite.ts';
 import { SUITE_LIMITS, TrialRequest } from './authoring/suite.ts';
-import { firstHidden } from './evaluation/approver-view.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import { LIMITS } from './language/scan.ts';
 import type { By, Policies } from './policies.ts';
-import { type PolicyQueries, REVIEWS, whoOf } from './queries.ts';
+import { POLICY_ORDERS, type PolicyQueries, REVIEWS, whoOf } from './queries.ts';
 import type { PolicyPlan, PolicyTexts } from './texts.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
@@ -80,6 +80,16 @@ const ReviewOut = z.object({
   decided_by: z.string(),
   decided_at: z.iso.datetime(),
   comment: z.string().optional(),
+  id: z.string().optional().describe('of a comment'),
+  thread: z.string().optional().describe('the id of the comment that it answers, which began the thread'),
+  place: z
+    .object({ part: z.enum(['text', 'tests']), version: z.int(), line: z.int(), quote: z.string() })
+    .optional()
+    .describe('the line that a thread is about'),
+  resolved: z
+    .object({ by: z.string(), at: z.iso.datetime() })
+    .optional()
+    .describe('who said that the thread is settled; absent while it is not'),
 });
 
 const VersionOut = z
@@ -111,8 +121,23 @@ const OpenReviewOut = z
   });
 
 const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.string() }).meta({ id: 'Diagnostic' });
+const ProblemOut = z
+  .object({
+    ...DiagnosticOut.shape,
+    fix: z
+      .object({
+        title: z.string(),
+        line: z.int(),
+        column: z.int(),
+        length: z.int().describe('how many UTF-16 units it replaces'),
+        text: z.string().describe('what stands there then'),
+      })
+      .optional()
+      .describe('a change of the text that obviously mends it'),
+  })
+  .meta({ id: 'PolicyProblem' });
 
-const VerdictOut = z
+export const VerdictOut = z
   .object({
     decision: z.enum(DECISIONS),
     rule_id: z.string().nullable().describe('the rule that decided'),
@@ -131,7 +156,14 @@ const VerdictOut = z
   })
   .meta({ id: 'Verdict' });
 
-function verdictOut({ decision, rule_id, policy_id, deny_reason, masks, escrow }: Verdict): z.input<typeof VerdictOut> {
+export function verdictOut({
+  decision,
+  rule_id,
+  policy_id,
+  deny_reason,
+  masks,
+  escrow,
+}: Verdict): z.input<typeof VerdictOut> {
   return {
     decision,
     rule_id,
@@ -149,7 +181,7 @@ function verdictOut({ decision, rule_id, policy_id, deny_reason, masks, escrow }
   };
 }
 
-const ExpectationOut = z
+export const ExpectationOut = z
   .object({
     decision: z.enum(DECISIONS),
     rule: z.string().optional(),
@@ -331,8 +363,9 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
   return trpc.router({
     list: route('GET /v1/policies', reads, {
       summary: 'List policies',
-      description: 'Most recently changed first. `agent_role` also finds policies that apply to every role.',
+      description: 'Most recently changed first, or by id. `agent_role` also finds policies that apply to every role.',
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(
         z.strictObject({
@@ -345,6 +378,11 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             ),
           agent_role: text(200).optional(),
           scope: text(100).optional(),
+          q: text(100).optional().describe('a part of the id or of the newest text, in capitals or not'),
+          order: z
+            .enum(POLICY_ORDERS)
+            .default('updated_at')
+            .describe('updated_at: the latest first; the others ascending'),
           limit: z.int().min(1).max(200).default(50),
           offset: z.int().min(0).max(1_000_000).default(0),
         }),
@@ -429,7 +467,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       tag,
     })
       .input(z.strictObject({ dsl_source: Source, id: PolicyId.optional() }))
-      .output(z.object({ valid: z.boolean(), errors: z.array(DiagnosticOut), warnings: z.array(DiagnosticOut) }))
+      .output(z.object({ valid: z.boolean(), errors: z.array(ProblemOut), warnings: z.array(ProblemOut) }))
       .mutation(async ({ ctx, input }) => {
         const { errors, warnings } = await texts.lint(ctx.tenantId, input.dsl_source, input.id);
         return { valid: errors.length === 0, errors, warnings };
@@ -671,11 +709,46 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     comment: route(
       'POST /v1/policies/{id}/comments',
       { keys: [], role: 'author' },
-      { summary: 'Comment on the newest version without deciding', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
+      {
+        summary: 'Comment on the newest version without deciding',
+        description:
+          'A comment begins a thread, or answers one. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.',
+        tag,
+        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'CONFLICT'],
+      },
     )
-      .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
+      .input(
+        z
+          .strictObject({
+            ...Id,
+            version: Version,
+            comment: text(2000),
+            reply_to: text(64).optional().describe('the comment that began a thread, of this version or an older one'),
+            place: z
+              .strictObject({
+                part: z.enum(['text', 'tests']),
+                line: Version,
+                version: Version.optional().describe('an older version whose line it is; default: the reviewed one'),
+              })
+              .optional()
+              .describe('the line that it is about'),
+          })
+          .refine(({ reply_to, place }) => reply_to === undefined || place === undefined, {
+            path: ['place'],
+            message: 'cannot be combined with reply_to',
+          }),
+      )
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.comment(ctx.tenantId, input.id, input.version, input.comment, by(ctx))),
+      .mutation(({ ctx, input: { id, ...comment } }) => policies.comment(ctx.tenantId, id, comment, by(ctx))),
+
+    resolve: route(
+      'POST /v1/policies/{id}/comments/{comment_id}/resolve',
+      { keys: [], role: 'author' },
+      { summary: 'Resolve a thread, or open it again', tag, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ ...Id, comment_id: text(64), version: Version, resolved: z.boolean().default(true) }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input: { id, ...thread } }) => policies.resolve(ctx.tenantId, id, thread, by(ctx))),
 
     version: route('GET /v1/policies/{id}/versions/{version}', reads, {
       summary: 'Read one version with its text',
@@ -698,6 +771,16 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           from: z.int(),
           to: z.int(),
           ...DiffOut.shape,
+          rules: z
+            .array(
+              z.object({
+                rule_id: z.string(),
+                change: z.enum(['added', 'changed', 'removed']),
+                was: z.string().nullable(),
+                now: z.string().nullable(),
+              }),
+            )
+            .describe('the same rules in words, before and after; null where there is none, or it does not compile'),
         }),
       )
       .query(({ ctx, input }) => texts.diff(within(ctx, input.id), input.id, input.from, input.to)),

@@ -5,7 +5,9 @@ import type { ActionRequest, Diagnostic } from '../domain/policy.ts';
 import type { BundleRegistry } from '../domain/tools.ts';
 import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
+import { sha256Tag } from '../lib/crypto.ts';
 import {
   AuthorBusy,
   type AuthorLanguage,
@@ -14,6 +16,8 @@ import {
   type Surroundings,
   type Trial,
 } from './authoring/author.ts';
+import type { Explained, ExplainJob } from './authoring/explain.ts';
+import type { PastDecision, TestFromDecision } from './authoring/from-decision.ts';
 import type { MutationRun } from './authoring/mutants.ts';
 import type { BrokenTest, OthersRun, SuiteRun } from './authoring/run-suite.ts';
 import { listsNamed } from './bundle.ts';
@@ -246,6 +250,18 @@ export class PolicyTexts {
     return this.#ask((language) => language.mutate(tenantId, job), this.#slow);
   }
 
+  /** The suite of a policy with the test that a past decision is. Nothing is saved. */
+  async fromDecision(tenantId: string, id: string, input: TextAndTests, past: PastDecision): Promise<TestFromDecision> {
+    const job = await this.#job(tenantId, id, input);
+    const tests = job.tests === NO_TESTS ? '' : job.tests;
+    return this.#ask((language) => language.fromDecision(tenantId, { ...job, tests }, past));
+  }
+
+  /** What a request met in the policies of its decision. */
+  explain(tenantId: string, job: ExplainJob): Promise<Explained> {
+    return this.#ask((language) => language.explain(tenantId, job));
+  }
+
   async #job(
     tenantId: string,
     policyId: string,
@@ -326,6 +342,32 @@ export class PolicyTexts {
     return this.#ask((language) => language.test(tenantId, job));
   }
 
+  /** The tests of all live policies that have some, each with the policies, lists and registry that are in force now. */
+  async liveSuites(tenantId: string): Promise<LiveSuite[]> {
+    const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
+    if (rows.every(({ tests_source }) => tests_source === null)) return [];
+    const { action_types } = await this.#rules(tenantId);
+    const em = this.#db.reader(tenantId);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([], rows));
+    const { liveTexts: all, ...others } = surroundingsOf(rows, action_types, await this.#registry(em, tenantId), lists);
+    // a version stands for its text and its tests, that of a list for its values
+    const versions = [rows, lists.map((list) => ({ ...list, policy_id: list.name }))].map((part) =>
+      part.map(({ policy_id, version }) => [policy_id, version]),
+    );
+    const { schema, registry } = others;
+    const basis = sha256Tag(canonicalJson({ versions, schema, registry }));
+    return rows.flatMap(({ policy_id: policyId, version, dsl_source: text, tests_source: tests }) => {
+      if (tests === null) return [];
+      const liveTexts = all.filter((one) => one.policyId !== policyId);
+      return [{ version, basis, job: { policyId, text, tests, liveTexts, ...others } }];
+    });
+  }
+
+  /** Runs one of those, behind whatever a person waits for. */
+  runLive(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
+    return this.#ask((language) => language.test(tenantId, job), this.#slow);
+  }
+
   async #surroundings(tenantId: string, ...texts: string[]): Promise<Surroundings> {
     const { action_types } = await this.#rules(tenantId);
     const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
@@ -351,7 +393,24 @@ export class PolicyTexts {
         to: { name: `version ${to}`, text: recent.dslSource },
       }),
     );
-    return { policy_id: id, from, to, ...changes };
+    const [was, now] = await Promise.all(
+      [old, recent].map(async ({ dslSource }) => {
+        // an old text may not compile by now: then its rules have no words
+        const { statements } = await this.validate(tenantId, dslSource, id);
+        return new Map(statements.map((one) => [one.id, one.summary.text]));
+      }),
+    );
+    const { rules_added, rules_changed, rules_removed } = changes;
+    const rules = [
+      ...rules_changed.map((rule) => [rule, 'changed'] as const),
+      ...rules_added.map((rule) => [rule, 'added'] as const),
+      ...rules_removed.map((rule) => [rule, 'removed'] as const),
+    ].map(([rule_id, change]) => ({
+      ...{ rule_id, change },
+      was: change === 'added' ? null : (was!.get(rule_id) ?? null),
+      now: change === 'removed' ? null : (now!.get(rule_id) ?? null),
+    }));
+    return { policy_id: id, from, to, ...changes, rules };
   }
 
   /** The newest version in words, rule by rule. */
@@ -371,6 +430,13 @@ export class PolicyTexts {
       throw new AppError('UNAVAILABLE', error.message, { headers: { 'retry-after': '2' }, cause: error });
     }
   }
+}
+
+/** The tests of a live policy, and the hash of all that their result depends on. */
+export interface LiveSuite {
+  version: number;
+  basis: string;
+  job: SuiteJob;
 }
 
 /** Absent parts are those of the newest version. */

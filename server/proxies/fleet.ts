@@ -1,6 +1,8 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
+import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -31,10 +33,12 @@ const MAX_PER_KEY = 100;
 export class Fleet {
   readonly #db: Database;
   readonly #clock: Clock;
+  readonly #audit: WriteAudit;
 
-  constructor(db: Database, clock: Clock) {
+  constructor(db: Database, clock: Clock, audit: WriteAudit) {
     this.#db = db;
     this.#clock = clock;
+    this.#audit = audit;
   }
 
   /**
@@ -66,26 +70,62 @@ export class Fleet {
         if (raised.length > 0) await notify('policies');
       }
       const known = await em.execute<unknown[]>(
-        `update proxy_instance set key_id = ?, info = ?, last_seen_at = ?, offline_at = null
+        `update proxy_instance set key_id = ?, info = ?, last_seen_at = ?, silent_at = ?, offline_at = null
          where tenant_id = ? and id = ? and (key_id = ? or last_seen_at < ?) returning id`,
-        [keyId, info, at, tenantId, proxy_id, keyId, new Date(now - SILENT_POLLS * pollSeconds * 1000)],
+        [
+          ...[keyId, info, at, new Date(now + SILENT_POLLS * pollSeconds * 1000), tenantId, proxy_id, keyId],
+          new Date(now - SILENT_POLLS * pollSeconds * 1000),
+        ],
       );
       if (known.length > 0) return;
-      const added = await em.execute<unknown[]>(
-        `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at)
-         values (?, ?, ?, ?, ?, ?) on conflict (tenant_id, id) do nothing returning id`,
-        [tenantId, proxy_id, keyId, info, at, at],
-      );
-      if (added.length === 0) throw new AppError('CONFLICT', 'a proxy with another key uses this name');
-      await em.execute(
-        `delete from proxy_instance where tenant_id = ? and id in (
-           select id from (select id, row_number() over (order by last_seen_at desc, id = ? desc, id) as nth,
-             row_number() over (partition by key_id order by last_seen_at desc, id = ? desc, id) as nth_of_key
-             from proxy_instance where tenant_id = ?) ranked
-           where nth > ? or nth_of_key > ?)`,
-        [tenantId, proxy_id, proxy_id, tenantId, MAX_PER_TENANT, MAX_PER_KEY],
-      );
+      if (!(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info))) {
+        throw new AppError('CONFLICT', 'a proxy with another key uses this name');
+      }
     });
+  }
+
+  /** Proxies that were heard of before their first report: they count from now on. Known names stay whose they are. */
+  async introduce(
+    em: EntityManager,
+    tenantId: string,
+    proxies: readonly { proxyId: string; keyId: string }[],
+  ): Promise<void> {
+    // of several that come under one name, the first has it
+    const first = proxies.filter(({ proxyId }, n) => proxies.findIndex((one) => one.proxyId === proxyId) === n);
+    await this.#add(em, tenantId, first, '{}');
+  }
+
+  /** True when a name was new. */
+  async #add(
+    em: EntityManager,
+    tenantId: string,
+    proxies: readonly { proxyId: string; keyId: string }[],
+    info: string,
+  ): Promise<boolean> {
+    const at = new Date(this.#clock.now());
+    const added = await em.execute<{ id: string }[]>(
+      `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at)
+       select ?, a.id, a.key_id, ?, ?, ? from json_to_recordset(?::json) a (id text, key_id text)
+       where not exists (select from proxy_instance p where p.tenant_id = ? and p.id = a.id)
+       on conflict (tenant_id, id) do nothing returning id`,
+      [
+        ...[tenantId, info, at, at],
+        JSON.stringify(proxies.map(({ proxyId, keyId }) => ({ id: proxyId, key_id: keyId }))),
+        tenantId,
+      ],
+    );
+    if (added.length === 0) return false;
+    const fresh = JSON.stringify(added.map(({ id }) => id));
+    await em.execute(
+      `delete from proxy_instance where tenant_id = ? and id in (
+         select id from (select id, row_number() over (order by last_seen_at desc, fresh desc, id) as nth,
+           row_number() over (partition by key_id order by last_seen_at desc, fresh desc, id) as nth_of_key
+           from (select *, id in (select json_array_elements_text(?::json)) as fresh
+             from proxy_instance where tenant_id = ?) p) ranked
+         where nth > ? or nth_of_key > ?)`,
+      [tenantId, fresh, tenantId, MAX_PER_TENANT, MAX_PER_KEY],
+    );
+    return true;
   }
 
   /** The proxies, most recently seen first. `stale`: silent for three poll intervals. */
@@ -96,11 +136,35 @@ export class Fleet {
     const staleBefore = this.#clock.now() - SILENT_POLLS * pollSeconds * 1000;
     return rows.map((row) => ({
       proxy_id: row.id,
+      key_id: row.keyId,
       ...(row.info as Omit<Heartbeat, 'proxy_id'>),
       first_seen_at: row.firstSeenAt.toISOString(),
       last_seen_at: row.lastSeenAt.toISOString(),
       stale: row.lastSeenAt.getTime() < staleBefore,
     }));
+  }
+
+  /**
+   * Forgets a proxy that is out of service. One that is not comes back with its next report. Subscribers are told as of one
+   * that fell silent, unless they were: a removal hides nothing from those who watch. Throws NOT_FOUND for a name that no
+   * proxy reported.
+   */
+  async remove(tenantId: string, proxyId: string, by: Doer): Promise<void> {
+    await this.#db.transaction(tenantId, async (em) => {
+      const gone = await em.execute<{ last_seen_at: Date | string; told: boolean }[]>(
+        `delete from proxy_instance where tenant_id = ? and id = ?
+         returning last_seen_at, offline_at is not null as told`,
+        [tenantId, proxyId],
+      );
+      if (!gone[0]) throw new AppError('NOT_FOUND', 'there is no such proxy');
+      if (!gone[0].told) await tellOffline(em, tenantId, this.#clock.now(), proxyId, gone[0].last_seen_at);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'proxy.removed',
+        target: { type: 'proxy', id: proxyId },
+        detail: `last seen ${new Date(gone[0].last_seen_at).toISOString()}`,
+      });
+    });
   }
 
   /**
@@ -110,32 +174,31 @@ export class Fleet {
   async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
     return this.#db.transaction(tenantId, async (em) => {
+      // those that reported since, or have more time than when they did
+      await em.execute(
+        `update proxy_instance set silent_at = last_seen_at + make_interval(secs => ?)
+         where tenant_id = ? and offline_at is null and silent_at <= ? and last_seen_at >= ?`,
+        [SILENT_POLLS * pollSeconds, tenantId, new Date(now), new Date(now - SILENT_POLLS * pollSeconds * 1000)],
+      );
       const gone = await em.execute<{ id: string; last_seen_at: Date | string }[]>(
-        `update proxy_instance set offline_at = ? where (tenant_id, id) in (
-           select tenant_id, id from proxy_instance where tenant_id = ? and offline_at is null and last_seen_at < ?
+        `update proxy_instance set offline_at = ? where tenant_id = ? and id in (
+           select id from proxy_instance where tenant_id = ? and offline_at is null and last_seen_at < ?
            order by id limit 100 for update skip locked)
          returning id, last_seen_at`,
-        [new Date(now), tenantId, new Date(now - SILENT_POLLS * pollSeconds * 1000)],
+        [new Date(now), tenantId, tenantId, new Date(now - SILENT_POLLS * pollSeconds * 1000)],
       );
       for (const [n, { id, last_seen_at }] of gone.entries()) {
-        await addEvent(em, tenantId, {
-          type: 'proxy.offline',
-          at: now + n,
-          payload: {
-            proxy_id: id,
-            last_seen_at: new Date(last_seen_at).toISOString(),
-            created_at: new Date(now).toISOString(),
-          },
-        });
+        await tellOffline(em, tenantId, now + n, id, last_seen_at);
       }
       return gone.length;
     });
   }
 
-  /** The tenants with proxies that are not offline yet. */
-  async watched(): Promise<string[]> {
+  /** The tenants with proxies that may have fallen silent. */
+  async due(): Promise<string[]> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
-      'select distinct tenant_id from proxy_instance where offline_at is null',
+      'select distinct tenant_id from proxy_instance where offline_at is null and silent_at <= $1',
+      [new Date(this.#clock.now())],
     );
     return rows.map(({ tenant_id }) => tenant_id);
   }
@@ -158,16 +221,35 @@ export class Fleet {
   }
 }
 
+function tellOffline(
+  em: EntityManager,
+  tenantId: string,
+  at: number,
+  proxy_id: string,
+  lastSeen: Date | string,
+): Promise<void> {
+  const last_seen_at = new Date(lastSeen).toISOString();
+  const payload = { proxy_id, last_seen_at, created_at: new Date(at).toISOString() };
+  return addEvent(em, tenantId, { type: 'proxy.offline', at, payload });
+}
+
 /** Reports proxies that have fallen silent to their tenant's subscribers. */
 export function silentProxies(fleet: Fleet, pollSeconds: (tenantId: string) => Promise<number>): Job {
   return {
     name: 'silent proxies',
     everySeconds: 5,
     async run(signal) {
-      for (const tenantId of await fleet.watched()) {
+      const failures: unknown[] = [];
+      for (const tenantId of await fleet.due()) {
         if (signal.aborted) return;
-        await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
+        try {
+          await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
+        } catch (error) {
+          // one tenant that fails keeps no other waiting
+          failures.push(error);
+        }
       }
+      if (failures.length > 0) throw new AggregateError(failures, `the proxies of ${failures.length} tenants were not looked at`);
     },
   };
 }

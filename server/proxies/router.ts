@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
+import { doerOf } from '../domain/audit.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
@@ -80,6 +81,7 @@ export function fleetRouter(
             z.object({
               ...heartbeat,
               proxy_id: z.string(),
+              key_id: z.string().describe('the key that it reported with'),
               first_seen_at: z.iso.datetime(),
               last_seen_at: z.iso.datetime(),
               stale: z.boolean().describe('silent for three poll intervals'),
@@ -112,6 +114,20 @@ export function fleetRouter(
           }),
         };
       }),
+
+    remove: route(
+      'DELETE /v1/proxies/{proxy_id}',
+      { keys: [], role: 'admin' },
+      {
+        summary: 'Forget a proxy that is out of service; one that still reports comes back',
+        tag,
+        status: 204,
+        problems: ['NOT_FOUND'],
+      },
+    )
+      .input(z.strictObject({ proxy_id: text(200) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx))),
 
     config: route(
       'GET /v1/proxy-config',

@@ -1,4 +1,4 @@
-import { secretKind } from '../domain/secret.ts';
+import { readSecret } from '../domain/secret.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Governance } from './governance.ts';
 import type { Tokens } from './tokens.ts';
@@ -41,7 +41,7 @@ export class Agents {
   }
 
   async #byKey(key: string): Promise<Agent> {
-    if (secretKind(key) !== 'agent') throw new AgentError('the credential is not an agent key');
+    if (readSecret(key)?.kind !== 'agent') throw new AgentError('the credential is not an agent key');
     const agent = await this.#governance.agent(sha256Tag(key));
     if (agent === 'unknown') throw new AgentError('the agents’ keys are not known yet', true);
     if (!agent) throw new AgentError('the agent key does not work');

@@ -3,6 +3,7 @@ import path from 'node:path';
 import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
+import { readSecret, type SecretKind } from '../domain/secret.ts';
 import { faultLines } from '../lib/faults.ts';
 import {
   ConfigError,
@@ -24,15 +25,20 @@ import { UsageError } from './failure.ts';
 import type { LimitsAway } from './limits.ts';
 import { isSafe } from './login/safe.ts';
 
-const key = (kind: string, form: RegExp) =>
-  z.string().trim().regex(form, `is not ${kind} (a secret is not shown here)`).optional();
-const PROXY_KEY = /^svc_key_[0-9A-Za-z]{38}$/;
-const AGENT_KEY = /^svc_agent_[0-9A-Za-z]{38}$/;
+const key = (title: string, kind: SecretKind) =>
+  z
+    .string()
+    .trim()
+    .refine(
+      (secret) => secret === '' || readSecret(secret)?.kind === kind,
+      `is not ${title} (a secret is not shown here)`,
+    )
+    .optional();
 
 /** Every setting of the proxy, with its default and what `--help` and docs/proxy.md say about it. */
 const environment = z.object({
   SVC_URL: httpUrl.default('http://localhost:8080').describe('address of the control plane'),
-  SVC_PROXY_KEY: key('an API key', PROXY_KEY).describe('API key with the scope proxy'),
+  SVC_PROXY_KEY: key('an API key', 'key').describe('API key with the scope proxy'),
   SVC_PROXY_KEY_FILE: z
     .string()
     .optional()
@@ -99,7 +105,7 @@ const environment = z.object({
     .string()
     .optional()
     .describe('file that `svc-proxy mcp` writes its metrics to every 15 s; {server} stands for the name of the server'),
-  SVC_AGENT_KEY: key('an agent key', AGENT_KEY).describe('agent key of the client of `svc-proxy mcp`'),
+  SVC_AGENT_KEY: key('an agent key', 'agent').describe('agent key of the client of `svc-proxy mcp`'),
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
   SVC_EGRESS_ALLOW: cidrs.describe(
     'CIDRs of private addresses that key sets of token issuers may be fetched from anyway',
@@ -107,6 +113,9 @@ const environment = z.object({
   SVC_DNS_SERVERS: dnsServers.describe(
     'host:port of the DNS servers to ask for token issuers; default: those of the system',
   ),
+  OTEL_EXPORTER_OTLP_ENDPOINT: httpUrl
+    .optional()
+    .describe('collector that spans are sent to, by OTLP over HTTP; default: none are made'),
   LOG_LEVEL: logLevel,
 });
 
@@ -224,6 +233,7 @@ export interface ProxyConfig {
   readonly metricsFile: string | undefined;
   readonly egressAllow: readonly string[];
   readonly dnsServers: readonly string[];
+  readonly otlpEndpoint: string | undefined;
   readonly logLevel: string;
   readonly hostname: string;
 }
@@ -236,10 +246,10 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
   const reader = new SettingsReader(environment, env);
   const { given } = reader;
 
-  const keyOf = () => oneOf(given, 'SVC_PROXY_KEY', PROXY_KEY);
+  const keyOf = () => oneOf(given, 'SVC_PROXY_KEY', 'key');
   if (reader.attempt(keyOf) === undefined && reader.faultless)
     reader.fault('SVC_PROXY_KEY or SVC_PROXY_KEY_FILE: is needed');
-  const agentKey = reader.attempt(() => oneOf(given, 'SVC_AGENT_KEY', AGENT_KEY));
+  const agentKey = reader.attempt(() => oneOf(given, 'SVC_AGENT_KEY', 'agent'));
   const pubkeys = reader.attempt(() => fileOf(given, 'SVC_PROXY_PUBKEY_FILE'));
   const tls = () => readTls(given);
   reader.attempt(tls);
@@ -276,6 +286,7 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     metricsFile: e.SVC_PROXY_METRICS_FILE,
     egressAllow: e.SVC_EGRESS_ALLOW,
     dnsServers: e.SVC_DNS_SERVERS,
+    otlpEndpoint: e.OTEL_EXPORTER_OTLP_ENDPOINT,
     logLevel: e.LOG_LEVEL,
     hostname: hostname(),
   };
@@ -295,9 +306,9 @@ export function proxySettingsHelp(): SettingHelp[] {
 }
 
 /** A key given as it is, which the table has checked, or by file; undefined when neither is there. */
-function oneOf(env: Environment, name: string, form: RegExp): string | undefined {
+function oneOf(env: Environment, name: string, kind: SecretKind): string | undefined {
   const secret = secretOf(env, name);
-  if (secret && secret.from !== name && !form.test(secret.text)) {
+  if (secret && secret.from !== name && readSecret(secret.text)?.kind !== kind) {
     throw new Error(`${secret.from}: the file does not hold such a key`);
   }
   return secret?.text;

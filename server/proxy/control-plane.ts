@@ -1,11 +1,13 @@
 import http, { type IncomingHttpHeaders, type IncomingMessage } from 'node:http';
 import https from 'node:https';
 import { promisify } from 'node:util';
-import { gzip } from 'node:zlib';
+import { constants, gzip } from 'node:zlib';
 import { z } from 'zod';
 import type { LedgerRow } from '../domain/session-facts.ts';
 
-const zip = promisify(gzip) as (body: string) => Promise<Buffer>;
+const zip = promisify(gzip) as (body: Buffer, how: { level: number; memLevel: number }) => Promise<Buffer>;
+/** Events are alike, and half as large again is a quarter of the work. */
+const FAST = { level: constants.Z_BEST_SPEED, memLevel: 8 };
 
 /** The control plane did not do what was asked. */
 export class ControlPlaneError extends Error {
@@ -202,9 +204,9 @@ export class ControlPlane {
     applied: number | undefined;
     signal: AbortSignal;
   }): Promise<{ text?: string; etag: string | undefined }> {
-    const applied =
-      ask.applied === undefined ? '' : `?proxy_id=${encodeURIComponent(ask.proxyId)}&applied_seq=${ask.applied}`;
-    const { status, headers, body } = await this.#call('GET', `/v1/stops/document${applied}`, {
+    const applied = ask.applied === undefined ? '' : `&applied_seq=${ask.applied}`;
+    const query = `?proxy_id=${encodeURIComponent(ask.proxyId)}${applied}`;
+    const { status, headers, body } = await this.#call('GET', `/v1/stops/document${query}`, {
       headers: {
         ...(ask.etag && { 'if-none-match': ask.etag }),
         ...(ask.etag && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
@@ -230,10 +232,14 @@ export class ControlPlane {
     await this.#call('POST', '/v1/proxies/heartbeat', { json: beat });
   }
 
-  /** At most 100 events with what is kept of their requests. When it resolves, all but what was rejected is stored for good. */
-  async ingest(events: readonly unknown[], inputs: readonly unknown[] = []): Promise<Ingested> {
+  /**
+   * At most 100 events with what is kept of their requests, as JSON texts. When it resolves, all but what was rejected is
+   * stored for good.
+   */
+  async ingest(events: readonly Buffer[], inputs: readonly Buffer[] = []): Promise<Ingested> {
+    const content = [...list('{"events":[', events), ...(inputs.length > 0 ? list('],"inputs":[', inputs) : []), END];
     const { body } = await this.#call('POST', '/v1/events/ingest', {
-      bytes: await zip(JSON.stringify({ events, ...(inputs.length > 0 && { inputs }) })),
+      bytes: await zip(Buffer.concat(content), FAST),
       headers: { 'content-type': 'application/json', 'content-encoding': 'gzip' },
       timeoutMs: 30_000,
     });
@@ -248,10 +254,14 @@ export class ControlPlane {
   }
 
   /** The same key and request answer the same hold again, as it is by then; `opened` when it is new. */
-  async createHold(request: Record<string, unknown>, idempotencyKey: string): Promise<{ hold: Hold; opened: boolean }> {
+  async createHold(
+    request: Record<string, unknown>,
+    idempotencyKey: string,
+    traceparent: string,
+  ): Promise<{ hold: Hold; opened: boolean }> {
     const { headers, body } = await this.#call('POST', '/v1/escrow', {
       json: request,
-      headers: { 'idempotency-key': idempotencyKey },
+      headers: { 'idempotency-key': idempotencyKey, traceparent },
     });
     return { hold: read(Hold, body), opened: headers['idempotent-replayed'] === undefined };
   }
@@ -344,6 +354,13 @@ export class ControlPlane {
       sent.end(content);
     });
   }
+}
+
+const COMMA = Buffer.from(',');
+const END = Buffer.from(']}');
+
+function list(before: string, texts: readonly Buffer[]): Buffer[] {
+  return texts.flatMap((text, n) => [n === 0 ? Buffer.from(before) : COMMA, text]);
 }
 
 async function readBody(response: IncomingMessage): Promise<Buffer> {

@@ -3,6 +3,7 @@ import path from 'node:path';
 import { type Clock, systemClock } from '../lib/clock.ts';
 import { randomBase62 } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
+import { SERVICES } from '../lib/telemetry/names.ts';
 import { Agents } from './agents.ts';
 import type { ProxyConfig } from './config.ts';
 import { ControlPlane } from './control-plane.ts';
@@ -40,6 +41,7 @@ export interface Meters {
   /** Called once, before anything is counted. */
   watch(parts: { spool: Spool; governance: Governance; clock: Clock }): void;
   ruled: Enforcer['onRuling'];
+  disputed: Enforcer['onDispute'];
   /** A request ended without a decision. */
   refused(code: string): void;
   sent: Sender['onSent'];
@@ -77,6 +79,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
 
   meters?.watch({ spool, governance, clock });
   enforcer.onRuling = (decision, took) => meters?.ruled(decision, took);
+  enforcer.onDispute = (statements) => meters?.disputed(statements);
   sender.onSent = (stored, kept) => meters?.sent(stored, kept);
   governance.onPoll = (what, result) => {
     meters?.polled(what, result);
@@ -122,6 +125,17 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     }, ORPHANS_MS);
   };
   const begun = begin();
+  // loaded where it is wanted, beside the start: no decision waits for it
+  const telemetry =
+    config.otlpEndpoint === undefined
+      ? undefined
+      : import('../lib/telemetry/spans.ts')
+          .then(async ({ startTelemetry }) => {
+            const started = await startTelemetry({ endpoint: config.otlpEndpoint!, service: SERVICES.proxy, log });
+            enforcer.onSpan = (span) => started.add(span);
+            return started;
+          })
+          .catch((err) => log.error({ err }, 'spans cannot be sent'));
 
   return {
     config,
@@ -148,6 +162,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
       clearTimeout(cut);
       control.close();
       await Promise.all([beating, governed, orphans, tools.stop()]);
+      await (await telemetry)?.stop();
       await spool.close();
     },
   };

@@ -1,15 +1,20 @@
 import { type Decision, type Permit, permits } from '../domain/decision.ts';
 import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
 import type { ActionRequest } from '../domain/policy.ts';
-import type { CallOutcome, LedgerEntry } from '../domain/session-facts.ts';
+import { type CallOutcome, FACT_LIMITS, type LedgerEntry } from '../domain/session-facts.ts';
+import { stopReason } from '../domain/stops.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
+import { nextTurn } from '../lib/pause.ts';
+import type { Span } from '../lib/telemetry/names.ts';
+import { siblingOf, type Trace } from '../lib/trace.ts';
 import { doubtfulMatch, type Match } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import { decide, InexactAction, type PointFields, type UseRefusal } from '../policy/evaluation/protocol.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
+import { decisionSpan } from '../policy/evaluation/span.ts';
 import type { Agent } from './agents.ts';
 import type { ProxyConfig, ValueRule } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type Hold } from './control-plane.ts';
@@ -39,6 +44,8 @@ export interface Attempt
     | 'source_ip'
   > {
   agent: Agent;
+  /** The span of this decision. */
+  trace: Trace;
   /** Where the arguments hold the value of the action. */
   value?: ValueRule | undefined;
   /** What approvers read first. */
@@ -51,10 +58,35 @@ export interface Attempt
   refused?: string;
   /** Why the action cannot be held, where that is so: then what a policy would hold is denied. */
   unholdable?: string;
+  /** The method of the protocol that asks, for spans. */
+  asks?: { mcp?: string; http?: string };
+  /** What it was permitted as, and is under way; a stop cuts it. */
+  cuts?: string;
 }
 
-/** `ended`: what the tool said; `pending` while it has not said it yet, absent where it said nothing. */
-export type Done = (outcome: string, ended?: Ended | 'pending') => void;
+/**
+ * `ended`: what the tool said; `pending` while it has not said it yet, absent where it said nothing. `task`: an earlier call
+ * of the same agent, about which the answer said how it ended.
+ */
+export type Done = (
+  outcome: string,
+  ended?: Ended | 'pending',
+  task?: { call: ActionRequest; ended: Ended } | undefined,
+) => void;
+
+/** Why a call was cut that was under way. */
+export interface Cut {
+  /** For the agent. */
+  reason: string;
+  /** The record that says so. */
+  eventId: string;
+}
+
+/**
+ * Calls back, at most once and perhaps at once, when a stop wants given up what is under way. To be called before anything
+ * is forwarded; the function that it returns is called when it is over.
+ */
+export type OnCut = (cut: (why: Cut) => void) => () => void;
 
 /** What was decided. Its record is on the disk. */
 export type Ruling = { eventId: string } & (
@@ -63,10 +95,15 @@ export type Ruling = { eventId: string } & (
       masks: readonly Mask[];
       /** A hold was consumed for it. */
       spent: boolean;
+      /** What is passed on with it. */
+      trace: Trace;
       /** Would the very same rules permit it now? */
       stands: () => boolean;
       /** To be called once, when it is over, and before the agent can know: what it says is known to the next decision. */
       done: Done;
+      onCut: OnCut;
+      /** As it was decided on. */
+      asked: ActionRequest;
     }
   | { decision: 'deny'; reason: string; standstill?: keyof typeof STANDSTILLS }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined; used: UsedApproval | undefined }
@@ -97,8 +134,15 @@ export class Enforcer {
   readonly #log: Log;
   readonly #counters = new Counters();
   readonly #limits: SharedLimits;
+  /** What was permitted and may be going on, with what cuts it. */
+  readonly #underWay = new Map<object, () => void>();
   /** Called for every decision that was recorded, with the seconds that it took. */
   onRuling: (decision: Decision, seconds: number) => void = () => {};
+  /** Called, where spans are wanted, for every decision: when it was taken, or when what it permitted is over. */
+  onSpan: ((span: Span) => void) | undefined;
+
+  /** Called with the number of statements of which Cedar and the compiled conditions found different things. */
+  onDispute: (statements: number) => void = () => {};
 
   constructor(parts: {
     governance: Governance;
@@ -127,6 +171,16 @@ export class Enforcer {
     this.#log = parts.log;
     const { control, clock, log, limitsAway: away } = parts;
     this.#limits = new SharedLimits({ control, counters: this.#counters, clock, log, away });
+    this.#stops.onChange(() => {
+      for (const look of [...this.#underWay.values()]) {
+        try {
+          look();
+        } catch (err) {
+          // one that cannot be cut keeps no other from being cut
+          this.#log.error({ err }, 'a call could not be cut');
+        }
+      }
+    });
   }
 
   /** Decides and records. Rejects with a Refusal when nothing was decided; the action must then not be done. */
@@ -135,6 +189,8 @@ export class Enforcer {
     try {
       // before anything begins: no hold is opened or consumed for a decision that cannot be recorded
       this.#spool.assertRoom();
+      const preparing = attempt.cuts === undefined ? this.#ready(attempt) : undefined;
+      if (preparing) await preparing;
       return await this.#rule(attempt, began);
     } catch (error) {
       if (error instanceof SpoolError) {
@@ -145,11 +201,27 @@ export class Enforcer {
     }
   }
 
+  /** Undefined where the policies in force need nothing for this action: see PolicyEngine.ready. */
+  #ready({
+    agent,
+    action_type,
+    tool_name,
+    tool_server,
+  }: Pick<Attempt, 'agent' | 'action_type' | 'tool_name' | 'tool_server'>) {
+    const { standing } = this.#governance;
+    if (typeof standing === 'string') return undefined;
+    const now = new Date(this.#clock.now()).toISOString();
+    const who = { agent_id: agent.id, agent_role: agent.role, owner: agent.owner };
+    return standing.engine.ready({ ...who, action_type, tool_name, tool_server, now }, nextTurn);
+  }
+
   /**
    * What is known of a tool before it is called: whether every call by this agent is denied whatever its arguments (false
    * in doubt; the call itself is decided in any case), and whether answers may be masked.
    */
-  outlook(agent: Agent, action_type: string, tool_name: string, tool_server: string | undefined) {
+  async outlook(agent: Agent, action_type: string, tool_name: string, tool_server: string | undefined) {
+    const preparing = this.#ready({ agent, action_type, tool_name, tool_server });
+    if (preparing) await preparing;
     const standing = this.#governance.standing;
     if (typeof standing === 'string') return { denied: false, masked: true };
     const request = {
@@ -172,15 +244,26 @@ export class Enforcer {
 
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
-    const { agent, escrowId, refused, resume, summary, unholdable, value, ...action } = attempt;
-    const { doubt, ...valued } = value ? actionValue(action.arguments, value) : {};
+    const { agent, asks, cuts, escrowId, refused, resume, summary, trace, unholdable } = attempt;
+    const valued = attempt.value && actionValue(attempt.arguments, attempt.value);
+    const doubt = valued?.doubt;
     const request: ActionRequest = {
-      ...action,
-      ...valued,
+      action_type: attempt.action_type,
       agent_id: agent.id,
       agent_role: agent.role,
-      owner: agent.owner,
+      arguments: attempt.arguments,
+      context: attempt.context,
+      estimated_value: valued?.estimated_value,
+      method: attempt.method,
       now: new Date(now).toISOString(),
+      owner: agent.owner,
+      resource: attempt.resource,
+      session_id: attempt.session_id,
+      source_ip: attempt.source_ip,
+      tool_name: attempt.tool_name,
+      tool_pin: attempt.tool_pin,
+      tool_server: attempt.tool_server,
+      value_currency: valued?.value_currency,
     };
     const { standing } = this.#governance;
     const governing = typeof standing === 'string' ? undefined : standing;
@@ -194,9 +277,9 @@ export class Enforcer {
     let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; match: Match } | undefined;
 
-    const { verdict, hold, changed, stored } = await decide<Hold, number>(
+    const { verdict, hold, changed, fields, stored } = await decide<Hold, number>(
       {
-        ...{ request, eventId, escrowId, resume, unholdable, stop },
+        ...{ request, eventId, escrowId, resume, unholdable, stop, trace },
         bundleHash: governing?.hash,
         standstill: standstill
           ? { code: standstill, reason: STANDSTILLS[standstill] }
@@ -212,9 +295,17 @@ export class Enforcer {
           const counted = this.#counters.session(agent.id, session_id, now);
           return governing.engine.session(asked, counted, await this.#sessions.known(agent.id, session_id));
         },
-        match: (asked) => {
-          const match = doubt === undefined ? governing!.engine.match(asked) : doubtfulMatch(doubt);
+        match: async (asked) => {
+          const match =
+            doubt === undefined ? await governing!.engine.matchInSteps(asked, nextTurn) : doubtfulMatch(doubt);
           if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
+          if (match.disputed) {
+            this.#log.error(
+              { rules: match.disputed },
+              'Cedar and the compiled conditions differ: Cedar alone is asked now',
+            );
+            this.onDispute(match.disputed.length);
+          }
           matched = { asked, match };
           return match;
         },
@@ -232,7 +323,7 @@ export class Enforcer {
           const action_summary = summary.slice(0, 500).toWellFormed();
           const held = { agent_id: agent.id, agent_role: agent.role, action_summary, action_hash, policy_id, shown };
           try {
-            const opened = await this.#holds.open(held, terms, governing!.hash);
+            const opened = await this.#holds.open(held, terms, governing!.hash, trace);
             used = opened.used;
             return opened;
           } catch (error) {
@@ -261,17 +352,17 @@ export class Enforcer {
             policy_content_hash: undefined,
             // the spool numbers the event, and adds the next two when the action has ended
             proxy_seq: undefined,
-            outcome: undefined,
+            outcome: cuts === undefined ? undefined : `aborted ${cuts}`,
             total_latency_ms: undefined,
             confidence: undefined,
           };
           const denied = fields.decision === 'deny' || fields.decision === 'rate_limited';
           const session_facts = denied ? this.#learned(request, 'denied') : [];
-          const event = {
-            ...{ ...fields, ...own, event_type: `decision.${fields.decision}` },
-            ...(session_facts.length > 0 && { session_facts }),
-          };
-          const seq = await this.#spool.append(() => event, permits(fields.decision), kept);
+          const event: Record<string, unknown> = { ...fields, ...own };
+          event.event_type = `decision.${fields.decision}`;
+          if (session_facts.length > 0) event.session_facts = session_facts;
+          const open = permits(fields.decision) && cuts === undefined;
+          const seq = await this.#spool.append(() => event, open, kept && { event_id: eventId, ...kept });
           this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
           return seq;
         },
@@ -280,11 +371,20 @@ export class Enforcer {
       throw error instanceof InexactAction ? new Refusal(400, 'VALIDATION_FAILED', error.message) : error;
     });
     setImmediate(this.onRuling, verdict.decision, (performance.now() - began) / 1000);
+    const decidedAt = Date.now();
+    const from = decidedAt - (performance.now() - began);
+    const { onSpan } = this;
+    const span = (over?: { to: number; outcome: string; failed: boolean }) => {
+      if (!onSpan) return;
+      const more = { trace, from, decidedAt, hold, asks, proxy: this.#proxyId, server: request.tool_server };
+      setImmediate(() => onSpan(decisionSpan(fields, { ...more, ...over })));
+    };
+    if (!permits(verdict.decision)) span();
     if (changed) {
       throw new Refusal(
         409,
         'POLICY_CHANGED',
-        `the policies now hold this action for more: wait for hold ${hold!.id}`,
+        `the policies now hold this action for additional reasons: wait for hold ${hold!.id}`,
         { escrowId: hold!.id, eventId },
       );
     }
@@ -301,16 +401,24 @@ export class Enforcer {
           decision: verdict.decision,
           masks: (verdict.masks ?? []).map(parseMask),
           spent: hold !== undefined,
+          trace,
           stands: () => {
             const { standing: current } = this.#governance;
             if (typeof current === 'string' || !matched || this.#stops.of(request)?.id !== stop?.id) return false;
             const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
             return rulesOf(current.engine.match(asked)) === rulesOf(matched.match);
           },
-          done: (outcome, ended) => {
+          onCut: (cut) => this.#onCut({ attempt, request, eventId, cut }),
+          asked: request,
+          done: (outcome, ended, task) => {
             const total_latency_ms = Math.round(performance.now() - began);
+            const failed = ended === undefined || (ended !== 'pending' && !ended.succeeded);
+            span({ to: Date.now(), outcome, failed });
             const how = ended === 'pending' ? undefined : ended?.succeeded ? 'succeeded' : 'failed';
-            const session_facts = how ? this.#learned(request, how, ended as Ended | undefined) : [];
+            const session_facts = [
+              ...(how ? this.#learned(request, how, ended as Ended | undefined) : []),
+              ...(task ? this.#learnedLate(request, task) : []),
+            ].slice(0, FACT_LIMITS.ofAnswer);
             this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
             const learned = session_facts.length > 0 && { session_facts };
             this.#spool.settle(stored, { outcome, total_latency_ms, ...learned });
@@ -319,14 +427,54 @@ export class Enforcer {
     }
   }
 
+  /** Watches what is under way. That it was cut is a record of its own: the one of the permit may have been sent. */
+  #onCut({
+    attempt,
+    request,
+    eventId,
+    cut,
+  }: {
+    attempt: Attempt;
+    request: ActionRequest;
+    eventId: string;
+    cut: (why: Cut) => void;
+  }): () => void {
+    const key = {};
+    const end = () => void this.#underWay.delete(key);
+    const look = () => {
+      const stop = this.#stops.aborting(request);
+      if (!stop) return;
+      end();
+      cut({ reason: stopReason(stop), eventId });
+      const { escrowId: _hold, ...again } = attempt;
+      // decided by the stop: it is looked up before anything is waited for
+      this.rule({ ...again, cuts: eventId, trace: siblingOf(again.trace) }).catch((err) =>
+        this.#log.error({ err, eventId, stop: stop.id }, 'it could not be recorded that a call was cut'),
+      );
+      this.#log.warn({ eventId, stop: stop.id }, 'a call was cut');
+    };
+    this.#underWay.set(key, look);
+    look();
+    return end;
+  }
+
   /** Are the answers of this tool read for facts of the session? */
   readsAnswer(tool_name: string, tool_server: string | undefined): boolean {
     const { standing } = this.#governance;
     return typeof standing !== 'string' && standing.engine.sessions.wantsAnswer(tool_name, tool_server);
   }
 
+  /**
+   * What they want to know of a call that went on as a task. It counts from when the call was decided: an agent that reads
+   * a result late must not make old news of it new. What began in one session is no fact of another.
+   */
+  #learnedLate(request: ActionRequest, { call, ended }: { call: ActionRequest; ended: Ended }): LedgerEntry[] {
+    if (call.session_id !== request.session_id) return [];
+    return this.#learned(call, ended.succeeded ? 'succeeded' : 'failed', ended, Date.parse(call.now));
+  }
+
   /** What the policies in force want to know of a call that is over. */
-  #learned(request: ActionRequest, outcome: CallOutcome, ended?: Ended): LedgerEntry[] {
+  #learned(request: ActionRequest, outcome: CallOutcome, ended?: Ended, at: number = this.#clock.now()): LedgerEntry[] {
     const { standing } = this.#governance;
     if (typeof standing === 'string' || !request.session_id) return [];
     const { engine } = standing;
@@ -338,7 +486,7 @@ export class Enforcer {
       answer: ended?.value,
       answered: ended !== undefined,
       trust: engine.registry.attributes(request).trust,
-      at: this.#clock.now(),
+      at,
     });
   }
 

@@ -3,6 +3,7 @@ import https from 'node:https';
 import type { AddressInfo, BlockList } from 'node:net';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
+import { traceOf } from '../lib/trace.ts';
 import { applyMasks } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
 import type { HttpRoute, JoinRoute, McpRoute, ProxyConfig, Route } from './config.ts';
@@ -182,7 +183,7 @@ export class HttpFront {
     });
   }
 
-  async #forwardDecided(came: Omit<Call, 'own'>): Promise<void> {
+  async #forwardDecided(came: Omit<Call, 'own' | 'trace'>): Promise<void> {
     const { request, response, method, route, query } = came;
     if (route.decide_on_headers.length > 0) checkHeaders(request, route.decide_on_headers);
     const url = upstreamUrl(route, came.rest, query);
@@ -203,9 +204,12 @@ export class HttpFront {
     };
     // before anything is decided: a request that cannot be forwarded is not to be permitted
     const reads = this.#enforcer.readsAnswer(route.tool, route.server);
-    const call: Call = { ...came, ...(await this.#ownHeaders(route)), reads };
+    const trace = traceOf(request.headers.traceparent, request.headers.tracestate);
+    const call: Call = { ...came, ...(await this.#ownHeaders(route)), reads, trace };
     const ruled = this.#enforcer.rule({
       agent,
+      trace,
+      asks: { http: method },
       action_type: route.action_type,
       tool_name: route.tool,
       tool_server: route.server,
@@ -222,23 +226,31 @@ export class HttpFront {
     // while the disk is waited for
     const unmasked = this.#upstreams.headers(call, url, body, []);
     const ruling = await ruled;
-    response.setHeader('x-svc-decision', ruling.decision);
-    response.setHeader('x-svc-event-id', ruling.eventId);
+    const said = ['x-svc-decision', ruling.decision, 'x-svc-event-id', ruling.eventId];
+    const say = () => {
+      for (let n = 0; n < said.length; n += 2) response.setHeader(said[n]!, said[n + 1]!);
+    };
     if (!('done' in ruling)) {
+      say();
       this.#withhold(request, response, ruling);
       return;
     }
-    const { masks, done } = ruling;
-    let bytes = body?.bytes;
-    if (masks.length > 0 && (streamed || (body && body.kind !== 'none'))) {
-      if (body?.kind !== 'json') {
-        done('not forwarded: the body cannot be masked');
-        throw new Refusal(415, 'MASKING_FAILED', 'what a policy masks must come as JSON');
+    try {
+      const { masks, done, onCut } = ruling;
+      let bytes = body?.bytes;
+      if (masks.length > 0 && (streamed || (body && body.kind !== 'none'))) {
+        if (body?.kind !== 'json') {
+          done('not forwarded: the body cannot be masked');
+          throw new Refusal(415, 'MASKING_FAILED', 'what a policy masks must come as JSON');
+        }
+        bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
       }
-      bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
+      const headers = masks.length === 0 ? unmasked : this.#upstreams.headers(call, url, body, masks);
+      await this.#upstreams.forward({ call, url, headers, said, bytes, masks, done, onCut });
+    } catch (error) {
+      if (!response.headersSent) say();
+      throw error;
     }
-    const headers = masks.length === 0 ? unmasked : this.#upstreams.headers(call, url, body, masks);
-    await this.#upstreams.forward({ call, url, headers, bytes, masks, done });
   }
 
   /** What the route adds to a request, as it is now. Throws a Refusal: without it nothing is decided or sent. */

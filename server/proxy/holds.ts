@@ -1,6 +1,7 @@
 import type { ActionView, HoldTerms } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
+import { type Trace, traceparentOf } from '../lib/trace.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
 
 /** Held actions whose place among equal ones is remembered. */
@@ -53,6 +54,7 @@ export class Holds {
     action: HeldAction,
     terms: HoldTerms,
     bundleHash: string,
+    trace: Trace,
   ): Promise<{ hold: Hold; opened: boolean; used: UsedApproval | undefined }> {
     const { conditions, delay_seconds, reason: _reason, rules, ...rest } = terms;
     const { policy_id, shown, ...what } = action;
@@ -79,6 +81,7 @@ export class Holds {
       const answer = await this.#control.createHold(
         { ...request, bundle_hash: bundleHash },
         last ? `${same}:${crypto.randomUUID()}` : `${same}:${ended}`,
+        traceparentOf(trace),
       );
       if (last || answer.hold.status === 'held' || answer.hold.status === 'released') {
         this.#remember(same, { ended, used });

@@ -1,10 +1,10 @@
 #!/usr/bin/env node
 import { realpathSync } from 'node:fs';
-import { setFlagsFromString } from 'node:v8';
 import { listenFault } from '../lib/listen.ts';
 import { ConfigError } from '../lib/settings.ts';
 import { readConfig } from './config.ts';
 import { Failure, UsageError } from './failure.ts';
+import { boundMemory } from './memory.ts';
 import { commandAt, HELP, MCP_HELP, mcpOptions } from './options.ts';
 
 /**
@@ -15,13 +15,6 @@ import { commandAt, HELP, MCP_HELP, mcpOptions } from './options.ts';
 
 /** A stop that takes longer than this is cut off. */
 const MOST_STOP_MS = 30_000;
-
-/**
- * A desktop client has a process of `svc-proxy mcp` for each of its servers, so memory and a quick start come first. A
- * function of the policy engine is compiled a second time, for speed, only when it has run for long: with V8's own budget
- * of 13 million its parsers would be, for 25 MB and 0.15 s. The space for young objects stays at its first size.
- */
-const SMALL = ['--wasm-tiering-budget=200000000', '--semi-space-growth-factor=1'];
 
 async function helpOf(command: string | undefined): Promise<string> {
   switch (command) {
@@ -63,8 +56,8 @@ async function main(argv: string[]): Promise<void> {
 
   let stopping = false;
   const interrupted = new AbortController();
-  // must be set before the policy engine is loaded
-  if (options) for (const flag of SMALL) setFlagsFromString(flag);
+  // before the policy engine is loaded
+  boundMemory(options ? 'least' : 'busy');
   const starting = options
     ? import('./wrap.ts').then(({ wrap }) => wrap(config, options, interrupted.signal))
     : import('./serve.ts').then(async ({ serve }) => ({

@@ -23,6 +23,11 @@ export function newMeters(labels: Record<string, string> = {}): Meters & { regis
     buckets: [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5],
     registers,
   });
+  const disputes = new Counter({
+    name: 'svc_proxy_evaluation_disputes_total',
+    help: 'Statements of which Cedar and the compiled conditions found different things',
+    registers,
+  });
   const refusals = new Counter({
     name: 'svc_proxy_refusals_total',
     help: 'Requests that ended without a decision',
@@ -61,6 +66,7 @@ export function newMeters(labels: Record<string, string> = {}): Meters & { regis
       decisions.inc({ decision });
       seconds.observe(took);
     },
+    disputed: (statements) => disputes.inc(statements),
     refused: (code) => refusals.inc({ code }),
     sent(stored, kept) {
       sent.inc(stored);

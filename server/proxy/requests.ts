@@ -3,8 +3,10 @@ import type { IncomingMessage } from 'node:http';
 import { BlockList, isIP } from 'node:net';
 import { promisify } from 'node:util';
 import { brotliDecompress, gunzip, inflate } from 'node:zlib';
+import { Bounded } from '../lib/bounded.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { repeatsMember } from '../lib/json-members.ts';
+import { Parts } from '../lib/parts.ts';
 import { ConfigError } from '../lib/settings.ts';
 import type { HttpRoute, Route } from './config.ts';
 import { Refusal } from './problem.ts';
@@ -16,6 +18,9 @@ import { Refusal } from './problem.ts';
 
 const MOST_DEPTH = 64;
 
+/** A path that everything below lets pass as it is: most are. */
+const SIMPLE_TARGET = /^\/(?:[\w~-]+\/)*[\w~-]*$/;
+
 /**
  * The path with unreserved characters decoded (RFC 3986 §6.2.2.2), and the query with `+` as the `%20` that forms mean
  * by it. Throws a Refusal on what programs read in different ways: separators and dot segments in any spelling, path
@@ -23,6 +28,7 @@ const MOST_DEPTH = 64;
  */
 export function readTarget(target: string): { path: string; query: string } {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the target of the request ${why}`);
+  if (SIMPLE_TARGET.test(target)) return { path: target, query: '' };
   if (!target.startsWith('/')) throw bad('is not a path');
   const at = target.indexOf('?');
   const raw = at < 0 ? target : target.slice(0, at);
@@ -65,33 +71,68 @@ function compatible(text: string, bad: (why: string) => Refusal): string {
  * same would be reached past that route.
  */
 export function findRoute(routes: readonly Route[], path: string): { route: Route; rest: string } | undefined {
-  const exact = mostSpecific(routes, path, (text) => text);
-  const alike = mostSpecific(routes, path.replace(/(?<=.)\/$/, ''), (text) => text.toLowerCase());
+  const bases = basesOf(routes);
+  const exact = mostSpecific(bases, path, 'base');
+  const alike = mostSpecific(bases, path.replace(/(?<=.)\/$/, '').toLowerCase(), 'folded');
   if (alike && exact && alike.length > exact.length) {
     throw new Refusal(404, 'NOT_FOUND', `no route has this path; there is one with ${alike.route.path}`);
   }
   return exact && { route: exact.route, rest: path.slice(exact.base.length) };
 }
 
-function mostSpecific(routes: readonly Route[], path: string, fold: (text: string) => string) {
+interface Base {
+  route: Route;
+  base: string;
+  folded: string;
+  open: boolean;
+}
+
+/** What is looked for of each table of routes. */
+const BASES = new WeakMap<readonly Route[], readonly Base[]>();
+
+function basesOf(routes: readonly Route[]): readonly Base[] {
+  let bases = BASES.get(routes);
+  if (!bases) {
+    bases = routes.map((route) => {
+      const base = route.path.replace(/\/?\*$/, '');
+      return { route, base, folded: base.toLowerCase(), open: route.path.endsWith('*') };
+    });
+    BASES.set(routes, bases);
+  }
+  return bases;
+}
+
+function mostSpecific(bases: readonly Base[], wanted: string, by: 'base' | 'folded') {
   let best: { route: Route; base: string; length: number } | undefined;
-  const wanted = fold(path);
-  for (const route of routes) {
-    const base = fold(route.path.replace(/\/?\*$/, ''));
-    const open = route.path.endsWith('*');
-    if (open ? wanted !== base && !wanted.startsWith(`${base}/`) : wanted !== (base || '/')) continue;
-    const length = base.length + (open ? 0 : 1);
-    if (!best || length > best.length) best = { route, base, length };
+  for (const one of bases) {
+    const base = one[by];
+    const fits = one.open
+      ? wanted.startsWith(base) && (wanted.length === base.length || wanted[base.length] === '/')
+      : wanted === (base || '/');
+    if (!fits) continue;
+    const length = base.length + (one.open ? 0 : 1);
+    if (!best || length > best.length) best = { route: one.route, base, length };
   }
   return best;
 }
 
+const TARGETS = new WeakMap<HttpRoute, { origin: string; pathname: string; open: string }>();
+
+function targetOf(route: HttpRoute) {
+  let target = TARGETS.get(route);
+  if (!target) {
+    const { origin, pathname } = new URL(route.to);
+    target = { origin, pathname, open: pathname.replace(/\/$/, '') };
+    TARGETS.set(route, target);
+  }
+  return target;
+}
+
 /** Where the request goes: the upstream's own path, then what is left of the request's, and its query. */
 export function upstreamUrl(route: HttpRoute, rest: string, query: string): URL {
-  const url = new URL(route.to);
-  const base = rest === '' ? url.pathname : url.pathname.replace(/\/$/, '');
+  const { origin, pathname, open } = targetOf(route);
   // assigned as text: the parts were checked, and must not be read once more in another way
-  return new URL(`${url.origin}${base}${rest}${query}`);
+  return new URL(`${origin}${rest === '' ? pathname : open}${rest}${query}`);
 }
 
 export interface ReadBody {
@@ -156,6 +197,7 @@ function readParameters(text: string, bad: (why: string) => Refusal): URLSearchP
 
 /** Names without regard to case, dots for `_`, and `a[]` or `a[x]` for a list or an object of the name `a`. */
 function baseOf(name: string): string {
+  if (/^[a-z0-9_-]*$/.test(name)) return name;
   return name.normalize('NFKC').toLowerCase().replace(/[ .]/g, '_').split('[', 1)[0]!;
 }
 
@@ -185,9 +227,22 @@ export function isUtf8Charset(charset: string | undefined): boolean {
 const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 const MEDIA_TYPE = new RegExp(`^(${TOKEN}/${TOKEN})((?:[ \\t]*;[ \\t]*${TOKEN}=(?:${TOKEN}|"[^"\\\\]*"))*)[ \\t]*;?$`);
 
+interface MediaType {
+  readonly type: string;
+  readonly charset: string | undefined;
+}
+
+/** Few forms of it are used, and it is read several times on the way of a request. */
+const MEDIA_TYPES = new Bounded<MediaType | undefined>({ entries: 200, characters: 20_000 });
+
 /** A media type and its charset, in lower case (RFC 9110 §8.3); undefined for what has another form, or two charsets. */
-export function mediaType(header: string | undefined): { type: string; charset: string | undefined } | undefined {
-  const [, type, parameters = ''] = MEDIA_TYPE.exec((header ?? '').trim().toLowerCase()) ?? [];
+export function mediaType(header: string | undefined): MediaType | undefined {
+  if (header === undefined) return undefined;
+  return MEDIA_TYPES.has(header) ? MEDIA_TYPES.get(header) : MEDIA_TYPES.set(header, readMediaType(header));
+}
+
+function readMediaType(header: string): MediaType | undefined {
+  const [, type, parameters = ''] = MEDIA_TYPE.exec(header.trim().toLowerCase()) ?? [];
   if (type === undefined) return undefined;
   const charsets = Array.from(parameters.matchAll(/;[ \t]*([^=;]+)=("[^"]*"|[^;"]*)/g)).filter(([, name]) =>
     name!.startsWith('charset'),
@@ -203,6 +258,31 @@ export function mediaType(header: string | undefined): { type: string; charset: 
 const GUARDED = ['host', 'authorization', 'transfer-encoding', 'mcp-session-id', 'mcp-protocol-version'];
 const guarded = (name: string) => GUARDED.includes(name) || /^(?:content|x-svc)-/.test(name);
 
+/** The name of a header, and the one that a program could take it for. */
+interface HeaderName {
+  name: string;
+  alike: string;
+  guarded: boolean;
+  /** The one that it could be taken for is another one, and guarded. */
+  disguised: boolean;
+}
+
+/** The names that requests have are mostly the same ones. */
+const HEADER_NAMES = new Bounded<HeaderName>({ entries: 500, characters: 20_000 });
+
+function headerName(raw: string): HeaderName {
+  const known = HEADER_NAMES.get(raw);
+  if (known) return known;
+  const name = raw.toLowerCase();
+  const alike = name.replace(/[^a-z0-9]/g, '-');
+  return HEADER_NAMES.set(raw, {
+    name,
+    alike,
+    guarded: guarded(name),
+    disguised: name !== alike && guarded(alike),
+  });
+}
+
 /**
  * Throws a Refusal where the headers of a request have more than one reading: a guarded or decided-on one that is there
  * twice, that `Connection` names, or that is written so that a program behind would take it for one of these
@@ -213,21 +293,21 @@ export function checkHeaders(
   decidedOn: readonly string[],
 ): void {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', why);
-  const isGuarded = (name: string) => guarded(name) || decidedOn.includes(name);
   const seen = new Set<string>();
   for (let n = 0; n < rawHeaders.length; n += 2) {
-    const name = (rawHeaders[n] as string).toLowerCase();
-    const alike = name.replace(/[^a-z0-9]/g, '-');
-    if (name !== alike && isGuarded(alike)) throw bad(`the header ${name} looks like ${alike}`);
-    if (isGuarded(name) && seen.has(name)) throw bad(`the header ${name} is there twice`);
-    if (decidedOn.includes(name) && !/^[\t\x20-\x7e]*$/.test(rawHeaders[n + 1] as string)) {
-      throw bad(`the header ${name} is not ASCII`);
-    }
+    const { name, alike, guarded, disguised } = headerName(rawHeaders[n]!);
+    const decides = decidedOn.includes(name);
+    if (disguised || (name !== alike && decidedOn.includes(alike))) throw bad(`the header ${name} looks like ${alike}`);
+    if (!guarded && !decides) continue;
+    if (seen.has(name)) throw bad(`the header ${name} is there twice`);
+    if (decides && !/^[\t\x20-\x7e]*$/.test(rawHeaders[n + 1]!)) throw bad(`the header ${name} is not ASCII`);
     seen.add(name);
   }
-  const dropped = connectionOptions(headers.connection).find(isGuarded);
-  if (dropped !== undefined) throw bad(`Connection names ${dropped}, which would not be forwarded`);
-  const coding = headers['transfer-encoding'];
+  const { connection, 'transfer-encoding': coding } = headers;
+  if (connection !== undefined) {
+    const dropped = connectionOptions(connection).find((name) => guarded(name) || decidedOn.includes(name));
+    if (dropped !== undefined) throw bad(`Connection names ${dropped}, which would not be forwarded`);
+  }
   if (coding !== undefined && (coding.toLowerCase() !== 'chunked' || httpVersion === '1.0')) {
     throw bad('the framing of the body is not understood');
   }
@@ -246,11 +326,9 @@ export function isPlainHeader(name: string): boolean {
 /** All of a body; undefined when it is longer. */
 export function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
   return new Promise((resolve, reject) => {
-    const parts: Buffer[] = [];
-    let bytes = 0;
+    const parts = new Parts();
     const take = (part: Buffer) => {
-      bytes += part.length;
-      if (bytes <= mostBytes) parts.push(part);
+      if (parts.bytes + part.length <= mostBytes) parts.push(part);
       else {
         // not destroyed: the connection still has to carry the answer
         stream.off('data', take).pause();
@@ -258,7 +336,7 @@ export function collect(stream: IncomingMessage, mostBytes: number): Promise<Buf
       }
     };
     stream.on('data', take);
-    stream.once('end', () => resolve(parts.length === 1 ? parts[0] : Buffer.concat(parts)));
+    stream.once('end', () => resolve(parts.join()));
     stream.once('error', reject);
     stream.once('close', () => stream.complete || reject(new Error('the body broke off')));
   });
@@ -304,7 +382,8 @@ const DECODERS: Readonly<Record<string, Decode>> = {
 
 /** Undoes the content codings, the last applied first, up to `mostBytes`. Rejects with a CodingError. */
 export async function decode(body: Buffer, codings: string | undefined, mostBytes: number): Promise<Buffer> {
-  const names = (codings ?? '')
+  if (codings === undefined) return body;
+  const names = codings
     .split(',')
     .map((name) => name.trim().toLowerCase())
     .filter((name) => name !== '' && name !== 'identity');
@@ -343,9 +422,10 @@ export function trustedAddresses(list: readonly string[]): BlockList {
 
 /** The address of the client: the peer, or behind trusted proxies the last address that is not one of them. */
 export function clientAddress(peer: string | undefined, forwardedFor: string | undefined, trusted: BlockList): string {
-  const hops = [...(forwardedFor ?? '').split(','), peer ?? ''].map((hop) =>
-    hop.trim().replace(/^::ffff:(?=[\d.]+$)/i, ''),
-  );
+  const plain = (hop: string) => hop.trim().replace(/^::ffff:(?=[\d.]+$)/i, '');
+  const own = plain(peer ?? '');
+  if (!forwardedFor) return isIP(own) === 0 ? '' : own;
+  const hops = [...forwardedFor.split(',').map(plain), own];
   for (let n = hops.length - 1; ; n--) {
     const hop = hops[n] as string;
     const family = isIP(hop);

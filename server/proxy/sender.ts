@@ -2,7 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import type { Log } from '../lib/log.ts';
 import { pause, Wake } from '../lib/pause.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
-import type { Batch, Spool } from './spool.ts';
+import type { Batch, Spool, Spooled } from './spool.ts';
 
 const MOST_EVENTS = 100;
 const MOST_BYTES = 512 * 1024;
@@ -83,7 +83,7 @@ export class Sender {
           await this.#send(batch);
           if (this.#failures > 0) this.#log.info('events are sent again');
           this.#failures = 0;
-          if (batch.events.length === MOST_EVENTS) continue;
+          if (batch.items.length === MOST_EVENTS) continue;
         } else {
           // an event may be waiting for what became of its action, which wakes nobody
           await this.#changed.pause(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS, signal);
@@ -102,42 +102,48 @@ export class Sender {
   }
 
   async #send(batch: Batch): Promise<void> {
-    const aside = await this.#deliver(batch.events, batch.inputs);
+    const aside = await this.#deliver(batch.items);
     this.#spool.acknowledge(batch);
-    this.onSent(batch.events.length - aside, aside);
+    this.onSent(batch.items.length - aside, aside);
   }
 
   /** Resolves, with the number of those put aside, when all of them are either stored or put aside. */
-  async #deliver(events: Batch['events'], kept: Batch['inputs']): Promise<number> {
+  async #deliver(items: Batch['items']): Promise<number> {
     try {
-      const inputs = events.flatMap(({ event_id, proxy_seq }) => {
-        const input = kept.get(proxy_seq);
-        return input ? [{ event_id, ...input }] : [];
-      });
-      const { rejected, rejected_inputs = [] } = await this.#control.ingest(events, inputs);
-      for (const { index, code, detail } of rejected) this.#putAside(events[index], `${code}: ${detail}`);
+      const kept = items.filter(({ input }) => input);
+      const { rejected, rejected_inputs = [] } = await this.#control.ingest(
+        items.map(({ event }) => event),
+        kept.map(({ input }) => input!),
+      );
+      for (const { index, code, detail } of rejected) this.#putAside(items[index], `${code}: ${detail}`);
       // the decision itself is recorded: what was kept of its request is lost, and the record shows that nothing more
       for (const { index, detail } of rejected_inputs) {
-        this.#log.error({ event_id: inputs[index]?.event_id, detail }, 'what was kept of a request was refused');
+        const event_id = kept[index] && idOf(kept[index]);
+        this.#log.error({ event_id, detail }, 'what was kept of a request was refused');
       }
       return rejected.length;
     } catch (error) {
       if (!(error instanceof ControlPlaneError) || !HOPELESS.has(error.status) || error.code === '') throw error;
       // the whole request is refused for what it holds: halve it until the event is found that is at fault
-      if (events.length === 1) {
-        this.#putAside(events[0], error.message);
+      if (items.length === 1) {
+        this.#putAside(items[0]!, error.message);
         return 1;
       }
-      const half = events.length >> 1;
-      return (await this.#deliver(events.slice(0, half), kept)) + (await this.#deliver(events.slice(half), kept));
+      const half = items.length >> 1;
+      return (await this.#deliver(items.slice(0, half))) + (await this.#deliver(items.slice(half)));
     }
   }
 
-  #putAside(event: unknown, why: string): void {
-    this.#spool.setAside(event, why);
-    this.#log.error(
-      { event_id: (event as { event_id?: string })?.event_id, why },
-      'an event was refused for good; it is kept aside',
-    );
+  #putAside(item: Spooled | undefined, why: string): void {
+    if (!item) {
+      this.#log.error({ why }, 'an event was refused that was not sent');
+      return;
+    }
+    this.#spool.setAside(item.event, why);
+    this.#log.error({ event_id: idOf(item), why }, 'an event was refused for good; it is kept aside');
   }
+}
+
+function idOf({ event }: Spooled): unknown {
+  return (JSON.parse(event.toString()) as { event_id?: unknown }).event_id;
 }

@@ -92,15 +92,14 @@ export interface Ended {
   value?: unknown;
 }
 
-/** What an MCP server answered to a call, as the client gets it: nothing where all of it is withheld. */
-export function mcpEnded(result: Record<string, unknown> | undefined): Ended | 'pending' {
-  if (!result) return { succeeded: true };
+/** What an MCP server answered to a call, as the client gets it. */
+export function mcpEnded(result: Record<string, unknown>): Ended | 'pending' {
   if (result.resultType !== undefined && result.resultType !== 'complete') return 'pending';
+  if (result.isError) return { succeeded: false };
   if (!Array.isArray(result.content) && result.structuredContent === undefined) {
     // a task, which has only begun
     return typeof result.task === 'object' ? 'pending' : { succeeded: true };
   }
-  if (result.isError) return { succeeded: false };
   const { structuredContent, content } = result;
   if (structuredContent !== undefined) return { succeeded: true, value: structuredContent };
   const [item, ...more] = content as unknown[];

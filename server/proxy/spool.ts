@@ -17,7 +17,6 @@ import {
 } from 'node:fs';
 import path from 'node:path';
 import { crc32 } from 'node:zlib';
-import type { KeptInput } from '../domain/kept-input.ts';
 import type { LedgerEntry } from '../domain/session-facts.ts';
 import { type Lock, lockDirectory } from './lock.ts';
 
@@ -34,13 +33,16 @@ export interface Outcome {
   session_facts?: readonly LedgerEntry[];
 }
 
-export type SpooledEvent = { proxy_seq: number } & Record<string, unknown>;
+/** An event as it is sent: JSON texts, which nothing between the decision and the control plane reads again. */
+export interface Spooled {
+  event: Buffer;
+  /** What is kept of its request, for the control plane. */
+  input: Buffer | undefined;
+}
 
 /** Events to send next, in order; `through` is the last one's number. */
 export interface Batch {
-  events: SpooledEvent[];
-  /** What is kept of the events' requests, by the events' numbers. */
-  inputs: ReadonlyMap<number, KeptInput>;
+  items: readonly Spooled[];
   through: number;
   /** Where the next batch begins. */
   readonly end: Position;
@@ -57,16 +59,34 @@ interface Segment {
   bytes: number;
 }
 
-/** A line of a segment: an event, what became of one, or the note that one is sent without that. */
-type Line = { event: SpooledEvent; input?: KeptInput; open?: 1 } | { of: number; outcome: Outcome | null };
+/**
+ * A line of a segment: an event, or what became of one (`null`: the note that it is sent without that). It is
+ * `<crc32> <kind><number>`, then the JSON texts, each after a tab, which no JSON text has: they are sent as they are here.
+ */
+interface Line {
+  kind: Kind;
+  seq: number;
+  texts: Buffer[];
+}
+/** Of an open event the outcome is waited for. */
+const KINDS = { event: 'e', open: 'o', outcome: 'n' } as const;
+type Kind = (typeof KINDS)[keyof typeof KINDS];
+
+/** Members that only the outcome of an open event has. */
+const OF_OUTCOME = ['outcome', 'total_latency_ms', 'session_facts'] as const satisfies (keyof Outcome)[];
 
 /** In place of a deadline: what became of the action is being written. */
 const NOTED = Number.POSITIVE_INFINITY;
 const NOTE_MS = 50;
 const ROOM_BYTES = 256 * 1024;
+/** So much of a segment is read at once. */
+const READ_BYTES = 128 * 1024;
+const NONE = Buffer.from('null');
 
 /** An event with all its members at their longest; a permit is not begun with less room than this. */
 const MOST_EVENT_BYTES = 64 * 1024;
+/** What a line has beside its texts, at most. */
+const LINE_BYTES = 32;
 
 const sync = (fd: number) =>
   new Promise<void>((resolve, reject) => fdatasync(fd, (error) => (error ? reject(error) : resolve())));
@@ -103,8 +123,8 @@ export class Spool {
   #start: Position = { segment: 0, offset: 0 };
   /** Events whose outcome may still come, and until when they wait for it. */
   readonly #open = new Map<number, number>();
-  /** Outcomes of events that were not acknowledged yet; null for none. */
-  readonly #outcomes = new Map<number, Outcome | null>();
+  /** The JSON texts of the outcomes of events that were not acknowledged yet; null for none. */
+  readonly #outcomes = new Map<number, Buffer>();
   #queue: { text: string; seq: number; done: (error?: Error) => void }[] = [];
   #flushing: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
@@ -174,18 +194,20 @@ export class Spool {
   async append(
     make: (seq: number) => Record<string, unknown>,
     open: boolean,
-    input?: KeptInput | undefined,
+    input?: object | undefined,
   ): Promise<number> {
     this.assertRoom();
     const seq = this.#last + 1;
-    const event = { ...make(seq), proxy_seq: seq };
-    const bare: Line = { event, ...(open && { open: 1 }) };
-    let text = lineOf(input ? { ...bare, input } : bare);
-    if (text.length > MOST_EVENT_BYTES) {
-      const alone = lineOf(bare);
-      if (alone.length > MOST_EVENT_BYTES) throw new SpoolError('the event is too long');
-      if (this.#bytes + text.length > this.#maxBytes) text = alone;
-    }
+    const event = make(seq);
+    event.proxy_seq = seq;
+    if (open && OF_OUTCOME.some((name) => event[name] !== undefined))
+      throw new TypeError('an open event has an outcome');
+    const kind = open ? KINDS.open : KINDS.event;
+    const bare = JSON.stringify(event);
+    if (Buffer.byteLength(bare) > MOST_EVENT_BYTES - LINE_BYTES) throw new SpoolError('the event is too long');
+    let text = lineOf(kind, seq, input ? `${bare}\t${JSON.stringify(input)}` : bare);
+    const bytes = Buffer.byteLength(text);
+    if (bytes > MOST_EVENT_BYTES && this.#bytes + bytes > this.#maxBytes) text = lineOf(kind, seq, bare);
     this.#last = seq;
     if (open) this.#open.set(seq, this.#now() + this.#outcomeWaitMs);
     return new Promise((resolve, reject) => {
@@ -212,36 +234,31 @@ export class Spool {
    */
   async batch(most: number, mostBytes: number): Promise<Batch | undefined> {
     const now = this.#now();
-    const events: SpooledEvent[] = [];
-    const inputs = new Map<number, KeptInput>();
+    const items: (Spooled & { seq: number })[] = [];
     const seal: number[] = [];
     let bytes = 0;
     let end = this.#start;
     for (const { line, after } of this.#lines(this.#start)) {
-      if (!('event' in line)) continue;
-      const seq = line.event.proxy_seq;
+      const { kind, seq, texts } = line;
+      if (kind === KINDS.outcome) continue;
       if (seq > this.#durable) break;
       const deadline = this.#open.get(seq);
       if (deadline !== undefined && now < deadline) break;
       if (deadline !== undefined) seal.push(seq);
-      events.push(line.event);
-      bytes += JSON.stringify(line.event).length + JSON.stringify(this.#outcomes.get(seq) ?? null).length;
-      if (line.input) {
-        inputs.set(seq, line.input);
-        bytes += JSON.stringify(line.input).length;
-      }
+      const [event, input] = texts as [Buffer, Buffer | undefined];
+      items.push({ seq, event, input });
+      bytes += event.length + (this.#outcomes.get(seq) ?? NONE).length + (input?.length ?? 0);
       end = after;
-      if (events.length >= most || bytes >= mostBytes) break;
+      if (items.length >= most || bytes >= mostBytes) break;
     }
     for (const seq of seal) this.#open.set(seq, NOTED);
     const sealed = Promise.all(seal.map((seq) => this.#note(seq, null)));
     if (seal.length > 0) await this.#flushNow();
     await sealed;
-    if (events.length === 0) return undefined;
+    if (items.length === 0) return undefined;
     return {
-      events: events.map((event) => ({ ...event, ...this.#outcomes.get(event.proxy_seq) })),
-      inputs,
-      through: events.at(-1)!.proxy_seq,
+      items: items.map(({ seq, event, input }) => ({ event: joined(event, this.#outcomes.get(seq)), input })),
+      through: items.at(-1)!.seq,
       end,
     };
   }
@@ -267,10 +284,10 @@ export class Spool {
   }
 
   /** Keeps an event that the control plane refused for good in a file beside the spool, on the disk when it returns. */
-  setAside(event: unknown, why: string): void {
+  setAside(event: Buffer, why: string): void {
     const fd = openSync(this.#file('refused.jsonl'), 'a', 0o600);
     try {
-      writeSync(fd, `${JSON.stringify({ why, event })}\n`);
+      writeSync(fd, `{"why":${JSON.stringify(why)},"event":${event}}\n`);
       fdatasyncSync(fd);
     } finally {
       closeSync(fd);
@@ -289,11 +306,12 @@ export class Spool {
   }
 
   #note(seq: number, outcome: Outcome | null): Promise<void> {
+    const text = JSON.stringify(outcome);
     return new Promise((resolve, reject) => {
-      this.#enqueue(lineOf({ of: seq, outcome }), 0, (error) => {
+      this.#enqueue(lineOf(KINDS.outcome, seq, text), 0, (error) => {
         if (error) return reject(error);
         this.#open.delete(seq);
-        this.#outcomes.set(seq, outcome);
+        this.#outcomes.set(seq, Buffer.from(text));
         resolve();
       });
     });
@@ -327,7 +345,7 @@ export class Spool {
         const segment = this.#segments.at(-1)!;
         if (segment.bytes >= this.#segmentBytes) this.#rotate(group.find(({ seq }) => seq > 0)?.seq ?? this.#last + 1);
         const current = this.#segments.at(-1)!;
-        const bytes = Buffer.from(group.map(({ text }) => text).join(''));
+        const bytes = Buffer.from(group.length === 1 ? group[0]!.text : group.map(({ text }) => text).join(''));
         // at a position: what an earlier failure left there is overwritten
         for (let at = 0; at < bytes.length; ) {
           at += writeSync(this.#fd, bytes, at, bytes.length - at, current.bytes + at);
@@ -406,14 +424,16 @@ export class Spool {
       const lines = readLines(text);
       let good = 0;
       for (const { line, end } of lines) {
-        if ('event' in line) {
-          if (line.event.proxy_seq !== this.#last + 1) throw this.#damage(segment, good, 'an event is missing');
+        const { kind, seq, texts } = line;
+        if (kind !== KINDS.outcome) {
+          if (seq !== this.#last + 1) throw this.#damage(segment, good, 'an event is missing');
           this.#last++;
           if (this.#last <= this.#acknowledged) this.#start = { segment: segment.first, offset: end };
-          else if (line.open) open.add(this.#last);
+          else if (kind === KINDS.open) open.add(this.#last);
         } else {
-          open.delete(line.of);
-          if (line.of > this.#acknowledged) this.#outcomes.set(line.of, line.outcome);
+          open.delete(seq);
+          // a copy, which does not keep the whole segment in memory
+          if (seq > this.#acknowledged) this.#outcomes.set(seq, Buffer.from(texts[0]!));
         }
         good = end;
       }
@@ -460,15 +480,22 @@ export class Spool {
   *#lines(from: Position): Generator<{ line: Line; after: Position }> {
     for (const { first, bytes } of [...this.#segments]) {
       if (first < from.segment) continue;
-      const start = first === from.segment ? from.offset : 0;
-      const length = bytes - start;
-      if (length <= 0) continue;
-      const text = Buffer.allocUnsafe(length);
+      let at = first === from.segment ? from.offset : 0;
+      if (at >= bytes) continue;
       const fd = openSync(this.#file(segmentName(first)), 'r');
       try {
-        const read = readSync(fd, text, 0, length, start);
-        for (const { line, end } of readLines(text.subarray(0, read))) {
-          yield { line, after: { segment: first, offset: start + end } };
+        for (let most = READ_BYTES; at < bytes; ) {
+          const text = Buffer.allocUnsafe(Math.min(most, bytes - at));
+          const read = readSync(fd, text, 0, text.length, at);
+          const start = at;
+          for (const { line, end } of readLines(text.subarray(0, read))) {
+            at = start + end;
+            yield { line, after: { segment: first, offset: at } };
+          }
+          if (at > start) most = READ_BYTES;
+          else if (read < text.length || text.length === bytes - at) break;
+          // one that is longer than what was read
+          else most *= 2;
         }
       } finally {
         closeSync(fd);
@@ -499,19 +526,42 @@ function segmentName(first: number): string {
   return `${String(first).padStart(16, '0')}.spool`;
 }
 
-function lineOf(line: Line): string {
-  const json = JSON.stringify(line);
-  return `${crc32(json).toString(16).padStart(8, '0')} ${json}\n`;
+function lineOf(kind: Kind, seq: number, texts: string): string {
+  const content = `${kind}${seq}\t${texts}`;
+  return `${crc32(content).toString(16).padStart(8, '0')} ${content}\n`;
 }
+
+const [TAB, NEWLINE] = [9, 10];
+const HEAD = /^([eon])(\d{1,16})$/;
 
 /** The lines up to the first that is not whole. */
 function* readLines(bytes: Buffer): Generator<{ line: Line; end: number }> {
   for (let start = 0; ; ) {
-    const newline = bytes.indexOf(10, start);
+    const newline = bytes.indexOf(NEWLINE, start);
     if (newline < 0 || newline - start < 10) return;
-    const json = bytes.subarray(start + 9, newline);
-    if (bytes.toString('latin1', start, start + 8) !== crc32(json).toString(16).padStart(8, '0')) return;
+    const content = bytes.subarray(start + 9, newline);
+    if (bytes.toString('latin1', start, start + 8) !== crc32(content).toString(16).padStart(8, '0')) return;
+    const texts = fieldsOf(content);
+    const [, kind, seq] = HEAD.exec(texts.shift()!.toString('latin1')) ?? [];
+    if (kind === undefined) return;
     start = newline + 1;
-    yield { line: JSON.parse(json.toString()) as Line, end: start };
+    yield { line: { kind: kind as Kind, seq: Number(seq), texts }, end: start };
   }
 }
+
+function fieldsOf(content: Buffer): Buffer[] {
+  const fields: Buffer[] = [];
+  for (let start = 0; ; ) {
+    const tab = content.indexOf(TAB, start);
+    if (tab < 0) return [...fields, content.subarray(start)];
+    fields.push(content.subarray(start, tab));
+    start = tab + 1;
+  }
+}
+
+/** The event with the members of its outcome, which it does not have itself. */
+function joined(event: Buffer, outcome: Buffer | undefined): Buffer {
+  if (!outcome || outcome.equals(NONE)) return event;
+  return Buffer.concat([event.subarray(0, -1), COMMA, outcome.subarray(1)]);
+}
+const COMMA = Buffer.from(',');

@@ -79,6 +79,11 @@ export class StopWatch {
     return this.#set.of(request, this.#proxyId, this.#clock.now());
   }
 
+  /** The stop by which what is under way for a request is to be cut. */
+  aborting(request: Stoppable): Stop | undefined {
+    return this.#set.aborting(request, this.#proxyId, this.#clock.now());
+  }
+
   /** Whether it is too long ago that the control plane said which stops are in force. */
   get stale(): boolean {
     const grace = this.#document?.grace_seconds ?? DEFAULT_GRACE_SECONDS;

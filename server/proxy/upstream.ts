@@ -1,17 +1,15 @@
-import http, {
-  type IncomingHttpHeaders,
-  type IncomingMessage,
-  type OutgoingHttpHeaders,
-  type ServerResponse,
-} from 'node:http';
+import http, { type IncomingMessage, type ServerResponse } from 'node:http';
 import https from 'node:https';
 import { pipeline } from 'node:stream/promises';
 import { FACT_LIMITS } from '../domain/session-facts.ts';
+import { Bounded } from '../lib/bounded.ts';
 import type { Log } from '../lib/log.ts';
+import { Parts } from '../lib/parts.ts';
+import { type Trace, traceparentOf } from '../lib/trace.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
 import type { Agent } from './agents.ts';
 import type { HttpRoute, ProxyConfig } from './config.ts';
-import type { Done } from './decide.ts';
+import type { Cut, Done, OnCut } from './decide.ts';
 import { Refusal } from './problem.ts';
 import {
   type CodingError,
@@ -46,6 +44,7 @@ const REPLACED = [
   'content-length',
   'expect',
   'forwarded',
+  'via',
   'x-real-ip',
   'x-client-ip',
   'true-client-ip',
@@ -53,7 +52,7 @@ const REPLACED = [
 ];
 const REPLACED_KINDS = /^x-(?:svc|forwarded|original|rewrite|envoy)-|-override$/;
 /** They describe the exact bytes of a body, and no longer hold once it was rewritten. */
-const BODY_HEADERS = [
+const BODY_HEADERS = new Set([
   'content-encoding',
   'content-md5',
   'content-digest',
@@ -61,7 +60,30 @@ const BODY_HEADERS = [
   'digest',
   'etag',
   'accept-ranges',
-];
+]);
+/** What is masked must come whole and uncompressed. */
+const UNMASKABLE = new Set(['range', 'if-range', 'accept-encoding']);
+
+/** Is a header of this name passed on at all? Requests and answers have few names. */
+const FEW = { entries: 500, characters: 20_000 };
+const PASSED = { requests: new Bounded<boolean>(FEW), answers: new Bounded<boolean>(FEW) };
+
+function isPassedOn(name: string): boolean {
+  return (
+    PASSED.requests.get(name) ??
+    PASSED.requests.set(
+      name,
+      !HOP_BY_HOP.includes(name) && !REPLACED.includes(name) && !REPLACED_KINDS.test(name) && isPlainHeader(name),
+    )
+  );
+}
+
+function isAnswered(name: string): boolean {
+  return PASSED.answers.get(name) ?? PASSED.answers.set(name, !HOP_BY_HOP.includes(name) && !name.startsWith('x-svc-'));
+}
+
+/** Names with their values, one after the other: the form that Node prints without looking at it once more. */
+type Headers = (string | string[])[];
 
 /** A request from an agent on its way to an upstream. */
 export interface Call {
@@ -80,6 +102,7 @@ export interface Call {
   /** Of a route with a sign-in: another token than the one that was refused. Rejects with a Refusal. */
   renew?: ((refused: string) => Promise<string>) | undefined;
   sourceIp: string;
+  trace: Trace;
   /** The answer is read for facts of the session. */
   reads?: boolean;
 }
@@ -94,16 +117,28 @@ export interface Credential {
 interface Forwarding {
   call: Call;
   url: URL;
-  headers: OutgoingHttpHeaders;
+  headers: Headers;
+  /** How it was decided, for the head of the answer. */
+  said: Headers;
   /** Undefined when the request's body is streamed. */
   bytes: Buffer | undefined;
   masks: readonly Mask[];
   /** Called once, with what became of it. */
   done: Done;
+  onCut: OnCut;
   /** The request under way, to be given up when its time is over or the client has gone. */
   sent?: http.ClientRequest;
+  /** It had a connection, so that the upstream may have done what it asked for. */
+  reached?: boolean;
   givenUp?: boolean;
 }
+
+/**
+ * A connection that nothing uses is closed before the other side closes it, as a rule: a request that crosses with that
+ * is lost, and most cannot be sent again. Many servers keep one for 5 s; one that announces less gets a second less than
+ * that. Node heeds what is announced only where there is a timeout, and that is of unused connections alone.
+ */
+const KEPT = { keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo', timeout: 4000 } as const;
 
 /** The way to the upstreams: what is forwarded is what was decided on, and answers come back through the same masks. */
 export class Upstreams {
@@ -111,10 +146,7 @@ export class Upstreams {
   readonly #maskBytes: number;
   readonly #scheme: 'http' | 'https';
   readonly #log: Log;
-  readonly #pools = {
-    'http:': new http.Agent({ keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo' }),
-    'https:': new https.Agent({ keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo' }),
-  };
+  readonly #pools = { 'http:': new http.Agent(KEPT), 'https:': new https.Agent(KEPT) };
 
   /** `scheme`: the one by which agents reach the proxy. */
   constructor(config: ProxyConfig, scheme: 'http' | 'https', log: Log) {
@@ -131,36 +163,40 @@ export class Upstreams {
 
   /** The headers of the request to the upstream. */
   headers(
-    { request, credential, own, reads, sourceIp }: Call,
+    { request, credential, own, reads, sourceIp, trace }: Call,
     url: URL,
     body: ReadBody | undefined,
     masks: readonly Mask[],
   ) {
-    const headers = endToEnd(request.headers);
-    const replaced = Object.keys(own).map((name) => name.replace(/[^a-z0-9]/g, '-'));
-    for (const name of Object.keys(headers)) {
-      if (REPLACED.includes(name) || REPLACED_KINDS.test(name) || replaced.includes(name) || !isPlainHeader(name)) {
-        delete headers[name];
-      }
-    }
+    const { host, authorization, via, connection } = request.headers;
+    const ours = Object.keys(own);
+    const replaced = ours.length === 0 ? NONE : ours.map((name) => name.replace(/[^a-z0-9]/g, '-'));
+    const named = connection === undefined ? NONE : connectionOptions(connection);
+    const masked = masks.length > 0;
+    const rewritten = body?.rewritten || masked;
+    const identity = masked || reads;
     // the agent may send a credential for the upstream; its own never leaves the proxy
-    if (credential.header === 'authorization' || /^\s*bearer\s+svc_/i.test(String(headers.authorization ?? ''))) {
-      delete headers.authorization;
+    const withheld =
+      credential.header === 'authorization' ||
+      (authorization !== undefined && /^\s*bearer\s+svc_/i.test(authorization));
+    const headers: Headers = [];
+    for (const [name, value] of Object.entries(request.headers)) {
+      if (value === undefined || !isPassedOn(name) || named.includes(name) || replaced.includes(name)) continue;
+      if (name === 'authorization' && withheld) continue;
+      if (rewritten && BODY_HEADERS.has(name)) continue;
+      if (masked ? UNMASKABLE.has(name) : reads && name === 'accept-encoding') continue;
+      if (name === 'traceparent' || (name === 'tracestate' && trace.state === undefined)) continue;
+      headers.push(name, value);
     }
-    if (body?.rewritten || masks.length > 0) for (const name of BODY_HEADERS) delete headers[name];
-    if (masks.length > 0) {
-      // what is masked must come whole and uncompressed
-      for (const name of ['range', 'if-range', 'accept-encoding']) delete headers[name];
-      headers['accept-encoding'] = 'identity';
-    }
-    if (reads) headers['accept-encoding'] = 'identity';
-    Object.assign(headers, own);
-    headers.host = url.host;
-    if (sourceIp) headers['x-forwarded-for'] = sourceIp;
-    if (request.headers.host) headers['x-forwarded-host'] = request.headers.host;
-    headers['x-forwarded-proto'] = this.#scheme;
-    headers.via = [request.headers.via, '1.1 svc-proxy'].filter(Boolean).join(', ');
-    return headers;
+    // the route's own say otherwise where they do
+    if (identity && !ours.includes('accept-encoding')) headers.push('accept-encoding', 'identity');
+    if (!ours.includes('traceparent')) headers.push('traceparent', traceparentOf(trace));
+    const last: Headers = ['host', url.host, 'x-forwarded-proto', this.#scheme];
+    last.push('via', via ? `${via}, 1.1 svc-proxy` : '1.1 svc-proxy');
+    if (sourceIp) last.push('x-forwarded-for', sourceIp);
+    if (host) last.push('x-forwarded-host', host);
+    for (const name of ours) if (!last.some((one, n) => n % 2 === 0 && one === name)) headers.push(name, own[name]!);
+    return headers.concat(last);
   }
 
   /**
@@ -186,6 +222,13 @@ export class Upstreams {
       if (!noted) done(outcome, ended);
       noted = true;
     };
+    let cut: Cut | undefined;
+    const uncut = forwarding.onCut((why) => {
+      cut = why;
+      note('aborted by a stop');
+      gone();
+    });
+    let tail: Tail | undefined;
     try {
       const upstream = await this.#signedIn(forwarding);
       const status = upstream.statusCode ?? 502;
@@ -202,23 +245,45 @@ export class Upstreams {
         // the client need not wait for the note
         setImmediate(note, `HTTP ${status}`, { succeeded });
       }
-      response.writeHead(status, this.#answerHeaders(upstream, call, forwarding.url));
+      const length = upstream.headers['content-length'];
+      response.writeHead(
+        status,
+        forwarding.said.concat(this.#answerHeaders(upstream, call, forwarding.url)) as string[],
+      );
       // a stream's head must not wait for its first part; of a known length, head and body go in one write
-      if (upstream.headers['content-length'] === undefined) response.flushHeaders();
-      await passOn(upstream, response);
+      if (length === undefined) {
+        response.flushHeaders();
+        tail = tailOf(upstream);
+      }
+      await passOn(upstream, response, Number(length));
     } catch (error) {
       const clientGone = response.destroyed && !response.writableFinished;
       const refused = error instanceof Refusal && error.code === 'UPSTREAM_SIGN_IN' && 'the sign-in was refused';
-      note(clientGone ? 'the client has gone' : timedOut ? 'upstream timeout' : refused || 'upstream unreachable');
+      note(
+        clientGone
+          ? 'the client has gone'
+          : timedOut
+            ? 'upstream timeout'
+            : refused || (forwarding.reached ? 'upstream broke off' : 'upstream unreachable'),
+      );
+      if (cut && !clientGone && tail?.betweenEvents()) {
+        response.end(`event: error\ndata: ${JSON.stringify({ code: 'DENIED', detail: cut.reason })}\n\n`);
+        return;
+      }
       if (clientGone || response.headersSent) {
         response.destroy();
         return;
       }
+      if (cut) {
+        forwarding.said[1] = 'deny';
+        throw new Refusal(403, 'DENIED', cut.reason, { eventId: cut.eventId });
+      }
       if (error instanceof Refusal) throw error;
       this.#log.warn({ err: error, upstream: forwarding.url.host }, 'the upstream failed');
       if (timedOut) throw new Refusal(504, 'UPSTREAM_TIMEOUT', 'the upstream did not answer in time');
-      throw new Refusal(502, 'UPSTREAM_FAILED', 'the upstream could not be reached, or broke off');
+      throw new Refusal(502, 'UPSTREAM_FAILED', forwarding.reached ? BROKE_OFF : 'the upstream could not be reached');
     } finally {
+      uncut();
       clearTimeout(timer);
       response.off('close', gone);
     }
@@ -235,7 +300,7 @@ export class Upstreams {
     const withheld = new Refusal(502, 'UPSTREAM_SIGN_IN', 'the upstream refuses the sign-in of the proxy');
     // what was streamed is gone
     if (!bytes) throw withheld;
-    forwarding.headers = { ...forwarding.headers, authorization: `Bearer ${token}` };
+    forwarding.headers = [...without(forwarding.headers, ['authorization']), 'authorization', `Bearer ${token}`];
     const second = await this.#send(forwarding);
     if (second.statusCode !== 401) return second;
     // that is between the proxy and the upstream: the agent can do nothing about it, and is not to be told how to
@@ -249,18 +314,24 @@ export class Upstreams {
     const { request, method } = call;
     const safe = method === 'GET' || method === 'HEAD' || method === 'OPTIONS';
     for (let again = false; ; again = true) {
+      if (forwarding.givenUp) throw new Error('the request was given up');
       const protocol = url.protocol as 'http:' | 'https:';
+      const { hostname } = url;
       const options = {
         protocol,
-        hostname: url.hostname.replace(/^\[(.*)\]$/, '$1'),
+        hostname: hostname.startsWith('[') ? hostname.slice(1, -1) : hostname,
         port: url.port || undefined,
         path: url.pathname + url.search,
         method,
-        headers,
+        headers: headers.concat(framingOf(call, bytes)) as string[],
         agent: this.#pools[protocol],
       };
       const sent = (protocol === 'https:' ? https : http).request(options);
       forwarding.sent = sent;
+      sent.once('socket', (socket) => {
+        if (sent.reusedSocket) forwarding.reached = true;
+        else socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => (forwarding.reached = true));
+      });
       let begun = false;
       const answered = new Promise<IncomingMessage>((resolve, reject) => {
         sent.once('response', (head) => {
@@ -269,21 +340,14 @@ export class Upstreams {
         });
         sent.once('error', reject);
         sent.once('close', () => begun || reject(new Error('the request was given up')));
-        sent.once('upgrade', () => reject(new Error('the upstream wants another protocol')));
+        // nobody asked for it, and Node leaves the connection to whoever listens
+        sent.once('upgrade', (_head, socket) => {
+          socket.destroy();
+          reject(new Error('the upstream wants another protocol'));
+        });
       });
-      if (bytes) {
-        if (bytes.length > 0 || method === 'POST' || method === 'PUT' || method === 'PATCH') {
-          sent.setHeader('content-length', bytes.length);
-        }
-        sent.end(bytes);
-      } else {
-        const length = request.headers['content-length'];
-        // always sent: for methods that usually have no body, Node would send it without any framing, and the upstream
-        // would take it for the next request
-        if (length !== undefined) sent.setHeader('content-length', length);
-        else sent.setHeader('transfer-encoding', 'chunked');
-        pipeline(request, sent).catch((error) => sent.destroy(error));
-      }
+      if (bytes) sent.end(bytes);
+      else pipeline(request, sent).catch((error) => sent.destroy(error));
       try {
         return await answered;
       } catch (error) {
@@ -295,12 +359,18 @@ export class Upstreams {
     }
   }
 
-  #answerHeaders(upstream: IncomingMessage, { route, rest, request }: Call, url: URL): OutgoingHttpHeaders {
-    const headers: OutgoingHttpHeaders = endToEnd(upstream.headers);
-    for (const name of Object.keys(headers)) if (name.startsWith('x-svc-')) delete headers[name];
-    if (route.sign_in) delete headers['www-authenticate'];
-    const { location } = upstream.headers;
-    if (location !== undefined && URL.canParse(location, url.href)) {
+  #answerHeaders(upstream: IncomingMessage, { route, rest, request }: Call, url: URL): Headers {
+    const { connection, location } = upstream.headers;
+    const named = connection === undefined ? NONE : connectionOptions(connection);
+    const headers: Headers = [];
+    for (const [name, value] of Object.entries(upstream.headers)) {
+      if (value === undefined || !isAnswered(name) || named.includes(name)) continue;
+      if (name === 'location' || (route.sign_in && name === 'www-authenticate')) continue;
+      headers.push(name, value);
+    }
+    if (location === undefined) return headers;
+    let rewritten: string | undefined;
+    if (URL.canParse(location, url.href)) {
       // within the upstream: rewritten to the proxy's path, or the agent would bypass the proxy
       const to = new URL(location, url.href);
       const base = new URL(route.to);
@@ -308,19 +378,21 @@ export class Upstreams {
       const { path } = readTarget(request.url ?? '');
       const prefix = path.slice(0, path.length - rest.length);
       if (to.origin === base.origin && (to.pathname === within || to.pathname.startsWith(`${within}/`))) {
-        headers.location = `${prefix}${to.pathname.slice(within.length)}${to.search}${to.hash}`;
+        rewritten = `${prefix}${to.pathname.slice(within.length)}${to.search}${to.hash}`;
       }
     }
+    if (!named.includes('location')) headers.push('location', rewritten ?? location);
     return headers;
   }
 
   /** The answer with its masks applied, or none of it: what cannot be masked is not shown. */
-  async #answerMasked(upstream: IncomingMessage, { call, url, masks }: Forwarding, note: Done) {
+  async #answerMasked(upstream: IncomingMessage, forwarding: Forwarding, note: Done) {
+    const { call, url, masks } = forwarding;
     const { response, method } = call;
     const status = upstream.statusCode ?? 502;
     const succeeded = status >= 200 && status < 300;
-    const headers = this.#answerHeaders(upstream, call, url);
-    for (const name of [...BODY_HEADERS, 'content-length', 'content-range']) delete headers[name];
+    const all = this.#answerHeaders(upstream, call, url);
+    const headers = forwarding.said.concat(without(all, [...BODY_HEADERS, 'content-length', 'content-range']));
     const withhold = (why: string) => {
       upstream.destroy();
       note(`HTTP ${status}, withheld: ${why}`, { succeeded });
@@ -353,11 +425,14 @@ export class Upstreams {
         throw withhold('is not JSON, so it cannot be masked');
       }
     }
+    if (forwarding.givenUp) throw new Error('the request was given up');
     note(`HTTP ${status}`, { succeeded, value: call.reads && bytes.length > 0 ? jsonValue(bytes) : undefined });
-    if (!bodiless) headers['content-length'] = bytes.length;
-    response.writeHead(status, headers).end(bytes);
+    if (!bodiless) headers.push('content-length', String(bytes.length));
+    response.writeHead(status, headers as string[]).end(bytes);
   }
 }
+
+const BROKE_OFF = 'the upstream broke off before its answer: whether it did what was asked is not known';
 
 /** Could the answer be the JSON of facts? */
 function isReadable({ headers }: IncomingMessage): boolean {
@@ -366,35 +441,76 @@ function isReadable({ headers }: IncomingMessage): boolean {
   return plain && isJson(type) && isUtf8Charset(charset);
 }
 
-/** Calls back once with the value of an answer that is passed on, when all of it has come; undefined where it has none. */
-function gather(upstream: IncomingMessage, done: (value: unknown) => void): void {
-  const parts: Buffer[] = [];
-  let bytes = 0;
-  upstream.on('data', (part: Buffer) => {
-    bytes += part.length;
-    if (bytes <= FACT_LIMITS.answer) parts.push(part);
-    else parts.length = 0;
-  });
-  upstream.once('end', () => done(bytes > FACT_LIMITS.answer ? undefined : jsonValue(Buffer.concat(parts))));
+interface Tail {
+  betweenEvents(): boolean;
 }
 
-/** The headers without those that concern this connection alone, named in `Connection` or in general. */
-function endToEnd(headers: IncomingHttpHeaders): OutgoingHttpHeaders {
-  const kept: OutgoingHttpHeaders = { ...headers };
-  for (const name of [...HOP_BY_HOP, ...connectionOptions(headers.connection)]) delete kept[name];
-  return kept;
+/** Watches an event stream without a length: between two events one can be added, elsewhere it would be read as part of another. */
+function tailOf(upstream: IncomingMessage): Tail | undefined {
+  const { type } = mediaType(upstream.headers['content-type']) ?? { type: '' };
+  const plain = [undefined, 'identity'].includes(upstream.headers['content-encoding']);
+  if (type !== 'text/event-stream' || !plain) return undefined;
+  let last = '\n\n';
+  upstream.on('data', (part: Buffer) => {
+    last = (last + part.subarray(-4).toString('latin1')).slice(-4);
+  });
+  return { betweenEvents: () => /(?:\n\n|\r\r|\r\n\r\n)$/.test(last) };
+}
+
+/** Calls back once with the value of an answer that is passed on, when all of it has come; undefined where it has none. */
+function gather(upstream: IncomingMessage, done: (value: unknown) => void): void {
+  const parts = new Parts();
+  let fits = true;
+  upstream.on('data', (part: Buffer) => {
+    fits &&= parts.bytes + part.length <= FACT_LIMITS.answer;
+    if (fits) parts.push(part);
+    else parts.clear();
+  });
+  upstream.once('end', () => done(fits ? jsonValue(parts.join()) : undefined));
+}
+
+const NONE: readonly string[] = [];
+
+function without(headers: Headers, names: readonly string[]): Headers {
+  return headers.filter((_, n) => !names.includes(headers[n - (n % 2)] as string));
+}
+
+/** Methods whose requests usually have no body: of the others even an empty one is said to be empty. */
+const BODILESS: ReadonlySet<string> = new Set(['GET', 'HEAD', 'DELETE', 'OPTIONS']);
+
+/**
+ * How the body of a request is framed. Always said where it is streamed: for methods that usually have no body, Node would
+ * send it without, and the upstream would take it for the next request.
+ */
+function framingOf({ request, method }: Call, bytes: Buffer | undefined): string[] {
+  if (!bytes) {
+    const length = request.headers['content-length'];
+    return length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', length];
+  }
+  return bytes.length > 0 || !BODILESS.has(method) ? ['content-length', String(bytes.length)] : [];
 }
 
 /**
  * Resolves when all of an answer was passed on, rejects when either side breaks off. Node's `pipeline` would do, at the
- * price of an abort signal and its exception for each answer.
+ * price of an abort signal and its exception for each answer. `length` is NaN where it is not known.
  */
-function passOn(upstream: IncomingMessage, response: ServerResponse): Promise<void> {
+function passOn(upstream: IncomingMessage, response: ServerResponse, length: number): Promise<void> {
   return new Promise((resolve, reject) => {
+    let left = length;
+    let ended = false;
     upstream.once('error', reject);
     upstream.once('close', () => upstream.complete || reject(new Error('the upstream broke off')));
     response.once('finish', resolve);
     response.once('close', () => response.writableFinished || reject(new Error('the client has gone')));
-    upstream.pipe(response);
+    response.on('drain', () => upstream.resume());
+    upstream.on('data', (part: Buffer) => {
+      left -= part.length;
+      // most answers are one part: head and body go in one write, and nothing is left to be done at the end
+      if (left === 0) {
+        ended = true;
+        response.end(part);
+      } else if (!response.write(part)) upstream.pause();
+    });
+    upstream.once('end', () => ended || response.end());
   });
 }

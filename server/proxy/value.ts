@@ -1,6 +1,7 @@
 import type { ActionRequest } from '../domain/policy.ts';
 import { displayPath, isAmbiguous, pathRead } from '../policy/evaluation/ambiguity.ts';
-import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/evaluation/request.ts';
+import { exactDecimal } from '../policy/evaluation/exact.ts';
+import { type Arguments, flatten, RequestError } from '../policy/evaluation/request.ts';
 import type { ValueRule } from './config.ts';
 
 /** The largest value that a hold may have. */

@@ -1,7 +1,7 @@
 import { AppError } from '../errors.ts';
 import type { PlainCall } from './plain.ts';
 
-const MAX_WAIT_SECONDS = 60;
+export const MAX_WAIT_SECONDS = 60;
 
 /**
  * A conditional GET that may wait for a change: `If-None-Match` (RFC 9110 §13.1.2) names what the caller has, and
@@ -22,14 +22,7 @@ export async function longPoll<T extends { hash: string }>(
   const seconds = waitSeconds(request.headers.prefer);
   let found = await source.look();
   if (seconds > 0 && has(found)) {
-    const gone = new AbortController();
-    const leave = () => gone.abort();
-    reply.raw.once('close', leave);
-    try {
-      found = await source.wait(found.hash, seconds, gone.signal);
-    } finally {
-      reply.raw.off('close', leave);
-    }
+    found = await source.wait(found.hash, seconds, call.context.gone());
     // the key may have been revoked during the wait
     if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
     reply.header('preference-applied', `wait=${seconds}`);

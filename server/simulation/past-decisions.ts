@@ -1,7 +1,10 @@
 import pg from 'pg';
-import { copyRows, type Rests } from '../chain/copy.ts';
+import { setTenant } from '../../db/citus.ts';
+import { copyRows } from '../chain/copy.ts';
 import { DECISIONS, type Decision, type DecisionFacts } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
+import type { Rests } from '../lib/pace.ts';
+import type { Projection } from '../policy/evaluation/projection.ts';
 import type { UnknownReason } from '../policy/simulation/outcome.ts';
 import type { Past, PastFacts, Recorded, RecordTest } from '../policy/simulation/simulator.ts';
 
@@ -14,6 +17,8 @@ export interface Range {
   to: number;
   /** One decision in so many is looked at, chosen by the hash of its number; 1 for all. */
   oneIn: number;
+  /** Of so many readers that share the range this is the one with this number, from 0. */
+  share: { of: number; number: number };
 }
 
 export interface Reading {
@@ -22,8 +27,8 @@ export interface Reading {
   onPast(past: Past): void;
   /** Decisions that were left out unread. */
   onLeftOut(decision: Decision, count: number): void;
-  /** After each chunk: how many decisions were there, and the last number that was looked at. */
-  onProgress(decisions: number, seq: number): void;
+  /** After each chunk: how many decisions and how many records were there. */
+  onProgress(decisions: number, records: number): void;
   rests?: Rests | undefined;
 }
 
@@ -31,16 +36,17 @@ const CHUNK = 25_000;
 
 /** As the role of requests, which sees one tenant alone, in one snapshot that nothing changes. */
 export const beginReading = (tenantId: string): string => `begin isolation level repeatable read read only;
-  select set_config('app.tenant', ${pg.escapeLiteral(tenantId)}, true);
+  set local role svc_app; ${setTenant(tenantId)};
   set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
   set local enable_hashjoin = off; set local enable_mergejoin = off; set local max_parallel_workers_per_gather = 0`;
 
 /**
- * Reads the decisions of a range in their order, within the transaction of `beginReading`. Records that the tests leave
+ * Reads the decisions of a range, or of its share of it, in their order, within the transaction of `beginReading`. Records that the tests leave
  * out are counted and not sent, and their inputs not even looked for.
  */
 export async function readDecisions(client: pg.Client, range: Range, reading: Reading): Promise<void> {
-  for (let from = range.from; from < range.to; from += CHUNK) {
+  const { of, number } = range.share;
+  for (let from = range.from + number * CHUNK; from < range.to; from += of * CHUNK) {
     const chunk = { ...range, from, to: Math.min(from + CHUNK, range.to) };
     const { rows } = await client.query<{ decision: number; n: number }>(
       `select decision, count(*)::int as n from forensic_record
@@ -60,14 +66,14 @@ export async function readDecisions(client: pg.Client, range: Range, reading: Re
       await copyRows(client, selection(chunk, reading.tests), take, reading.rests);
     }
     for (const [decision, count] of left) reading.onLeftOut(decision, count);
-    reading.onProgress(decisions, chunk.to);
+    reading.onProgress(decisions, chunk.to - chunk.from);
   }
 }
 
 function selection({ tenantId, from, to, oneIn }: Range, tests: readonly RecordTest[] | null): string {
   const tenant = pg.escapeLiteral(tenantId);
   const sampled = oneIn === 1 ? '' : `and mod(hashint8(r.seq), ${oneIn}) = 0`;
-  return `copy (select r.event_id, r.line, i.input from forensic_record r
+  return `copy (select r.event_id, r.line, i.input, case when i.input is null then i.projection end from forensic_record r
     left join decision_input i on i.tenant_id = ${tenant} and i.event_id = r.event_id
     where r.tenant_id = ${tenant} and r.seq > ${from} and r.seq <= ${to} and r.seq > 1 and r.decision >= 0 ${sampled}
       ${tests === null ? '' : `and (${tests.map(condition).join(' or ')})`}
@@ -94,6 +100,8 @@ interface Row {
   event_id: string;
   line: string;
   input: string | null;
+  /** Where there is no input. */
+  projection: string | null;
 }
 
 /** A row of `selection` in COPY's binary format. */
@@ -106,20 +114,21 @@ function textsAt(data: Buffer, at: number): Row {
     p += length;
     return data.toString('utf8', p - length, p);
   };
-  return { event_id: next()!, line: next()!, input: next() };
+  return { event_id: next()!, line: next()!, input: next(), projection: next() };
 }
 
-type Line = Recorded & { timestamp: string; facts?: DecisionFacts };
+type Line = Recorded & { seq: number; timestamp: string; facts?: DecisionFacts };
 
-function pastOf({ event_id, line, input }: Row): Past {
+function pastOf({ event_id, line, input, projection }: Row): Past {
   const record = JSON.parse(line) as Line;
   const { decision, rule_id, bundle_hash, agent_id, agent_role, tool_name } = record;
   return {
+    seq: record.seq,
     event_id,
     at: Date.parse(record.timestamp),
     recorded: { decision, rule_id, bundle_hash, agent_id, agent_role, tool_name },
     facts: factsOf(record),
-    request: requestOf(input),
+    ...(input === null && projection !== null ? projectedOf(projection) : { request: requestOf(input) }),
   };
 }
 
@@ -129,6 +138,8 @@ function factsOf({ facts = {} }: Line): PastFacts {
     exceeded: (facts.exceeded ?? []).map(([rule]) => rule),
     unholdable: facts.unholdable ?? false,
     standstill: facts.standstill !== undefined,
+    doubtful: facts.doubt !== undefined,
+    uncounted: facts.uncounted ?? false,
   };
 }
 
@@ -142,4 +153,14 @@ function requestOf(input: string | null): ActionRequest | UnknownReason {
   } catch {
     return 'unreadable';
   }
+}
+
+function projectedOf(text: string): Pick<Past, 'request' | 'projected'> {
+  const request = requestOf(text);
+  if (typeof request === 'string') return { request };
+  const { reads = null, ...rest } = request as Projection;
+  const isNames = (list: unknown) => Array.isArray(list) && list.every((name) => typeof name === 'string');
+  const { attributes, keys, session = [] } = reads ?? { attributes: null, keys: null };
+  const known = [attributes, keys].every((list) => list === null || isNames(list)) && isNames(session);
+  return known ? { request: rest, projected: reads } : { request: 'unreadable' };
 }

@@ -40,6 +40,9 @@ const Result = z.object({
       agents: z.int().describe('different agents, at most 10,000'),
       tools: z.array(z.object({ name: z.string(), count: z.int() })).describe('the ten most frequent'),
       money: Money,
+      unpriced: z
+        .int()
+        .describe('decisions of which is not kept whether the requests stated an amount: `money` is without theirs'),
       ranges: z
         .array(z.object({ path: z.string(), least: z.number(), most: z.number() }))
         .describe('the numbers that the differing statements read'),

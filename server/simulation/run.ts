@@ -1,6 +1,9 @@
+import { availableParallelism } from 'node:os';
 import { Worker } from 'node:worker_threads';
+import { shareBusy } from '../lib/pace.ts';
 import { pause } from '../lib/pause.ts';
 import type { Outcome } from '../policy/simulation/outcome.ts';
+import { outcomeOf, type Part } from '../policy/simulation/parts.ts';
 import type { SimulationJob, SimulationMessage } from './simulation-worker.ts';
 
 /** The simulation cannot succeed, however often it is tried. The message is for people. */
@@ -9,62 +12,117 @@ export class SimulationFailed extends Error {
 }
 
 export interface RunLimits {
-  /** Processor time of the thread. */
+  /** Processor time of the threads. */
   processorMs: number;
-  /** In all, also where the thread gets little of the processor. */
+  /** In all, also where they get little of the processor. */
   wallMs: number;
-  /** Of the thread's heap. */
+  /** Of the heaps of all threads. */
   heapMb: number;
 }
 export const RUN_LIMITS: RunLimits = { processorMs: 180_000, wallMs: 1_800_000, heapMb: 224 };
 
 const LOOK_MS = 250;
 
+/** Ranges of fewer records are not worth a second thread. */
+const MANY_RECORDS = 50_000;
+const MOST_THREADS = 2;
+
+interface Simulated {
+  outcome: Outcome;
+  decisions: number;
+  /** The heaps of the threads. */
+  peakBytes: number;
+}
+
 /**
- * Runs a simulation in a thread of its own, with its own engine and its own connection: what a draft does to them harms
- * nothing else. Rejects with SimulationFailed when it takes too long or kills its thread, with the signal's reason when
- * it aborts, and else with the fault of the database.
+ * Runs a simulation in threads of its own, with engines and connections of their own: what a draft does to them harms
+ * nothing else. A long range is shared between two, unless decisions are counted in the order of time.
+ *
+ * Rejects with SimulationFailed when it takes too long or kills a thread, with the signal's reason when it aborts, and
+ * else with the fault of the database.
  */
 export async function runSimulation(
   job: Omit<SimulationJob, 'busy'>,
   options: {
     signal: AbortSignal;
-    onProgress: (progress: { decisions: number; seq: number }) => void;
+    /** With the number of records of the range that were looked at. */
+    onProgress: (records: number) => void;
     /** Whether this process writes decisions now. */
     busy: () => boolean;
     limits?: RunLimits;
   },
-): Promise<{ outcome: Outcome; decisions: number; peakBytes: number }> {
+): Promise<Simulated> {
   const { signal, onProgress, busy, limits = RUN_LIMITS } = options;
   signal.throwIfAborted();
-  const flag = new Int32Array(new SharedArrayBuffer(4));
-  const worker = new Worker(new URL('./simulation-worker.ts', import.meta.url), {
-    workerData: { ...job, busy: flag } satisfies SimulationJob,
-    // without the parent's flags, such as a test runner's loader
-    execArgv: [],
-    resourceLimits: { maxOldGenerationSizeMb: limits.heapMb },
-  });
+  const shared = shareBusy(busy);
+  const threads: Worker[] = [];
+  const parts: { part: Part; peakBytes: number }[] = [];
+  const done = Promise.withResolvers<Simulated>();
+  let shares = 1;
+  let decisions = 0;
+  let records = 0;
+  /** With less heap it collects garbage sooner: only calls that are counted, and kept until the end, need all of it. */
+  const start = (number: number, heapMb: number) => {
+    const worker = new Worker(new URL('./simulation-worker.ts', import.meta.url), {
+      workerData: { ...job, busy: shared.flag } satisfies SimulationJob,
+      // without the parent's flags, such as a test runner's loader
+      execArgv: [],
+      resourceLimits: { maxOldGenerationSizeMb: heapMb, maxYoungGenerationSizeMb: 16 },
+    });
+    threads[number] = worker;
+    worker.on('message', (message: SimulationMessage) => {
+      if ('counts' in message) {
+        if (message.counts && heapMb < limits.heapMb) {
+          start(number, limits.heapMb);
+          void worker.terminate();
+          return;
+        }
+        if (number === 0) {
+          const many = job.to - job.from > MANY_RECORDS && !message.counts;
+          shares = many ? Math.min(MOST_THREADS, availableParallelism()) : 1;
+          for (let n = 1; n < shares; n++) start(n, heapMb);
+        }
+        worker.postMessage({ of: shares, number });
+      } else if ('part' in message) {
+        parts[number] = message;
+        if (Object.keys(parts).length < shares) return;
+        const [first, ...others] = parts.map(({ part }) => part) as [Part, ...Part[]];
+        const peakBytes = parts.reduce((sum, one) => sum + one.peakBytes, 0);
+        done.resolve({ outcome: outcomeOf([first, ...others]), decisions, peakBytes });
+      } else {
+        decisions += message.decisions;
+        records += message.records;
+        onProgress(records);
+      }
+    });
+    worker.on('error', (error: Error & { code?: string }) => {
+      const full = error.code === 'ERR_WORKER_OUT_OF_MEMORY';
+      done.reject(full ? new SimulationFailed(`it needs more than ${limits.heapMb} MB of memory`) : error);
+    });
+    worker.on('exit', (code) => {
+      if (threads[number] === worker && !parts[number])
+        done.reject(new Error(`a thread of the simulation ended with ${code}`));
+    });
+  };
   const began = performance.now();
-  const done = Promise.withResolvers<{ outcome: Outcome; decisions: number; peakBytes: number }>();
   const abort = () => done.reject(signal.reason);
   signal.addEventListener('abort', abort, { once: true });
-  worker.on('message', (message: SimulationMessage) => {
-    if ('outcome' in message) done.resolve(message);
-    else onProgress(message);
-  });
-  worker.on('error', (error: Error & { code?: string }) => {
-    const full = error.code === 'ERR_WORKER_OUT_OF_MEMORY';
-    done.reject(full ? new SimulationFailed(`it needs more than ${limits.heapMb} MB of memory`) : error);
-  });
-  worker.on('exit', (code) => done.reject(new Error(`the thread of the simulation ended with ${code}`)));
+  start(0, limits.heapMb / MOST_THREADS);
   let answered = began;
+  /** Processor time of each thread, in milliseconds. */
+  const used: number[] = [];
   const look = async () => {
-    Atomics.store(flag, 0, busy() ? 1 : 0);
-    const usage = await Promise.race([worker.cpuUsage().catch(() => undefined), pause(LOOK_MS, signal)]);
+    const asked = threads.map(async (worker, n) => {
+      const { user, system } = await worker.cpuUsage();
+      used[n] = (user + system) / 1000;
+    });
+    const all = Promise.all(asked).then(
+      () => true,
+      () => true,
+    );
+    if (await Promise.race([all, pause(LOOK_MS, signal)])) answered = performance.now();
     const now = performance.now();
-    if (usage) answered = now;
-    const used = usage ? (usage.user + usage.system) / 1000 : 0;
-    if (used > limits.processorMs || now - answered > limits.processorMs) {
+    if (used.reduce((sum, ms) => sum + ms, 0) > limits.processorMs || now - answered > limits.processorMs) {
       done.reject(new SimulationFailed(`it took more than ${limits.processorMs / 1000} s of processor time`));
     } else if (now - began > limits.wallMs) {
       done.reject(new SimulationFailed(`it took more than ${limits.wallMs / 60_000} minutes`));
@@ -75,7 +133,8 @@ export async function runSimulation(
     return await done.promise;
   } finally {
     clearInterval(timer);
+    shared.stop();
     signal.removeEventListener('abort', abort);
-    await worker.terminate();
+    await Promise.all(threads.map((worker) => worker.terminate()));
   }
 }

@@ -1,55 +1,37 @@
-import os from 'node:os';
+import { once } from 'node:events';
 import { parentPort, workerData } from 'node:worker_threads';
-import pg from 'pg';
 import { COLUMN_TYPES } from '../../db/client.ts';
-import type { Rests } from '../chain/copy.ts';
+import { PrimaryClient } from '../../db/primary.ts';
 import type { BundleContent } from '../domain/policy.ts';
+import { lowerPriority, restsOf } from '../lib/pace.ts';
 import type { Surroundings } from '../policy/authoring/author.ts';
 import { bundleContent, contentHash } from '../policy/bundle.ts';
 import { cedarLanguageVersion } from '../policy/language/host.ts';
 import { storedStatements } from '../policy/language/statements.ts';
-import type { Outcome } from '../policy/simulation/outcome.ts';
+import type { Part } from '../policy/simulation/parts.ts';
 import { Simulator } from '../policy/simulation/simulator.ts';
 import { beginReading, type Range, readDecisions } from './past-decisions.ts';
 
-/** What one thread is to find out. */
-export interface SimulationJob extends Range, Surroundings {
-  databaseUrl: string;
+/** What one thread is to find out: of the share that it gets by a message once it has said whether it counts. */
+export interface SimulationJob extends Omit<Range, 'share'>, Surroundings {
+  sessionUrl: string;
   policyId: string;
   /** The draft, in place of the live version of its policy. */
   text: string;
-  /** Its first number is not 0 while this process writes decisions: those go first. */
+  /** Set while this process writes decisions, which go first: see shareBusy. */
   busy: Int32Array;
 }
 
 export type SimulationMessage =
-  | { decisions: number; seq: number }
-  | { outcome: Outcome; decisions: number; peakBytes: number };
-
-/** Of the thread, not of the process: on Linux each thread has its own. */
-const NICE = 10;
-/** How long it works before it checks whether others need the processor, in milliseconds. */
-const SLICE_MS = 2;
+  | { decisions: number; records: number }
+  /** Decisions are counted in the order of time: this thread needs all of them. */
+  | { counts: boolean }
+  | { part: Part; peakBytes: number };
 
 const port = parentPort;
 if (!port) throw new Error('this file is the entry of a worker thread');
 const job = workerData as SimulationJob;
-try {
-  os.setPriority(NICE);
-} catch {
-  // where it may not be changed, the rests alone make room
-}
-let worked = 0;
-/** While decisions are written, it rests for three times as long as it works; see Pace in chain/verification.ts. */
-const rests: Rests = {
-  after(ms) {
-    worked += ms;
-    if (worked < SLICE_MS) return undefined;
-    const rest = Atomics.load(job.busy, 0) === 0 ? undefined : 3 * worked;
-    worked = 0;
-    return rest;
-  },
-};
+lowerPriority();
 port.postMessage(await simulate());
 
 async function simulate(): Promise<SimulationMessage> {
@@ -57,29 +39,30 @@ async function simulate(): Promise<SimulationMessage> {
   const others = liveTexts.filter((one) => one.policyId !== policyId);
   const before = contentOf(liveTexts);
   const simulator = new Simulator(before, contentOf([...others, { policyId, version: 0, text }]), contentHash(before));
+  port!.postMessage({ counts: simulator.counts } satisfies SimulationMessage);
+  const [share] = (await once(port!, 'message')) as [Range['share']];
   // as requests do: row-level security is the second wall here too
-  const client = new pg.Client({
-    connectionString: job.databaseUrl,
+  const client = new PrimaryClient({
+    connectionString: job.sessionUrl,
     types: COLUMN_TYPES,
-    options: '-c role=svc_app',
     application_name: 'svc simulation',
   });
   await client.connect();
   try {
     await client.query(beginReading(job.tenantId));
-    let decisions = 0;
-    await readDecisions(client, job, {
-      tests: simulator.tests,
-      onPast: (past) => simulator.add(past),
-      onLeftOut: (decision, count) => simulator.leaveOut(decision, count),
-      onProgress: (count, seq) => {
-        decisions += count;
-        port!.postMessage({ decisions, seq } satisfies SimulationMessage);
+    await readDecisions(
+      client,
+      { ...job, share },
+      {
+        tests: simulator.tests,
+        onPast: (past) => simulator.add(past),
+        onLeftOut: (decision, count) => simulator.leaveOut(decision, count),
+        onProgress: (decisions, records) => port!.postMessage({ decisions, records } satisfies SimulationMessage),
+        rests: restsOf(job.busy, share.of),
       },
-      rests,
-    });
+    );
     const { heapTotal, external } = process.memoryUsage();
-    return { outcome: simulator.outcome(), decisions, peakBytes: heapTotal + external };
+    return { part: simulator.part(), peakBytes: heapTotal + external };
   } finally {
     await client.end();
   }

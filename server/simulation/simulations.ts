@@ -1,4 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { apart } from '../../db/citus.ts';
 import { PolicySimulation, type PolicySimulationRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
@@ -72,7 +73,7 @@ export interface SimulationView {
  */
 export class Simulations implements SimulationGate {
   readonly #db: Database;
-  readonly #databaseUrl: string;
+  readonly #sessionUrl: string;
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
   readonly #log: Log;
@@ -86,7 +87,7 @@ export class Simulations implements SimulationGate {
   constructor(parts: {
     db: Database;
     /** The thread of a simulation has a connection of its own. */
-    databaseUrl: string;
+    sessionUrl: string;
     clock: Clock;
     audit: WriteAudit;
     log: Log;
@@ -98,7 +99,7 @@ export class Simulations implements SimulationGate {
     limits?: RunLimits;
   }) {
     this.#db = parts.db;
-    this.#databaseUrl = parts.databaseUrl;
+    this.#sessionUrl = parts.sessionUrl;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
     this.#log = parts.log;
@@ -287,10 +288,11 @@ export class Simulations implements SimulationGate {
   /** Deletes what ended long ago; what an approver relied on is in the audit log. */
   async forget(): Promise<void> {
     const before = new Date(this.#clock.now() - KEEP_DAYS * DAY_MS);
-    await this.#db.owner.query(
-      `delete from policy_simulation where status in ('done', 'failed', 'cancelled') and created_at < $1`,
-      [before],
-    );
+    const ended = `status in ('done', 'failed', 'cancelled') and created_at < $1`;
+    const due = `select distinct tenant_id from policy_simulation where ${ended}`;
+    for (const only of await apart(this.#db, due, [before])) {
+      await this.#db.owner.query(`delete from policy_simulation where ${ended} ${only()}`, [before]);
+    }
   }
 
   async #run(signal: AbortSignal): Promise<void> {
@@ -310,21 +312,26 @@ export class Simulations implements SimulationGate {
   /** The next simulation, now this process's until its lease ends: of the tenant that has waited longest. */
   async #claim(): Promise<Claimed | undefined> {
     const now = this.#clock.now();
+    const due = `(c.status = 'queued' or (c.status = 'running' and c.lease_until < $1))`;
+    const waiting = `select c.tenant_id from policy_simulation c where ${due} group by 1 order by min(c.created_at)`;
     try {
-      const { rows } = await this.#db.owner.query<Claimed>(
-        `update policy_simulation s set status = 'running', attempt = s.attempt + 1, lease_until = $2,
+      for (const only of await apart(this.#db, waiting, [new Date(now)])) {
+        const { rows } = await this.#db.owner.query<Claimed>(
+          `update policy_simulation s set status = 'running', attempt = s.attempt + 1, lease_until = $2,
            started_at = coalesce(s.started_at, $1)
          where (s.tenant_id, s.id) = (
            select c.tenant_id, c.id from policy_simulation c
-           where (c.status = 'queued' or (c.status = 'running' and c.lease_until < $1)) and not exists (
-             select from policy_simulation r where r.tenant_id = c.tenant_id and r.status = 'running' and r.id <> c.id)
-           order by (select max(l.started_at) from policy_simulation l where l.tenant_id = c.tenant_id) nulls first,
+           where ${due} ${only('c')} and not exists (
+             select from policy_simulation r where r.tenant_id = c.tenant_id and r.status = 'running' and r.id <> c.id ${only('r')})
+           order by (select max(l.started_at) from policy_simulation l where l.tenant_id = c.tenant_id ${only('l')}) nulls first,
              c.created_at, c.id
-           limit 1 for update of c skip locked)
+           limit 1 for update of c skip locked) ${only('s')}
          returning s.tenant_id, s.id, s.policy_id, s.dsl_source, s.attempt, s.window_from, s.window_to`,
-        [new Date(now), new Date(now + LEASE_MS)],
-      );
-      return rows[0];
+          [new Date(now), new Date(now + LEASE_MS)],
+        );
+        if (rows[0]) return rows[0];
+      }
+      return undefined;
     } catch (error) {
       // another process took one of the same tenant's at the same time
       if ((error as { code?: string }).code === '23505') return undefined;
@@ -340,7 +347,7 @@ export class Simulations implements SimulationGate {
     }
     const taken = new AbortController();
     const signal = AbortSignal.any([stopping, taken.signal]);
-    let seq = 0;
+    let records = 0;
     let range: { from: number; to: number } | undefined;
     const beat = async () => {
       const { rowCount } = await this.#db.owner.query(
@@ -348,7 +355,7 @@ export class Simulations implements SimulationGate {
          where tenant_id = $1 and id = $2 and attempt = $3 and status = 'running'`,
         [
           ...[tenantId, id, row.attempt, new Date(this.#clock.now() + LEASE_MS)],
-          ...[range ? Math.max(0, seq - range.from) : 0, range ? range.to - range.from : null],
+          ...[records, range ? range.to - range.from : null],
         ],
       );
       if (rowCount === 0) taken.abort(new Error('it was cancelled, or another process has taken it'));
@@ -359,8 +366,8 @@ export class Simulations implements SimulationGate {
         onRange: (read) => {
           range = read;
         },
-        onProgress: (progress) => {
-          seq = progress.seq;
+        onProgress: (checked) => {
+          records = checked;
         },
       });
       await this.#finish(row, { status: 'done', ...found });
@@ -382,7 +389,7 @@ export class Simulations implements SimulationGate {
     signal: AbortSignal,
     on: {
       onRange: (range: { from: number; to: number }) => void;
-      onProgress: (progress: { seq: number }) => void;
+      onProgress: (records: number) => void;
     },
   ): Promise<{ liveHash: string; result: SimulationResult }> {
     const { tenant_id: tenantId, policy_id: policyId, dsl_source: text } = row;
@@ -400,7 +407,7 @@ export class Simulations implements SimulationGate {
     on.onRange(range);
     const oneIn = Math.max(1, Math.ceil((range.to - range.from) / MOST_EXACT));
     const { outcome, decisions, peakBytes } = await runSimulation(
-      { databaseUrl: this.#databaseUrl, tenantId, policyId, text, ...surroundings, ...range, oneIn },
+      { sessionUrl: this.#sessionUrl, tenantId, policyId, text, ...surroundings, ...range, oneIn },
       { signal, onProgress: on.onProgress, busy: this.#busy, limits: this.#limits },
     );
     this.#log.info({ tenantId, id: row.id, decisions, peakBytes }, 'a simulation is done');

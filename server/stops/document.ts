@@ -135,13 +135,14 @@ const KINDS: readonly unknown[] = STOP_KIND_NAMES;
 const MODES: readonly unknown[] = STOP_MODE_NAMES;
 
 function isStop(value: unknown): value is Stop {
-  const until = Object.hasOwn(Object(value), 'until') ? ['until'] : [];
+  const more = ['abort', 'until'].filter((name) => Object.hasOwn(Object(value), name));
   return (
-    isObject(value, ['id', 'kind', 'mode', 'reason', 'target', ...until]) &&
+    isObject(value, ['id', 'kind', 'mode', 'reason', 'target', ...more]) &&
     [value.id, value.target, value.reason].every((one) => typeof one === 'string') &&
     KINDS.includes(value.kind) &&
     MODES.includes(value.mode) &&
-    (until.length === 0 || (typeof value.until === 'string' && !Number.isNaN(Date.parse(value.until))))
+    (!more.includes('abort') || (value.abort === true && value.mode === 'deny')) &&
+    (!more.includes('until') || (typeof value.until === 'string' && !Number.isNaN(Date.parse(value.until))))
   );
 }
 

@@ -1,5 +1,7 @@
 import { z } from 'zod';
+import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
+import { text } from '../rpc/fields.ts';
 import { longPoll } from '../rpc/long-poll.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import type { Stops } from './stops.ts';
@@ -16,10 +18,12 @@ export function stopsRoute(stops: Stops): PlainRoute {
     access: { keys: ['proxy'] },
     summary: 'The signed document of the stops in force',
     description:
-      'A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` and `applied_seq` say which document the proxy has applied.',
+      'A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` says who asks, and `applied_seq` which document it has applied.',
     tag: 'stops',
     query: {
-      proxy_id: z.string().min(1).max(200).optional(),
+      proxy_id: text(200)
+        .refine((id) => !isReservedProxyId(id), 'is reserved for the control plane')
+        .optional(),
       applied_seq: z
         .string()
         .regex(/^\d{1,15}$/)
@@ -41,8 +45,9 @@ export function stopsRoute(stops: Stops): PlainRoute {
       const principal = principalOf(call);
       if (principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
       const { tenantId } = principal;
-      if (query.proxy_id !== undefined && query.applied_seq !== undefined) {
-        stops.applied(tenantId, { proxyId: query.proxy_id, keyId: principal.id, seq: Number(query.applied_seq) });
+      if (query.proxy_id !== undefined) {
+        const seq = query.applied_seq === undefined ? null : Number(query.applied_seq);
+        stops.heard(tenantId, { proxyId: query.proxy_id, keyId: principal.id, seq });
       }
       const { found, unchanged } = await longPoll(call, {
         look: () => stops.standing(tenantId),

@@ -20,6 +20,7 @@ const stopOut = {
   target_id: z.string(),
   mode: z.enum(STOP_MODE_NAMES),
   reason: z.string(),
+  abort: z.boolean().describe('proxies cut what was under way'),
   created_by: z.string().describe('the person, or the key that belongs to nobody'),
   created_at: z.iso.datetime(),
   until: z.iso.datetime().nullable(),
@@ -74,6 +75,10 @@ export function stopsRouter(stops: Stops) {
             target_id: text(200).optional().describe('required, except for the tenant'),
             mode: z.enum(STOP_MODE_NAMES).default('deny').describe(listed(STOP_MODES)),
             reason: text(300).describe('agents, approvers and the audit log see it'),
+            abort: z
+              .boolean()
+              .default(false)
+              .describe('proxies also cut the calls that are under way for the target; only with deny'),
             until: z.iso.datetime().optional().describe('it ends by itself then; without it, it must be lifted'),
             wait: Wait.default(0),
           })
@@ -88,8 +93,8 @@ export function stopsRouter(stops: Stops) {
       )
       .output(StopDetailOut)
       .mutation(async ({ ctx, input, signal }) => {
-        const { target_kind: kind, target_id: target = WHOLE_TENANT, mode, reason, until, wait } = input;
-        const asked = { kind, target, mode, reason, until };
+        const { target_kind: kind, target_id: target = WHOLE_TENANT, mode, reason, until, abort, wait } = input;
+        const asked = { kind, target, mode, reason, until, abort };
         const stop = await stops.create(ctx.tenantId, asked, by(ctx), personOf(ctx.principal));
         return detailed(ctx.tenantId, stop, wait, signal);
       }),

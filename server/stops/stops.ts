@@ -22,7 +22,7 @@ const MOST_IN_FORCE = 500;
 /** How far a proxy's number may be ahead of the database's and still be believed, as for bundles. */
 const MOST_AHEAD = 1_000_000;
 /** Acknowledgements are collected for so long, and stored together. */
-const GATHER_MS = 5;
+const GATHER_MS = 20;
 /** After so long the reach of a stop is recorded, whoever is still missing. */
 const REACH_MS = 10_000;
 /** How often a tenant's numbers may be raised to those of a proxy. */
@@ -53,6 +53,8 @@ export interface StopRequest {
   mode: StopMode;
   reason: string;
   until?: string | undefined;
+  /** Cuts what is under way as well; only with `deny`. */
+  abort?: boolean | undefined;
 }
 
 export interface StopView {
@@ -62,6 +64,7 @@ export interface StopView {
   target_id: string;
   mode: StopMode;
   reason: string;
+  abort: boolean;
   created_by: string;
   created_at: string;
   until: string | null;
@@ -81,10 +84,12 @@ export interface Reach {
   applied_ms_max: number | null;
 }
 
-interface Applied {
+/** A proxy that asks for the stops. */
+interface Heard {
   proxyId: string;
   keyId: string;
-  seq: number;
+  /** The document that it has applied; null for none yet. */
+  seq: number | null;
 }
 
 /**
@@ -98,11 +103,12 @@ export class Stops {
   readonly #signer: () => { kid: string; privateKey: KeyObject };
   readonly #rules: (tenantId: string) => Promise<Rules>;
   readonly #rulesWithin: (em: EntityManager, tenantId: string) => Promise<Pick<Rules, 'approval_required'>>;
+  readonly #introduce: (em: EntityManager, tenantId: string, proxies: readonly Heard[]) => Promise<void>;
   readonly #log: Log;
   readonly #standing: Lookups<Standing>;
   readonly #documents = new Waiters();
   readonly #acknowledged = new Waiters();
-  readonly #gathered = new Map<string, Map<string, Applied>>();
+  readonly #gathered = new Map<string, Map<string, Heard>>();
   readonly #raised = new Map<string, number>();
 
   constructor(parts: {
@@ -113,6 +119,8 @@ export class Stops {
     rules: (tenantId: string) => Promise<Rules>;
     /** The tenant's rules, locked until the transaction ends. */
     rulesWithin: (em: EntityManager, tenantId: string) => Promise<Pick<Rules, 'approval_required'>>;
+    /** Makes these proxies known to the fleet, as far as they are not. */
+    introduce: (em: EntityManager, tenantId: string, proxies: readonly Heard[]) => Promise<void>;
     log: Log;
   }) {
     this.#db = parts.db;
@@ -121,6 +129,7 @@ export class Stops {
     this.#signer = parts.signer;
     this.#rules = parts.rules;
     this.#rulesWithin = parts.rulesWithin;
+    this.#introduce = parts.introduce;
     this.#log = parts.log;
     const ofTenant = ({ tenantId }: { tenantId: string }) => tenantId;
     const topics = ['stops', 'settings', 'signing_keys'] as const;
@@ -194,7 +203,8 @@ export class Stops {
    * poll have been answered. The same stop again, for no longer than one in force, is that one. CONFLICT beyond 500.
    */
   async create(tenantId: string, request: StopRequest, by: Doer, person: string): Promise<StopView> {
-    const { kind, mode, reason } = request;
+    const { kind, mode, reason, abort = false } = request;
+    if (abort && mode !== 'deny') throw invalid('/abort', 'is for the mode deny');
     const target = kind === 'tenant' ? WHOLE_TENANT : request.target;
     const now = this.#clock.now();
     const until = request.until === undefined ? null : new Date(request.until);
@@ -207,6 +217,7 @@ export class Stops {
           stop.kind === kind &&
           stop.target === target &&
           stop.mode === mode &&
+          (stop.abort || !abort) &&
           (stop.until === null || (until !== null && stop.until! >= until)),
       );
       if (same && (same.until === null || same.until!.getTime() > now)) return viewOf(same, now);
@@ -222,7 +233,7 @@ export class Stops {
         tenantId,
         id: newId('stp', now),
         seq,
-        ...{ kind, target, mode, reason, until },
+        ...{ kind, target, mode, reason, until, abort },
         createdBy: person,
         createdAt: new Date(found!.at),
         // without proxies there is no reach to record
@@ -237,7 +248,11 @@ export class Stops {
         severity: 'critical',
         target: { type: 'stop', id: stop.id },
         reason,
-        detail: `${mode} ${wordsOf(stop)}${until ? ` until ${until.toISOString()}` : ''}`,
+        detail: [
+          `${mode} ${wordsOf(stop)}`,
+          ...(abort ? ['and abort what is under way'] : []),
+          ...(until ? [`until ${until.toISOString()}`] : []),
+        ].join(' '),
       });
       return viewOf(stop, now);
     });
@@ -344,12 +359,13 @@ export class Stops {
   }
 
   /**
-   * A proxy says that it has applied the stops of this number. Stored together with what other proxies say at the same
-   * time. Nothing is believed of a proxy that another key reports for. A number that this database never gave dates from
-   * before a restore: numbering continues after it, or the proxy would refuse every later stop.
+   * A proxy asks for the stops, and says which it has applied. From then on it counts in the reach of stops. Stored
+   * together with what other proxies say at the same time. Nothing is believed of a proxy that another key reports for.
+   * A number that this database never gave dates from before a restore: numbering continues after it, or the proxy would
+   * refuse every later stop.
    */
-  applied(tenantId: string, one: Applied): void {
-    const gathered = this.#gathered.get(tenantId) ?? new Map<string, Applied>();
+  heard(tenantId: string, one: Heard): void {
+    const gathered = this.#gathered.get(tenantId) ?? new Map<string, Heard>();
     gathered.set(`${one.keyId} ${one.proxyId}`, one);
     if (this.#gathered.has(tenantId)) return;
     this.#gathered.set(tenantId, gathered);
@@ -362,8 +378,11 @@ export class Stops {
     }, GATHER_MS);
   }
 
-  async #store(tenantId: string, applied: readonly Applied[]): Promise<void> {
+  async #store(tenantId: string, heard: readonly Heard[]): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
+      await this.#introduce(em, tenantId, heard);
+      const applied = heard.filter(({ seq }) => seq !== null);
+      if (applied.length === 0) return;
       const said = JSON.stringify(applied.map(({ proxyId, keyId, seq }) => ({ id: proxyId, key_id: keyId, seq })));
       const raised = !this.#mayRaise(tenantId)
         ? []
@@ -504,11 +523,16 @@ interface StoredStop {
   mode: StopMode;
   reason: string;
   until: Date | string | null;
+  abort: boolean;
 }
-const STORED = 's.id, s.kind, s.target, s.mode, s.reason, s.until';
+const STORED = 's.id, s.kind, s.target, s.mode, s.reason, s.until, s.abort';
 
-function stopOf({ id, kind, target, mode, reason, until }: StoredStop): Stop {
-  return { id, kind, target, mode, reason, ...(until !== null && { until: new Date(until).toISOString() }) };
+function stopOf({ id, kind, target, mode, reason, until, abort }: StoredStop): Stop {
+  return {
+    ...{ id, kind, target, mode, reason },
+    ...(until !== null && { until: new Date(until).toISOString() }),
+    ...(abort && { abort }),
+  };
 }
 
 /** The number of the next document. One change of a tenant's stops at a time: the row is locked until the commit. */
@@ -537,6 +561,7 @@ function payloadOf(stop: StopRow, actor_id: string, now: number) {
     target_id: stop.target,
     mode: stop.mode,
     reason: stop.reason,
+    abort: stop.abort,
     until: stop.until?.toISOString() ?? null,
     actor_id,
     created_at: new Date(now).toISOString(),
@@ -553,6 +578,7 @@ function viewOf(stop: StopRow, now: number): StopView {
     target_id: stop.target,
     mode: stop.mode,
     reason: stop.reason,
+    abort: stop.abort,
     created_by: stop.createdBy,
     created_at: stop.createdAt.toISOString(),
     until: until?.toISOString() ?? null,

@@ -36,6 +36,8 @@ export async function attempt(
     url: string;
     secrets: readonly string[];
     message: Omit<Message, 'secrets'>;
+    /** Names the destination; its connection is then kept for the next attempt there. */
+    keep?: string;
     signal?: AbortSignal;
   },
 ): Promise<AttemptOutcome> {
@@ -45,7 +47,9 @@ export async function attempt(
   const { body, headers } = destination.request({ ...to.message, secrets: to.secrets });
   let answer: EgressAnswer;
   try {
-    answer = await egress.send({ url: to.url, method: 'POST', body, headers, ...(to.signal && { signal: to.signal }) });
+    const { url, keep, signal } = to;
+    const more = { ...(keep !== undefined && { keep }), ...(signal && { signal }) };
+    answer = await egress.send({ url, method: 'POST', body, headers, ...more });
   } catch (error) {
     if (!(error instanceof EgressError)) throw error;
     // a delivery has no size limit of its own, so TOO_LARGE is an error of the destination

@@ -1,5 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
+import { apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import {
@@ -14,6 +15,7 @@ import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
 import type { Egress } from '../lib/egress.ts';
+import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
@@ -22,7 +24,7 @@ import { type AttemptOutcome, attempt } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './fan-out.ts';
-import { OutcomeWriter, UNFLUSHED } from './outcomes.ts';
+import { type StoredOutcome, storeOutcomes, unflushed } from './outcomes.ts';
 import { openDestination } from './subscription-row.ts';
 import type { Subscriptions, SubscriptionView } from './subscriptions.ts';
 
@@ -30,8 +32,12 @@ import type { Subscriptions, SubscriptionView } from './subscriptions.ts';
 const LEASE_MS = 30_000;
 /** A lease with less than this left is renewed before the next attempt. */
 const LEAST_LEASE_MS = 15_000;
-/** Deliveries loaded per query for a destination. */
-const BATCH = 16;
+/** Deliveries loaded at once for a destination. */
+const BATCH = 32;
+/** Destinations whose rows are read by one statement, and outcomes that are written by one. */
+const GROUP = 256;
+/** Accepted deliveries of a destination whose outcomes may still be on their way to the database when the next is sent. */
+const AHEAD = 16;
 /** Destinations that one process serves concurrently; they spend most of their time waiting. */
 const LANES = 256;
 /** Of these, the maximum for destinations whose last attempt failed, so that hanging ones leave room for the others. */
@@ -59,6 +65,12 @@ interface Lane {
   gone_since: Date | null;
   /** The end of the lease, by this process's clock. */
   until: number;
+  /** Nothing more may be sent: the lane is no longer ours, or may not be. */
+  over: boolean;
+  /** Outcomes that are being stored. */
+  storing: Set<Promise<unknown>>;
+  /** Why storing one failed. */
+  fault?: unknown;
 }
 
 /** The current destination of a lane. */
@@ -69,8 +81,38 @@ interface Target {
   appUrl: string;
 }
 
-interface Queued extends DeliveryRow {
-  payload: Record<string, unknown>;
+type Payload = Record<string, unknown>;
+
+interface Queued
+  extends Pick<DeliveryRow, 'id' | 'event_id' | 'event_type' | 'status' | 'machine_version' | 'machine_context'> {
+  /** The same object for all destinations of a group. */
+  payload: Payload;
+}
+
+/** The subscription of a lane; nulls where it has none, or it is inactive. */
+interface Held {
+  /** Which of the lanes, from 1. */
+  n: number;
+  destination_type: DestinationType | null;
+  url_sealed: Buffer;
+  secret_sealed: Buffer | null;
+  previous_secret_sealed: Buffer | null;
+  previous_secret_until: Date | null;
+  destination_config: DestinationConfig;
+}
+
+/** What a lane has to do. */
+interface Work {
+  /** Opened by the lane itself: one that cannot be opened must not hold up the others of the group. */
+  held: Held;
+  /** The due deliveries in the order of their events, at most BATCH. */
+  queued: Queued[];
+}
+
+/** A lane to release, and until when its destination is to be left alone. */
+interface Release {
+  lane: Lane;
+  notBefore: number | undefined;
 }
 
 export interface DeliverParts {
@@ -96,53 +138,87 @@ export interface DeliverParts {
  * attempt is stored only if the lane's fence is still the claimed one: a process that lost its lease, or whose
  * destination was paused, changed or deleted in the meantime, stores nothing. A crash loses nothing: an attempt whose
  * outcome was not stored is repeated after the lease expires, with the same event id.
+ *
+ * After an accepted delivery the next one is sent while the outcome is being stored, for at most AHEAD of them and only
+ * while notices reach this process: whoever pauses, changes or deletes a destination waits until every process has heard
+ * of it. A process that hears nothing sends the next delivery when the outcome before it is stored.
  */
 export class Deliverer {
   readonly #parts: DeliverParts;
-  readonly #serving = new Map<string, { failing: boolean; done: Promise<void> }>();
-  readonly #outcomes: OutcomeWriter;
+  /** A lane whose lease was revoked may be claimed once more before its last attempt is over, and is then here twice. */
+  readonly #serving = new Set<{ lane: Lane; failing: boolean; done: Promise<void> }>();
+  readonly #loads = new Groups<Lane, Work | undefined>((lanes) => this.#load(lanes), GROUP);
+  readonly #outcomes: Groups<StoredOutcome, boolean>;
+  readonly #releases = new Groups<Release, undefined>((releases) => this.#release(releases), GROUP);
   readonly #work = new Wake();
 
   constructor(parts: DeliverParts) {
     this.#parts = parts;
-    this.#outcomes = new OutcomeWriter(parts.db);
+    this.#outcomes = new Groups((outcomes) => storeOutcomes(parts.db, outcomes), GROUP);
   }
 
-  job(): Job {
-    return { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal) };
+  /**
+   * Fanning out, and sending: beside each other, so that a large burst of events holds up no delivery. `only`: for this
+   * tenant alone.
+   */
+  jobs(only?: string): Job[] {
+    return [
+      { name: 'fan-out', everySeconds: 1, run: (signal) => this.#fanOut(signal, only) },
+      { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal, only) },
+    ];
   }
 
   /** Deletes finished deliveries after 30 days, and events without deliveries after an hour. */
   async forget(): Promise<void> {
     const { db } = this.#parts;
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
-    await db.owner.query(`delete from delivery where status <> 'retrying' and created_at < $1`, [before]);
-    await db.owner.query(
-      `delete from event_outbox e where fanned_out_at is not null and created_at < $1 and not exists (
-         select 1 from delivery d where d.tenant_id = e.tenant_id and d.event_id = e.id)`,
-      [new Date(this.#now() - 3600_000)],
-    );
-    await db.owner.query(
-      `delete from delivery_lane l where target_sealed is not null and due_at is null and leased_until is null and not exists (
-         select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
-    );
+    const old = new Date(this.#now() - 3600_000);
+    for (const only of await apart(db, 'select distinct tenant_id from event_outbox where created_at < $1', [old])) {
+      await db.owner.query(`delete from delivery where status <> 'retrying' and created_at < $1 ${only()}`, [before]);
+      await db.owner.query(
+        `delete from event_outbox e where fanned_out_at is not null and created_at < $1 ${only('e')} and not exists (
+           select 1 from delivery d where d.tenant_id = e.tenant_id and d.event_id = e.id)`,
+        [old],
+      );
+    }
+    const unused = 'target_sealed is not null and due_at is null and leased_until is null';
+    for (const only of await apart(db, `select distinct tenant_id from delivery_lane where ${unused}`, [])) {
+      await db.owner.query(
+        `delete from delivery_lane l where ${unused} ${only('l')} and not exists (
+           select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
+      );
+    }
   }
 
-  async #run(signal: AbortSignal): Promise<void> {
+  async #fanOut(signal: AbortSignal, only: string | undefined): Promise<void> {
     const { db, box } = this.#parts;
-    const off = db.notices.on('outbox', () => this.#work.call());
+    const told = new Wake();
+    const off = db.notices.on('outbox', () => told.call());
+    const find = async () => {
+      const events = await fanOut(db, box, () => this.#now(), only);
+      if (events > 0) this.#work.call();
+      return events;
+    };
+    await repeat(find, told, signal).finally(off);
+  }
+
+  async #run(signal: AbortSignal, only: string | undefined): Promise<void> {
+    const { notices } = this.#parts.db;
+    const offs = [
+      // also deliveries that a person requested, or that another process made
+      notices.on('outbox', () => this.#work.call()),
+      notices.on('destinations', ({ tenantId, id }) => {
+        for (const { lane } of this.#serving) {
+          if (tenantId === '*' || (lane.tenant_id === tenantId && lane.id === id)) lane.over = true;
+        }
+      }),
+    ];
     try {
-      while (!signal.aborted) {
-        this.#work.clear();
-        const events = await fanOut(db, box, () => this.#now());
-        const claimed = await this.#claim(signal);
-        await pause(LEAST_PAUSE_MS, signal);
-        // with all lanes taken, the first that is free again ends this
-        if (events + claimed === 0) await this.#work.pause(POLL_MS - LEAST_PAUSE_MS, signal);
-      }
+      // with all lanes taken, the first that is free again ends the pause
+      await repeat(() => this.#claim(signal, only), this.#work, signal);
     } finally {
-      off();
-      await Promise.all([...this.#serving.values()].map(({ done }) => done));
+      await Promise.all([...this.#serving].map(({ done }) => done));
+      for (const off of offs) off();
     }
   }
 
@@ -151,121 +227,208 @@ export class Deliverer {
   }
 
   /** Claims due lanes and starts serving them. Resolves to their number. */
-  async #claim(signal: AbortSignal): Promise<number> {
-    const failing = [...this.#serving.values()].filter((lane) => lane.failing).length;
+  async #claim(signal: AbortSignal, only: string | undefined): Promise<number> {
+    const failing = [...this.#serving].filter((served) => served.failing).length;
     const free = LANES - this.#serving.size;
-    const healthy = await this.#take(free, false);
-    const lanes = [...healthy, ...(await this.#take(Math.min(FAILING_LANES - failing, free - healthy.length), true))];
+    const healthy = await this.#take(free, false, only);
+    const most = Math.min(FAILING_LANES - failing, free - healthy.length);
+    const lanes = [...healthy, ...(await this.#take(most, true, only))];
     for (const lane of lanes) {
-      const key = `${lane.tenant_id}/${lane.id}`;
       const done = this.#serve(lane, signal)
         .catch((err) => {
           this.#parts.log.error({ err, tenant: lane.tenant_id, destination: lane.id }, 'serving a destination failed');
         })
         .finally(() => {
-          this.#serving.delete(key);
+          this.#serving.delete(served);
           this.#work.call();
         });
-      this.#serving.set(key, { failing: lane.failing_since !== null, done });
+      const served = { lane, failing: lane.failing_since !== null, done };
+      this.#serving.add(served);
     }
     return lanes.length;
   }
 
-  async #take(limit: number, failing: boolean): Promise<Lane[]> {
+  async #take(limit: number, failing: boolean, only: string | undefined): Promise<Lane[]> {
     if (limit <= 0) return [];
+    const { db } = this.#parts;
     const now = this.#now();
-    // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
-    const { rows } = await this.#parts.db.owner.query<Omit<Lane, 'until'>>(
-      `update delivery_lane l set fence = l.fence + 1, leased_until = $2, due_at = $2
-       from (select tenant_id, id from delivery_lane
-             where due_at <= $1 and (not_before is null or not_before <= $1)
-               and (leased_until is null or leased_until <= $1) and (failing_since is not null) = $4
-             order by due_at limit $3 for no key update skip locked) due
-       where l.tenant_id = due.tenant_id and l.id = due.id
-       returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
-      [new Date(now), new Date(now + LEASE_MS), limit, failing],
-    );
-    return rows.map((row) => ({ ...row, until: now + LEASE_MS }));
+    const due = `due_at <= $1 and (not_before is null or not_before <= $1)
+      and (leased_until is null or leased_until <= $1) and (failing_since is not null) = $2
+      ${only === undefined ? '' : onlyOf(only)()}`;
+    const values = [new Date(now), failing];
+    const lanes: Lane[] = [];
+    const waiting = `select tenant_id from delivery_lane where ${due} group by 1 order by min(due_at) limit $3`;
+    for (const one of await apart(db, waiting, [...values, limit])) {
+      // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
+      const { rows } = await db.owner.query<Omit<Lane, 'until' | 'over' | 'storing'>>(
+        `update delivery_lane l set fence = l.fence + 1, leased_until = $4, due_at = $4
+         from (select tenant_id, id from delivery_lane where ${due} ${one()}
+               order by due_at limit $3 for no key update skip locked) due
+         where l.tenant_id = due.tenant_id and l.id = due.id ${one('l')}
+         returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
+        [...values, limit - lanes.length, new Date(now + LEASE_MS)],
+      );
+      for (const row of rows) lanes.push({ ...row, until: now + LEASE_MS, over: false, storing: new Set() });
+      if (lanes.length === limit) break;
+    }
+    return lanes;
   }
 
-  /** Sends the due deliveries of a lane one by one, then releases the lane. */
+  /** Sends the due deliveries of a lane one by one until there are no more, then releases the lane. */
   async #serve(lane: Lane, signal: AbortSignal): Promise<void> {
     let notBefore: number | undefined;
-    const { target, queued } = await this.#load(lane);
-    for (const delivery of target ? queued : []) {
-      if (signal.aborted || !(await this.#keep(lane))) break;
-      // restored before sending: if this version cannot read the state, it could not store the outcome
-      const { status: state, machine_context: context, machine_version: version } = delivery;
-      const snapshot = restoreDelivery({ state, context, version });
-      const outcome = await this.#attempt(lane, target!, delivery, signal);
-      if (!outcome) break;
-      this.#parts.attempts?.inc({ result: outcome.result });
-      if (!(await this.#store(lane, delivery, snapshot, outcome))) return;
-      if (await this.#gaveUp(lane, delivery, outcome)) return;
-      const { paceMs } = kindOf(target!.type);
-      const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
-      if (restMs > 0) {
-        notBefore = this.#now() + restMs;
+    for (let more = true; more; ) {
+      const work = await this.#loads.add(lane);
+      if (!work) return;
+      const { held, queued } = work;
+      const target = this.#target(lane, held);
+      if (!target) {
+        // left over when a process died while pausing the subscription
+        await this.#parts.subscriptions.stopRest(lane.tenant_id, lane.id);
         break;
       }
-      // the lane continues among the failing ones, which have a lower limit
-      if (!outcome.delivered) break;
+      more = queued.length === BATCH;
+      for (const delivery of queued) {
+        const may = (await this.#keep(lane)) && !signal.aborted && !lane.over;
+        const next = may ? await this.#send(lane, target, delivery, signal) : 'enough';
+        if (next === 'more') continue;
+        if (next !== 'enough') notBefore = next;
+        more = false;
+        break;
+      }
+      await this.#stored(lane);
     }
-    await this.#release(lane, notBefore);
+    await this.#releases.add({ lane, notBefore });
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
       setTimeout(() => this.#work.call(), notBefore - this.#now()).unref();
     }
   }
 
-  /** The due deliveries of the lane in event order, and its target; without one the subscription is inactive. */
-  async #load(lane: Lane): Promise<{ target: Target | undefined; queued: Queued[] }> {
-    const { db, box, appUrl } = this.#parts;
-    const key = [lane.tenant_id, lane.id];
-    const now = this.#now();
-    let target: Target | undefined;
-    if (lane.target_sealed) {
-      const url = box.open(lane.target_sealed, targetPlace(lane.tenant_id, lane.id)).toString();
-      target = { type: typeOfTarget(url), url, secrets: [], appUrl };
-    } else {
-      const { rows } = await db.owner.query<{
-        destination_type: DestinationType;
-        url_sealed: Buffer;
-        secret_sealed: Buffer | null;
-        previous_secret_sealed: Buffer | null;
-        previous_secret_until: Date | null;
-        destination_config: DestinationConfig;
-      }>('select * from subscription where tenant_id = $1 and id = $2 and active', key);
-      const [row] = rows;
-      if (!row) {
-        // left over when a process died while pausing the subscription
-        await this.#parts.subscriptions.stopRest(lane.tenant_id, lane.id);
-        return { target, queued: [] };
-      }
-      const sealed = {
-        tenantId: lane.tenant_id,
-        id: lane.id,
-        urlSealed: row.url_sealed,
-        secretSealed: row.secret_sealed,
-        previousSecretSealed: row.previous_secret_sealed,
-        previousSecretUntil: row.previous_secret_until,
-      };
-      const { destination_type: type, destination_config } = row;
-      target = { type, ...openDestination(box, sealed, now), appUrl: destination_config.app_url ?? appUrl };
+  /**
+   * Makes one attempt and has its outcome stored. Resolves to what comes next for the lane: more deliveries, enough for
+   * now, or a pause until a time.
+   */
+  async #send(lane: Lane, target: Target, delivery: Queued, signal: AbortSignal): Promise<'more' | 'enough' | number> {
+    // restored before sending: if this version cannot read the state, it could not store the outcome
+    const { status: state, machine_context: context, machine_version: version } = delivery;
+    const snapshot = restoreDelivery({ state, context, version });
+    const outcome = await this.#attempt(lane, target, delivery, signal);
+    if (!outcome) return 'enough';
+    this.#parts.attempts?.inc({ result: outcome.result });
+    this.#store(lane, delivery, snapshot, outcome);
+    const { paceMs } = kindOf(target.type);
+    const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
+    if (outcome.delivered && restMs === 0) {
+      if (lane.storing.size >= AHEAD) await Promise.race(lane.storing);
+      if (this.#parts.db.notices.healthy) return 'more';
     }
-    const { rows: queued } = await db.owner.query<Queued>({
-      name: 'load_deliveries',
-      text: `select d.*, e.payload from delivery d join event_outbox e on e.tenant_id = d.tenant_id and e.id = d.event_id
-       where d.tenant_id = $1 and d.lane_id = $2 and d.status = 'retrying' and d.next_attempt_at <= $3
-       order by d.event_id limit $4`,
-      values: [...key, new Date(now), BATCH],
-    });
-    return { target, queued };
+    await this.#stored(lane);
+    if (lane.over || (await this.#gaveUp(lane, delivery, outcome))) return 'enough';
+    if (restMs > 0) return this.#now() + restMs;
+    // the lane continues among the failing ones, which have a lower limit
+    return outcome.delivered ? 'more' : 'enough';
   }
 
-  /** Renews a lease that is about to expire; false if it was lost. */
+  /** Resolves when the lane's outcomes are stored; rejects if one could not be. */
+  async #stored(lane: Lane): Promise<void> {
+    await Promise.all(lane.storing);
+    if (lane.fault) throw lane.fault;
+  }
+
+  /** What each of the lanes has to do; undefined for those that are no longer ours. */
+  async #load(lanes: readonly Lane[]): Promise<(Work | undefined)[]> {
+    const work = new Map<Lane, Work | undefined>();
+    for (const { items, only } of groupsApart(this.#parts.db, lanes, ({ tenant_id }) => tenant_id)) {
+      const loaded = await this.#loadOf(items, only);
+      for (const [index, lane] of items.entries()) work.set(lane, loaded[index]);
+    }
+    return lanes.map((lane) => work.get(lane));
+  }
+
+  async #loadOf(lanes: readonly Lane[], only: Only): Promise<(Work | undefined)[]> {
+    const { db } = this.#parts;
+    const now = this.#now();
+    const keys = [lanes.map(({ tenant_id }) => tenant_id), lanes.map(({ id }) => id)];
+    const [held, deliveries] = await Promise.all([
+      db.owner.query<Held>(
+        `select x.n::int as n, s.destination_type, s.url_sealed, s.secret_sealed, s.previous_secret_sealed,
+                 s.previous_secret_until, s.destination_config
+               from unnest($1::text[], $2::text[], $3::bigint[]) with ordinality x (tenant_id, id, fence, n)
+               join delivery_lane l on l.tenant_id = x.tenant_id and l.id = x.id and l.fence = x.fence ${only('l')}
+               left join subscription s on s.tenant_id = x.tenant_id and s.id = x.id and s.active ${only('s')}`,
+        [...keys, lanes.map(({ fence }) => fence)],
+      ),
+      db.owner.query<Omit<Queued, 'payload'> & { n: number }>(
+        `select x.n::int as n, d.* from unnest($1::text[], $2::text[]) with ordinality x (tenant_id, lane_id, n)
+               cross join lateral (
+                 select id, event_id, event_type, status, machine_version, machine_context from delivery d
+                 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.status = 'retrying'
+                   and d.next_attempt_at <= $3 ${only('d')}
+                 order by d.event_id limit ${BATCH}) d
+               order by x.n, d.event_id`,
+        [...keys, new Date(now)],
+      ),
+    ]);
+    const payloads = await this.#payloads(
+      deliveries.rows.map((row) => [lanes[row.n - 1]!.tenant_id, row.event_id]),
+      only,
+    );
+    const work = new Map<number, Work>();
+    for (const row of held.rows) work.set(row.n, { held: row, queued: [] });
+    for (const { n, ...delivery } of deliveries.rows) {
+      const { tenant_id, target_sealed } = lanes[n - 1]!;
+      const found = payloads.get(`${tenant_id}/${delivery.event_id}`);
+      // deleted between the two statements, with its event
+      if (!found) continue;
+      // a notify target must not learn about the others
+      work.get(n)?.queued.push({ ...delivery, payload: target_sealed ? found.bare : found.payload });
+    }
+    return lanes.map((_, index) => work.get(index + 1));
+  }
+
+  /** The payload of each event, and without the notify targets; each is read once for all destinations of a group. */
+  async #payloads(events: readonly [tenantId: string, eventId: string][], only: Only) {
+    const keys = new Map(events.map((event) => [event.join('/'), event]));
+    const found = new Map<string, { payload: Payload; bare: Payload }>();
+    if (keys.size === 0) return found;
+    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string; id: string; payload: Payload }>(
+      `select e.tenant_id, e.id, e.payload from unnest($1::text[], $2::text[]) x (tenant_id, id)
+             join event_outbox e on e.tenant_id = x.tenant_id and e.id = x.id ${only('e')}`,
+      [[...keys.values()].map(([tenantId]) => tenantId), [...keys.values()].map(([, id]) => id)],
+    );
+    for (const { tenant_id, id, payload } of rows) {
+      const { notify_targets, ...bare } = payload;
+      found.set(`${tenant_id}/${id}`, { payload, bare: notify_targets === undefined ? payload : bare });
+    }
+    return found;
+  }
+
+  /** The lane's destination; undefined while its subscription is inactive. */
+  #target(lane: Lane, row: Held): Target | undefined {
+    const { box, appUrl } = this.#parts;
+    const { tenant_id: tenantId, id } = lane;
+    if (lane.target_sealed) {
+      const url = box.open(lane.target_sealed, targetPlace(tenantId, id)).toString();
+      return { type: typeOfTarget(url), url, secrets: [], appUrl };
+    }
+    if (row.destination_type === null) return undefined;
+    const sealed = {
+      tenantId,
+      id,
+      urlSealed: row.url_sealed,
+      secretSealed: row.secret_sealed,
+      previousSecretSealed: row.previous_secret_sealed,
+      previousSecretUntil: row.previous_secret_until,
+    };
+    const { destination_type: type, destination_config } = row;
+    return { type, ...openDestination(box, sealed, this.#now()), appUrl: destination_config.app_url ?? appUrl };
+  }
+
+  /** Renews a lease that is about to expire, when all outcomes so far are stored; false if it was lost. */
   async #keep(lane: Lane): Promise<boolean> {
     const now = this.#now();
     if (lane.until - now >= LEAST_LEASE_MS) return true;
+    await this.#stored(lane);
     const { rowCount } = await this.#parts.db.owner.query(
       `update delivery_lane set leased_until = $4, due_at = case when due_at = leased_until then $4 else due_at end
        where tenant_id = $1 and id = $2 and fence = $3`,
@@ -282,17 +445,16 @@ export class Deliverer {
     delivery: Queued,
     signal: AbortSignal,
   ): Promise<AttemptOutcome | undefined> {
-    // a notify target must not learn about the others
-    const { notify_targets, ...bare } = delivery.payload;
     try {
       return await attempt(this.#parts.egress, {
         ...target,
         signal,
+        keep: `${lane.tenant_id}/${lane.id}`,
         message: {
           eventId: delivery.event_id,
           eventType: delivery.event_type,
           deliveryId: delivery.id,
-          payload: lane.target_sealed ? bare : delivery.payload,
+          payload: delivery.payload,
           timestamp: Math.floor(this.#now() / 1000),
           appUrl: target.appUrl,
         },
@@ -303,8 +465,8 @@ export class Deliverer {
     }
   }
 
-  /** Stores the outcome and the machine's next state; false, and nothing stored, if the lane is no longer ours. */
-  async #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): Promise<boolean> {
+  /** Begins to store the outcome and the machine's next state. The lane is over where that is no longer possible. */
+  #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): void {
     const now = this.#now();
     const event: DeliveryEvent = {
       type: 'attempted',
@@ -313,36 +475,43 @@ export class Deliverer {
       jitter: Math.random(),
       ...(outcome.retryAfter !== undefined && { retryAfter: outcome.retryAfter }),
     };
-    const [next] = stepDelivery(snapshot, event);
+    const [{ value: status, context }] = stepDelivery(snapshot, event);
     const at = new Date(now);
-    const failingSince = outcome.delivered ? null : (lane.failing_since ?? at);
-    const goneSince = outcome.gone ? (lane.gone_since ?? at) : null;
-    const { context } = next;
-    const stored = await this.#outcomes.add({
-      tenant_id: lane.tenant_id,
-      lane_id: lane.id,
-      fence: lane.fence,
-      failing_since: failingSince,
-      gone_since: goneSince,
-      id: delivery.id,
-      status: next.value,
-      machine_context: context,
-      attempts: context.attempts,
-      http_status: outcome.http_status,
-      result: outcome.result,
-      failure_reason: outcome.delivered ? null : outcome.reason,
-      next_attempt_at: context.nextAt === null ? null : new Date(context.nextAt),
-      last_attempt_at: at,
-      delivered_at: outcome.delivered ? at : null,
-      duration_ms: outcome.duration_ms,
-    });
-    if (stored) {
-      lane.failing_since = failingSince;
-      lane.gone_since = goneSince;
-      delivery.status = next.value;
-      this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id, [{ event, state: next.value, context }]);
-    }
-    return stored;
+    lane.failing_since = outcome.delivered ? null : (lane.failing_since ?? at);
+    lane.gone_since = outcome.gone ? (lane.gone_since ?? at) : null;
+    delivery.status = status;
+    const storing = this.#outcomes
+      .add({
+        tenant_id: lane.tenant_id,
+        lane_id: lane.id,
+        fence: lane.fence,
+        failing_since: lane.failing_since,
+        gone_since: lane.gone_since,
+        event_id: delivery.event_id,
+        id: delivery.id,
+        status,
+        machine_context: context,
+        http_status: outcome.http_status,
+        result: outcome.result,
+        failure_reason: outcome.delivered ? null : outcome.reason,
+        attempted_at: at,
+        duration_ms: outcome.duration_ms,
+      })
+      .then(
+        (stored) => {
+          if (stored) {
+            this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id, [
+              { event, state: status, context },
+            ]);
+          } else lane.over = true;
+        },
+        (error) => {
+          lane.over = true;
+          lane.fault = error;
+        },
+      )
+      .finally(() => lane.storing.delete(storing));
+    lane.storing.add(storing);
   }
 
   /** Handles a failed attempt; true if nothing more may be sent there. */
@@ -405,16 +574,46 @@ export class Deliverer {
     }
   }
 
-  /** Releases the lane until its next delivery is due. Does nothing if the lane is no longer ours. */
-  async #release(lane: Lane, notBefore: number | undefined): Promise<void> {
-    await this.#parts.db.owner.query({
-      name: 'release_lane',
-      text: `update delivery_lane l set leased_until = null, not_before = $4, due_at = (
-         select case when l.due_at = l.leased_until then next.at else least(l.due_at, next.at) end
-         from (select min(d.next_attempt_at) as at from delivery d
-               where d.tenant_id = $1 and d.lane_id = $2 and d.status = 'retrying') next)
-       where tenant_id = $1 and id = $2 and fence = $3 and ${UNFLUSHED}`,
-      values: [lane.tenant_id, lane.id, lane.fence, notBefore === undefined ? null : new Date(notBefore)],
-    });
+  /** Releases each lane until its next delivery is due. Does nothing for those that are no longer ours. */
+  async #release(releases: readonly Release[]): Promise<undefined[]> {
+    for (const { items, only } of groupsApart(this.#parts.db, releases, ({ lane }) => lane.tenant_id)) {
+      await this.#releaseOf(items, only);
+    }
+    return releases.map(() => undefined);
+  }
+
+  async #releaseOf(releases: readonly Release[], only: Only): Promise<void> {
+    // locks several lanes in id order, as all do that lock several
+    await this.#parts.db.owner.query(
+      `with x as (
+          select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[]) x (tenant_id, id, fence, not_before)
+        ), held as materialized (
+          select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before from delivery_lane l
+          join x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
+          order by l.tenant_id, l.id for no key update of l
+        )
+        update delivery_lane l set leased_until = null, not_before = h.not_before,
+          due_at = case when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
+        from held h cross join lateral (
+          select min(d.next_attempt_at) as at from delivery d
+          where d.tenant_id = h.tenant_id and d.lane_id = h.id and d.status = 'retrying' ${only('d')}) next
+        where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')} ${unflushed(this.#parts.db)}`,
+      [
+        releases.map(({ lane }) => lane.tenant_id),
+        releases.map(({ lane }) => lane.id),
+        releases.map(({ lane }) => lane.fence),
+        releases.map(({ notBefore }) => (notBefore === undefined ? null : new Date(notBefore))),
+      ],
+    );
+  }
+}
+
+/** Does `find` as long as it finds something, and again whenever it is woken. */
+async function repeat(find: () => Promise<number>, wake: Wake, signal: AbortSignal): Promise<void> {
+  while (!signal.aborted) {
+    wake.clear();
+    const found = await find();
+    await pause(LEAST_PAUSE_MS, signal);
+    if (found === 0) await wake.pause(POLL_MS - LEAST_PAUSE_MS, signal);
   }
 }

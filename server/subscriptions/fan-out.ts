@@ -8,8 +8,10 @@ import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 
-/** Events fanned out per transaction. */
+/** Events fanned out per transaction, */
 const BATCH = 200;
+/** and no more of them once so many deliveries are made: the first of them are on their way soon, whatever follows. */
+const MOST = 2000;
 /** Tenants handled per round. */
 const TENANTS = 50;
 /** The limit of the API; more targets can only come from a manipulated row. */
@@ -34,12 +36,13 @@ interface CreatedDelivery {
  * Creates deliveries for waiting events: one for each subscription that wants the type, was active at the time of the
  * event and still is, and one for each notify target of a hold. All deliveries of an event are committed together. Any
  * number of processes may run this concurrently; a lock ensures that only one handles a tenant. Resolves to the number
- * of events.
+ * of events. `only`: of this tenant alone.
  */
-export async function fanOut(db: Database, box: SecretBox, now: () => number): Promise<number> {
+export async function fanOut(db: Database, box: SecretBox, now: () => number, only?: string): Promise<number> {
   const { rows } = await db.owner.query<{ tenant_id: string }>(
-    'select distinct tenant_id from event_outbox where fanned_out_at is null limit $1',
-    [TENANTS],
+    `select distinct tenant_id from event_outbox
+     where fanned_out_at is null ${only === undefined ? '' : 'and tenant_id = $2'} limit $1`,
+    [TENANTS, ...(only === undefined ? [] : [only])],
   );
   let done = 0;
   for (const { tenant_id } of rows) done += await fanOutTenant(db, box, tenant_id, now());
@@ -52,8 +55,8 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
       `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || $1, 0)) as mine`,
       [tenantId],
     );
-    const events = lock[0]!.mine ? await waiting(client, tenantId) : [];
-    if (events.length === 0) return { events, made: [] };
+    const waiting = lock[0]!.mine ? await waitingEvents(client, tenantId) : [];
+    if (waiting.length === 0) return { events: 0, made: [] };
     const { rows: subscriptions } = await client.query<Subscriber>(
       `select id, destination_type, event_types, active_since from subscription
          where tenant_id = $1 and active order by id`,
@@ -61,7 +64,10 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     );
     const planned: Planned[] = [];
     const targets = new Map<string, string>();
-    for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
+    const taken: string[] = [];
+    for (const { id: eventId, event_type: eventType, created_at, targets: urls } of waiting) {
+      if (planned.length >= MOST) break;
+      taken.push(eventId);
       for (const subscription of subscriptions) {
         if (subscription.active_since > created_at || !wants(subscription, eventType)) continue;
         planned.push({ laneId: subscription.id, eventId, eventType });
@@ -75,13 +81,13 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     const made = await insert(client, box, tenantId, planned, targets, now);
     await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
       tenantId,
-      events.map(({ id }) => id),
+      taken,
       new Date(now),
     ]);
-    return { events, made };
+    return { events: taken.length, made };
   });
   for (const { id, step } of made) db.notices.tellHere('delivery', tenantId, id, [step]);
-  return events.length;
+  return events;
 }
 
 interface Subscriber {
@@ -99,7 +105,7 @@ function wants({ destination_type, event_types }: Subscriber, eventType: string)
   return kind?.readers !== 'people' || !definitionOf(eventType)?.forPrograms;
 }
 
-async function waiting(client: pg.PoolClient, tenantId: string) {
+async function waitingEvents(client: pg.PoolClient, tenantId: string) {
   const { rows } = await client.query<{ id: string; event_type: string; created_at: Date; targets: unknown }>(
     `select id, event_type, created_at, payload->'notify_targets' as targets from event_outbox
      where tenant_id = $1 and fanned_out_at is null order by created_at, id limit $2`,

@@ -1,3 +1,4 @@
+import { groupsApart, type Only } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryContext } from '../../machines/delivery.ts';
 
@@ -9,17 +10,15 @@ export interface StoredOutcome {
   fence: number;
   failing_since: Date | null;
   gone_since: Date | null;
+  event_id: string;
   /** The delivery. */
   id: string;
   status: string;
   machine_context: DeliveryContext;
-  attempts: number;
   http_status: number | null;
   result: string;
   failure_reason: string | null;
-  next_attempt_at: Date | null;
-  last_attempt_at: Date;
-  delivered_at: Date | null;
+  attempted_at: Date;
   duration_ms: number;
 }
 
@@ -28,109 +27,82 @@ export interface StoredOutcome {
  * releases may be lost and repeated, which is no worse than a crash of this process. Claims commit synchronously, because
  * two processes must never hold the same fence.
  */
-export const UNFLUSHED = `set_config('synchronous_commit', 'off', true) = 'off'`;
+export const unflushed = (db: Pick<Database, 'citus'>): string =>
+  // a statement for another server may set nothing
+  db.citus ? '' : `and set_config('synchronous_commit', 'off', true) = 'off'`;
 
-const COLUMNS = {
-  tenant_id: 'text',
-  lane_id: 'text',
-  fence: 'bigint',
-  failing_since: 'timestamptz',
-  gone_since: 'timestamptz',
-  id: 'text',
-  status: 'text',
-  machine_context: 'jsonb',
-  attempts: 'integer',
-  http_status: 'integer',
-  result: 'text',
-  failure_reason: 'text',
-  next_attempt_at: 'timestamptz',
-  last_attempt_at: 'timestamptz',
-  delivered_at: 'timestamptz',
-  duration_ms: 'integer',
-} as const satisfies Record<keyof StoredOutcome, string>;
-const NAMES = Object.keys(COLUMNS) as (keyof StoredOutcome)[];
-const MAX_BATCH = 256;
 /** The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. */
 const KEPT_ATTEMPTS = 50;
 
 /**
+ * Stores the outcomes of many lanes, of each in the order of its attempts. Resolves to one result for each: true when it is
+ * stored, false if the lane or the delivery is no longer ours.
+ *
  * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
- * lane whose fence has been raised since.
+ * lane whose fence has been raised since. Deliveries are found by lane and event too: by their id alone, the planner may
+ * read all that wait.
  */
-const STORE = `
-with x as (
-  select * from unnest(${NAMES.map((name, n) => `$${n + 1}::${COLUMNS[name]}[]`).join(', ')}) x (${NAMES.join(', ')})
+export async function storeOutcomes(
+  db: Pick<Database, 'owner' | 'citus'>,
+  outcomes: readonly StoredOutcome[],
+): Promise<boolean[]> {
+  const stored = new Set<StoredOutcome>();
+  for (const { items, only } of groupsApart(db, outcomes, ({ tenant_id }) => tenant_id)) {
+    const done = await storeOf(db, items, only);
+    for (const [index, outcome] of items.entries()) if (done[index]) stored.add(outcome);
+  }
+  return outcomes.map((outcome) => stored.has(outcome));
+}
+
+/** As the history of a delivery keeps it. */
+function attemptOf({ attempted_at, result, http_status, failure_reason, duration_ms }: StoredOutcome) {
+  return { at: attempted_at, result, http_status, reason: failure_reason, duration_ms };
+}
+
+async function storeOf(
+  db: Pick<Database, 'owner' | 'citus'>,
+  outcomes: readonly StoredOutcome[],
+  only: Only,
+): Promise<boolean[]> {
+  // A lane is in the state of its last outcome. One that was claimed once more may be here under both fences, and with both
+  // attempts of a delivery: only what was done under the current fence counts.
+  const lanes = new Map(
+    outcomes.map(({ tenant_id, lane_id: id, fence, failing_since, gone_since }) => [
+      `${tenant_id}/${id}/${fence}`,
+      { tenant_id, id, fence, failing_since, gone_since },
+    ]),
+  );
+  const { rows } = await db.owner.query<{ tenant_id: string; id: string; fence: number }>(
+    `
+with lane as (
+  select * from json_to_recordset($1) x (tenant_id text, id text, fence bigint, failing_since timestamptz, gone_since timestamptz)
 ), held as materialized (
-  select l.tenant_id, l.id, l.failing_since, l.gone_since from delivery_lane l
-  join x on x.tenant_id = l.tenant_id and x.lane_id = l.id and x.fence = l.fence
+  select l.tenant_id, l.id, l.fence, l.failing_since, l.gone_since from delivery_lane l
+  join lane x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
   order by l.tenant_id, l.id for no key update of l
 ), turned as (
   update delivery_lane l set failing_since = x.failing_since, gone_since = x.gone_since
-  from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
-  where l.tenant_id = h.tenant_id and l.id = h.id
-    and ((h.failing_since is null) <> (x.failing_since is null) or (h.gone_since is null) <> (x.gone_since is null))
+  from lane x join held h on h.tenant_id = x.tenant_id and h.id = x.id and h.fence = x.fence
+  where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')}
+    and (h.failing_since is distinct from x.failing_since or h.gone_since is distinct from x.gone_since)
+), x as (
+  select o.* from json_to_recordset($2) o (tenant_id text, lane_id text, fence bigint, event_id text, id text, status text, machine_context jsonb,
+    http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer, attempt jsonb)
+  join held h on h.tenant_id = o.tenant_id and h.id = o.lane_id and h.fence = o.fence
 )
 update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
-  attempts = x.attempts, http_status = x.http_status, result = x.result, failure_reason = x.failure_reason,
-  next_attempt_at = x.next_attempt_at, last_attempt_at = x.last_attempt_at, delivered_at = x.delivered_at,
-  duration_ms = x.duration_ms,
+  attempts = (x.machine_context->>'attempts')::integer, http_status = x.http_status, result = x.result,
+  failure_reason = x.failure_reason,
+  next_attempt_at = to_timestamp((x.machine_context->>'nextAt')::double precision / 1000), last_attempt_at = x.attempted_at,
+  delivered_at = case when x.status = 'delivered' then x.attempted_at end, duration_ms = x.duration_ms,
   history = case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS} then d.history else d.history - 0 end
-    || jsonb_build_object('at', x.last_attempt_at, 'result', x.result, 'http_status', x.http_status,
-      'reason', x.failure_reason, 'duration_ms', x.duration_ms)
-from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
-where d.tenant_id = x.tenant_id and d.id = x.id and d.status = 'retrying' and ${UNFLUSHED}
-returning d.tenant_id, d.id`;
-
-interface Waiting {
-  outcome: StoredOutcome;
-  resolve: (stored: boolean) => void;
-  reject: (error: unknown) => void;
-}
-
-/**
- * Stores outcomes in batches: those that arrive while a statement is running form the next batch. A destination has one
- * attempt at a time, so a batch never has two outcomes of the same lane.
- */
-export class OutcomeWriter {
-  readonly #db: Pick<Database, 'owner'>;
-  #waiting: Waiting[] = [];
-  #writing = false;
-
-  constructor(db: Pick<Database, 'owner'>) {
-    this.#db = db;
-  }
-
-  /** Resolves to true when stored, and to false if the lane or the delivery is no longer ours. */
-  add(outcome: StoredOutcome): Promise<boolean> {
-    return new Promise((resolve, reject) => {
-      this.#waiting.push({ outcome, resolve, reject });
-      void this.#write();
-    });
-  }
-
-  async #write(): Promise<void> {
-    if (this.#writing) return;
-    this.#writing = true;
-    while (this.#waiting.length > 0) {
-      const batch = this.#waiting.splice(0, MAX_BATCH);
-      try {
-        const stored = await this.#store(batch.map(({ outcome }) => outcome));
-        for (const { outcome, resolve } of batch) resolve(stored.has(`${outcome.tenant_id}/${outcome.id}`));
-      } catch (error) {
-        for (const { reject } of batch) reject(error);
-      }
-    }
-    this.#writing = false;
-  }
-
-  async #store(outcomes: readonly StoredOutcome[]): Promise<Set<string>> {
-    const column = (name: keyof StoredOutcome) =>
-      outcomes.map((outcome) => (name === 'machine_context' ? JSON.stringify(outcome[name]) : outcome[name]));
-    const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>({
-      name: 'store_outcomes',
-      text: STORE,
-      values: NAMES.map(column),
-    });
-    return new Set(rows.map((row) => `${row.tenant_id}/${row.id}`));
-  }
+    || x.attempt
+from x
+where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id and d.id = x.id
+  and d.status = 'retrying' ${only('d')} ${unflushed(db)}
+returning d.tenant_id, d.id, x.fence`,
+    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes.map((one) => ({ ...one, attempt: attemptOf(one) })))],
+  );
+  const stored = new Set(rows.map(({ tenant_id, id, fence }) => `${tenant_id}/${id}/${fence}`));
+  return outcomes.map(({ tenant_id, id, fence }) => stored.has(`${tenant_id}/${id}/${fence}`));
 }

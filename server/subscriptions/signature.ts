@@ -1,4 +1,4 @@
-import { createHmac } from 'node:crypto';
+import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 
 /**
  * What a webhook receiver verifies. Every request carries two equivalent signatures: `X-Svc-Signature`, and the headers
@@ -16,10 +16,9 @@ export interface Signed {
 }
 
 export function signatureHeaders({ body, eventId, timestamp, secrets }: Signed): Record<string, string> {
-  const own = secrets.map((secret) => `v1=${hmac(Buffer.from(secret), `${timestamp}.${body}`).toString('hex')}`);
-  const standard = secrets.map(
-    (secret) => `v1,${hmac(standardKey(secret), `${eventId}.${timestamp}.${body}`).toString('base64')}`,
-  );
+  const keys = keysOf(secrets);
+  const own = keys.map((key) => `v1=${hmac(key.own, `${timestamp}.${body}`, 'hex')}`);
+  const standard = keys.map((key) => `v1,${hmac(key.standard, `${eventId}.${timestamp}.${body}`, 'base64')}`);
   return {
     'x-svc-signature': [`t=${timestamp}`, ...own].join(','),
     'webhook-id': eventId,
@@ -28,12 +27,29 @@ export function signatureHeaders({ body, eventId, timestamp, secrets }: Signed):
   };
 }
 
-/** The decoded bytes after `whsec_`, or the secret's own bytes if it has another form. */
-function standardKey(secret: string): Buffer {
-  const [, encoded] = /^whsec_((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)$/.exec(secret) ?? [];
-  return encoded ? Buffer.from(encoded, 'base64') : Buffer.from(secret);
+interface Keys {
+  own: KeyObject;
+  standard: KeyObject;
 }
 
-function hmac(key: Buffer, text: string): Buffer {
-  return createHmac('sha256', key).update(text).digest();
+/** A destination's secrets are the same for many deliveries, and making a key of one takes longer than signing with it. */
+const known = new WeakMap<readonly string[], Keys[]>();
+
+function keysOf(secrets: readonly string[]): Keys[] {
+  let keys = known.get(secrets);
+  if (!keys) {
+    keys = secrets.map((secret) => ({ own: createSecretKey(secret, 'utf8'), standard: standardKey(secret) }));
+    known.set(secrets, keys);
+  }
+  return keys;
+}
+
+/** The decoded bytes after `whsec_`, or the secret's own bytes if it has another form. */
+function standardKey(secret: string): KeyObject {
+  const [, encoded] = /^whsec_((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)$/.exec(secret) ?? [];
+  return encoded ? createSecretKey(encoded, 'base64') : createSecretKey(secret, 'utf8');
+}
+
+function hmac(key: KeyObject, text: string, encoding: 'hex' | 'base64'): string {
+  return createHmac('sha256', key).update(text).digest(encoding);
 }

@@ -151,7 +151,7 @@ export class Subscriptions {
     // deliveries queued before a pause are not sent after it, even if the pause was interrupted
     if (patch.active === true && !before.active) await this.stopRest(tenantId, id);
     let stopped = 0;
-    const view = await this.#db.transaction(tenantId, async (em) => {
+    const view = await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       const now = new Date(this.#clock.now());
       const changed: string[] = [];
@@ -186,6 +186,7 @@ export class Subscriptions {
          where tenant_id = ? and id = ?`,
         [now, tenantId, id],
       );
+      await notify('destinations', id);
       if (paused) stopped = await this.#stop(em, now, tenantId, id, WAS_PAUSED);
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
@@ -221,11 +222,12 @@ export class Subscriptions {
 
   /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
   async remove(tenantId: string, id: string, by: Doer): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       em.remove(row);
       await em.flush();
       await em.execute('delete from delivery_lane where tenant_id = ? and id = ?', [tenantId, id]);
+      await notify('destinations', id);
       await this.#record(em, tenantId, 'subscription.deleted', id, by);
     });
   }
@@ -273,7 +275,7 @@ export class Subscriptions {
     notifyAdmins: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
   ): Promise<void> {
     let stopped = 0;
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await em.findOne(Subscription, { id, active: true }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       if (!row) return;
       const now = new Date(this.#clock.now());
@@ -286,6 +288,7 @@ export class Subscriptions {
         'update delivery_lane set fence = fence + 1, leased_until = null, due_at = null where tenant_id = ? and id = ?',
         [tenantId, id],
       );
+      await notify('destinations', id);
       stopped = await this.#stop(em, now, tenantId, id, WAS_DISABLED);
       await addEvent(em, tenantId, {
         type: 'subscription.disabled',

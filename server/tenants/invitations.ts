@@ -1,11 +1,12 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { apart } from '../../db/citus.ts';
 import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople, lockTenant } from '../../db/locks.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
 import type { Role, SignInPolicyOf } from '../domain/principal.ts';
-import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
+import { newSecret, secretHash } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -88,7 +89,7 @@ export class Invitations {
         await forgetToken(em, open);
       }
       await em.flush();
-      const token = newSecret('invite');
+      const token = newSecret('invite', tenantId);
       const made = em.create(Invitation, {
         tenantId,
         id: newId('inv', now.getTime()),
@@ -166,7 +167,7 @@ export class Invitations {
       const row = await this.#open(em, tenantId, id);
       const now = clock.now();
       await forgetToken(em, row);
-      const token = newSecret('invite');
+      const token = newSecret('invite', tenantId);
       row.tokenHash = secretHash(token);
       row.sentAt = new Date(now);
       row.expiresAt = new Date(now + INVITATION_SECONDS * 1000);
@@ -190,7 +191,7 @@ export class Invitations {
 
   /** The invitation behind a link; undefined if the link is no longer valid. Read-only. */
   async view(token: string): Promise<InvitationView | undefined> {
-    const tenantId = await this.#tenantOf(token);
+    const tenantId = await tenantOfCredential(this.#parts.db, 'invite', token);
     if (!tenantId) return undefined;
     const row = await this.#parts.db.reader(tenantId).findOne(Invitation, { tokenHash: secretHash(token) });
     if (!row || this.stateOf(row) !== 'pending') return undefined;
@@ -214,7 +215,7 @@ export class Invitations {
     name?: string,
   ): Promise<{ cookie: string; expiresAt: Date; tenantId: string; member: MemberRow } | undefined> {
     const { db, clock, audit, openSession, failed } = this.#parts;
-    const tenantId = await this.#tenantOf(token);
+    const tenantId = await tenantOfCredential(this.#parts.db, 'invite', token);
     if (!tenantId) {
       failed('unknown invitation', origin);
       return undefined;
@@ -288,11 +289,16 @@ export class Invitations {
   /** Deletes long-expired links; the invitations remain in the list. */
   async forget(): Promise<void> {
     const before = new Date(this.#parts.clock.now() - EXPIRED_INVITATION_SECONDS * 1000);
-    await this.#parts.db.owner.query(
-      `delete from credential c using invitation i
-       where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1`,
-      [before],
-    );
+    const due = `select distinct i.tenant_id from invitation i join credential c on c.tenant_id = i.tenant_id and c.id = i.id
+      where c.kind = 'invitation' and i.expires_at < $1`;
+    for (const only of await apart(this.#parts.db, due, [before])) {
+      await this.#parts.db.owner.query(
+        `delete from credential c using invitation i
+         where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1
+           ${only('c')} ${only('i')}`,
+        [before],
+      );
+    }
   }
 
   async #join(
@@ -340,11 +346,6 @@ export class Invitations {
 
   #signOnAt(email: string): string {
     return `${this.#parts.baseUrl}/auth/sso/start?email=${encodeURIComponent(email)}`;
-  }
-
-  async #tenantOf(token: string): Promise<string | undefined> {
-    if (secretKind(token) !== 'invite') return undefined;
-    return tenantOfCredential(this.#parts.db, 'invitation', secretHash(token));
   }
 
   async #send(em: EntityManager, row: InvitationRow, token: string): Promise<void> {

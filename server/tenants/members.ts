@@ -52,12 +52,13 @@ export interface Holdings {
   leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
 }
 
-const KEYS = `(select count(*) from api_key k where k.tenant_id = m.tenant_id and k.created_by = m.id
+/** $1 is the time, $2 the tenant. */
+const KEYS = `(select count(*) from api_key k where k.tenant_id = $2 and k.created_by = m.id
     and k.revoked_at is null and (k.expires_at is null or k.expires_at > $1))
-  + (select count(*) from agent_key a where a.tenant_id = m.tenant_id and (a.owner_id = m.id or a.created_by = m.id)
+  + (select count(*) from agent_key a where a.tenant_id = $2 and (a.owner_id = m.id or a.created_by = m.id)
     and a.revoked_at is null and (a.expires_at is null or a.expires_at > $1))`;
 const PERSON = `m.id, m.email, m.name, m.avatar_url, m.roles, m.created_at, m.last_login, m.removed_at,
-  (select count(*) from session s where s.tenant_id = m.tenant_id and s.user_id = m.id and s.expires_at > $1)::int
+  (select count(*) from session s where s.tenant_id = $2 and s.user_id = m.id and s.expires_at > $1)::int
     as sessions, (${KEYS})::int as keys`;
 
 const WITH_STATUS = { active: 'm.removed_at is null', removed: 'm.removed_at is not null', all: 'true' };
@@ -104,8 +105,8 @@ export class Members {
   async get(tenantId: string, userId: string): Promise<Person> {
     const [person] = await this.#db.query<Person>(
       tenantId,
-      `select ${PERSON} from member m where m.tenant_id = $3 and m.id = $2`,
-      [new Date(this.#clock.now()), userId, tenantId],
+      `select ${PERSON} from member m where m.tenant_id = $2 and m.id = $3`,
+      [new Date(this.#clock.now()), tenantId, userId],
     );
     if (!person) throw notFound();
     return person;

@@ -359,7 +359,16 @@ export class SettingsChanges {
     const [before, after] = [this.#read(stored), this.#read(next)];
     const objection = await this.#parts.objection(em, tenantId, before, after);
     if (objection) return this.#refused(em, tenantId, by, objection.action, objection.error);
-    await em.nativeUpdate(Tenant, { tenantId }, { settings: next });
+    // what is kept for less time than before may be due now; no two changes write the same moment, so that a look under way sees this one
+    await em.nativeUpdate(Tenant, { tenantId }, { settings: next, eraseAt: new Date(this.#parts.clock.now()) });
+    if (after.poll_seconds < before.poll_seconds) {
+      // proxies have less time from now on: those that are silent already are looked at now, not when they were to be
+      const now = new Date(this.#parts.clock.now());
+      await em.execute(
+        'update proxy_instance set silent_at = ? where tenant_id = ? and offline_at is null and silent_at > ?',
+        [now, tenantId, now],
+      );
+    }
     await notify('settings');
     await this.#parts.audit(em, tenantId, {
       ...by,

@@ -34,19 +34,20 @@ export class Tenants {
 
   /**
    * Creates a tenant with its first admin and the first record of its audit chain. CONFLICT if the id is taken. The id
-   * is part of the tenant's chains and never changes.
+   * is part of the tenant's chains and never changes. `demo`: what is in it is made up, see server/demo.
    */
   async create(
-    input: { id?: string; name: string; adminEmail: string; adminName?: string },
+    input: { id?: string; name: string; adminEmail: string; adminName?: string; demo?: boolean },
     actor: Actor,
   ): Promise<{ tenantId: string; adminId: string }> {
     const now = new Date(this.#clock.now());
     const tenantId = input.id ?? newId('ten', now.getTime());
     const adminId = newId('usr', now.getTime());
     // only the owner may add tenants; the row commits before the first scoped transaction can refer to it
+    this.#db.replication?.assert();
     const { rowCount } = await this.#db.owner.query(
-      'insert into tenant (tenant_id, name, created_at) values ($1, $2, $3) on conflict do nothing',
-      [tenantId, input.name, now],
+      'insert into tenant (tenant_id, name, created_at, demo) values ($1, $2, $3, $4) on conflict do nothing',
+      [tenantId, input.name, now, input.demo ? 'filling' : null],
     );
     if (rowCount !== 1) throw new AppError('CONFLICT', 'a tenant with this id already exists');
     try {
@@ -60,7 +61,12 @@ export class Tenants {
           createdAt: now,
         });
         await em.flush();
-        await this.#audit(em, tenantId, { actor, action: 'tenant.created', target: { type: 'tenant', id: tenantId } });
+        await this.#audit(em, tenantId, {
+          ...{ actor, action: 'tenant.created', target: { type: 'tenant', id: tenantId } },
+          detail: input.demo
+            ? 'A demo: its people, agents and decisions are made up, and so are the times of the records from its first week'
+            : undefined,
+        });
       });
     } catch (error) {
       await this.#db.owner.query('delete from tenant where tenant_id = $1', [tenantId]);
@@ -69,11 +75,16 @@ export class Tenants {
     return { tenantId, adminId };
   }
 
-  async list(): Promise<{ tenant_id: string; name: string; created_at: string }[]> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string; name: string; created_at: Date }>(
-      'select tenant_id, name, created_at from tenant order by created_at, tenant_id',
+  async list(): Promise<{ tenant_id: string; name: string; created_at: string; demo: boolean }[]> {
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; name: string; created_at: Date; demo: boolean }>(
+      'select tenant_id, name, created_at, demo is not null as demo from tenant order by created_at, tenant_id',
     );
     return rows.map((row) => ({ ...row, created_at: row.created_at.toISOString() }));
+  }
+
+  /** Whether there is no tenant yet, demos aside. */
+  async none(): Promise<boolean> {
+    return (await this.#db.owner.query('select from tenant where demo is null limit 1')).rowCount === 0;
   }
 
   /** The tenant's effective settings. Cached while notices arrive. */

@@ -14,7 +14,7 @@ import { TOOL_LIMITS } from '../domain/tools.ts';
 import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
-import { visible } from '../policy/evaluation/approver-view.ts';
+import { visible } from '../lib/visible.ts';
 import { approvedPins, changeTo, definitionOf, MOST_DEFINITIONS, refresh, seenAs, undecided } from './standing.ts';
 
 /** Tool servers of a tenant. */

@@ -9,6 +9,7 @@ import {
   type ToolServerSettings,
 } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import { idHash } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
 import { pinned } from '../domain/tool-definition.ts';
 import {
@@ -55,8 +56,16 @@ export interface AgentView {
   keys: number;
 }
 
+/** One agent, with the people who answer for it. */
+export interface AgentDetail extends AgentView {
+  /** The owners of its keys that work. */
+  owners: string[];
+}
+
 const AGENTS = 'agents';
 const MOST_SEEN = 2_000;
+/** Records that are looked through for one agent among those of its hash. */
+const MOST_SHARING = 1_000;
 
 /** A definition of a tool, and what was decided about it. */
 export interface DefinitionView {
@@ -317,6 +326,49 @@ export class ToolQueries {
     return { agents, total: all.length, next };
   }
 
+  /** One agent; of an id that nobody knows there is nothing but the id. */
+  async agent(tenantId: string, id: string): Promise<AgentDetail> {
+    const [labeled, [keys], last] = await Promise.all([
+      this.#db.reader(tenantId).findOne(Agent, { id }),
+      this.#db.query<{ roles: string[] | null; owners: string[] | null; keys: number; last_used_at: Date | null }>(
+        tenantId,
+        `select array_agg(distinct agent_role) as roles, count(*)::integer as keys, max(last_used_at) as last_used_at,
+           array_agg(distinct owner_id) filter (where owner_id is not null) as owners
+         from agent_key where tenant_id = $1 and agent_id = $2 and revoked_at is null
+           and (expires_at is null or expires_at > now())`,
+        [tenantId, id],
+      ),
+      this.#lastOf(tenantId, id),
+    ]);
+    const seen = [keys?.last_used_at?.toISOString(), last?.at].filter((at) => at !== undefined).sort();
+    return {
+      id,
+      roles: [...new Set([...(keys?.roles ?? []), ...(last ? [last.role] : [])])].sort(),
+      labels: labeled?.labels ?? [],
+      proposal: labeled?.proposal ?? null,
+      updated_at: labeled?.updatedAt.toISOString() ?? null,
+      updated_by: labeled?.updatedBy ?? null,
+      last_seen: seen.at(-1) ?? null,
+      keys: keys?.keys ?? 0,
+      owners: keys?.owners ?? [],
+    };
+  }
+
+  /** The last decision of an agent. Few agents, if any, share the hash by which it is found. */
+  async #lastOf(tenantId: string, id: string): Promise<{ role: string; at: string } | undefined> {
+    return this.#db.readOnly(tenantId, async (client) => {
+      await client.query(PLAN);
+      const { rows } = await client.query<{ role: string; received_at: Date }>(
+        `select r.line::json->>'agent_role' as role, r.received_at
+         from (select line, received_at from forensic_record where tenant_id = $1 and agent_h = $2
+               order by seq desc limit ${MOST_SHARING}) r
+         where r.line::json->>'agent_id' = $3 limit 1`,
+        [tenantId, idHash(id), id],
+      );
+      return rows[0] && { role: rows[0].role, at: rows[0].received_at.toISOString() };
+    });
+  }
+
   /** The last decision of each agent, found by steps through an index. */
   async #seen(tenantId: string): Promise<{ id: string; role: string; at: string }[]> {
     return this.#db.readOnly(tenantId, async (client) => {
@@ -463,10 +515,10 @@ function decides({ mode, reviewed, trust, check_arguments, tools }: RegisteredSe
   return mode !== 'default' || reviewed || trust !== null || check_arguments || tools.length > 0;
 }
 
-/** Other tools of the server whose arguments have the same form. */
+/** Other tools of the server whose arguments have the same form; $1 is the tenant. */
 const TWINS = `(select coalesce(array_agg(o.name order by o.name), '{}') from (
     select o.name from tool o
-    where o.tenant_id = t.tenant_id and o.server = t.server and o.shape = t.shape and o.name <> t.name
+    where o.tenant_id = $1 and o.server = t.server and o.shape = t.shape and o.name <> t.name
     order by o.name limit 5) o)`;
 
 interface Row {

@@ -17,7 +17,7 @@ import { DRIFT_MODES } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
-import { visible } from '../policy/evaluation/approver-view.ts';
+import { visible } from '../lib/visible.ts';
 import { addServer, bundled } from './observations.ts';
 import { refresh, undecided } from './standing.ts';
 
@@ -68,11 +68,11 @@ export class Tools {
    */
   async approve(tenantId: string, id: ToolId, pin: string, comment: string | undefined, by: By): Promise<void> {
     await this.#changeTool(tenantId, id, by, async (em, tool, definitions, rules) => {
-      if (tool.approvedPin === pin) throw new AppError('INVALID_STATUS', 'this definition is approved already');
+      if (tool.approvedPin === pin) throw new AppError('INVALID_STATUS', 'this definition is already approved');
       const decidable = [undecided(tool, definitions)[0]?.pin, ...tool.acceptedPins, ...tool.rejectedPins];
       const chosen = definitions.find((one) => one.pin === pin);
       if (!chosen || !decidable.includes(pin)) {
-        throw new AppError('VERSION_CHANGED', 'the tool’s definition is not the one with this pin any more');
+        throw new AppError('VERSION_CHANGED', 'the tool’s definition is not the one with this pin anymore');
       }
       const now = new Date(this.#clock.now());
       const first = this.#isFirst(tool.proposals.approve, { pin }, rules, by, now);
@@ -114,9 +114,9 @@ export class Tools {
   /** Rejects the definition with this pin: calls of it are denied. Of the approved one this takes the approval back. */
   async reject(tenantId: string, id: ToolId, pin: string, reason: string, by: By): Promise<void> {
     await this.#changeTool(tenantId, id, by, async (em, tool, definitions) => {
-      if (tool.rejectedPins.includes(pin)) throw new AppError('INVALID_STATUS', 'this definition is rejected already');
+      if (tool.rejectedPins.includes(pin)) throw new AppError('INVALID_STATUS', 'this definition is already rejected');
       if (!definitions.some((one) => one.pin === pin)) {
-        throw new AppError('VERSION_CHANGED', 'the tool has no definition with this pin any more');
+        throw new AppError('VERSION_CHANGED', 'the tool has no definition with this pin anymore');
       }
       if (tool.approvedPin === pin) {
         tool.approvedPin = null;

@@ -124,21 +124,17 @@ const ServerOut = z
   })
   .meta({ id: 'ToolServer' });
 
-const AgentOut = z
-  .object({
-    id: z.string(),
-    roles: z.array(z.string()).describe('of its keys, and of its last decision'),
-    labels: Labels,
-    proposal: ProposalOut.extend({ what: z.object({ labels: Labels }) }).nullable(),
-    updated_at: z.iso.datetime().nullable().describe('when its labels were set'),
-    updated_by: z.string().nullable(),
-    last_seen: z.iso
-      .datetime()
-      .nullable()
-      .describe('its last decision, or the last use of a key (to the minute or so)'),
-    keys: z.int().describe('how many agent keys it has that work'),
-  })
-  .meta({ id: 'Agent' });
+const agentOut = {
+  id: z.string(),
+  roles: z.array(z.string()).describe('of its keys, and of its last decision'),
+  labels: Labels,
+  proposal: ProposalOut.extend({ what: z.object({ labels: Labels }) }).nullable(),
+  updated_at: z.iso.datetime().nullable().describe('when its labels were set'),
+  updated_by: z.string().nullable(),
+  last_seen: z.iso.datetime().nullable().describe('its last decision, or the last use of a key (to the minute or so)'),
+  keys: z.int().describe('how many agent keys it has that work'),
+};
+const AgentOut = z.object(agentOut).meta({ id: 'Agent' });
 
 type Output<T extends z.ZodType> = z.input<T>;
 
@@ -314,6 +310,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       description:
         'By id. An agent of which nothing is known but its decisions is found among the first 2,000 of those.',
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(
         z.strictObject({
@@ -325,6 +322,19 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       )
       .output(z.object({ agents: z.array(AgentOut), total: z.int(), next: z.string().nullable() }))
       .query(({ ctx, input }) => queries.agents(ctx.tenantId, input)),
+
+    agent: route('GET /v1/agents/{agent_id}', read, {
+      summary: 'Read what is known of an agent',
+      description: 'An agent needs no entry: of an id that nobody knows, the answer has nothing but the id.',
+      tag,
+    })
+      .input(z.strictObject({ agent_id: AgentName }))
+      .output(
+        z
+          .object({ ...agentOut, owners: z.array(z.string()).describe('the people who own its keys that work') })
+          .meta({ id: 'AgentDetail' }),
+      )
+      .query(({ ctx, input }) => queries.agent(ctx.tenantId, input.agent_id)),
 
     labelAgent: route(
       'PUT /v1/agents/{agent_id}/labels',

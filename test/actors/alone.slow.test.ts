@@ -5,8 +5,10 @@ import { afterAll, expect, test } from 'vitest';
 import { readConfig } from '../../server/config.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
+import { until } from '../helpers/until.ts';
 
 const box = useDatabase();
+const fresh = useDatabase();
 const started: ServerProcess[] = [];
 afterAll(() => Promise.all(started.map((server) => server.dispose())));
 
@@ -64,6 +66,21 @@ test('without Redis one server has the database, commands work beside it, and th
   await second.exited();
   expect(second.exitCode, second.output).toBe(0);
   await first.start();
+});
+
+test('a stop while the first tenant is made waits for it', { timeout: 90_000 }, async () => {
+  const first = server('fresh', { DATABASE_URL: fresh.url });
+  await first.spawn({ PORT: '0' });
+  await until(
+    async () => first.output.includes('listening on'),
+    () => first.output,
+    { limitMs: 60_000, everyMs: 1 },
+  );
+  first.signal('SIGTERM');
+  await first.exited();
+  expect(first.exitCode, first.output).toBe(0);
+  expect(first.output).toMatch(/Admin API key +svc_key_/);
+  expect(first.output).not.toContain('    at ');
 });
 
 test('a process takes only some roles where others can take the rest', () => {

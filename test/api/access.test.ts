@@ -2,6 +2,7 @@ import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
 import { type Access, ROLES } from '../../server/domain/principal.ts';
+import { newSecret } from '../../server/domain/secret.ts';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../server/domain/workload.ts';
 import type { Meta } from '../../server/rpc/procedure.ts';
 import { allowed, BODIES, fill, idOf, makeWorld, operations, simulated, type World } from '../helpers/api.ts';
@@ -63,11 +64,13 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/mutations': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/breaks': ['viewer', 'admin pipeline', 'policies:read'],
+  'POST /v1/policies/{id}/tests/from-decision': ['approver', 'admin'],
   'POST /v1/policies/{id}/simulate': ['author', 'admin pipeline'],
   'GET /v1/policies/{id}/simulation': ['viewer', 'admin pipeline'],
   'GET /v1/policies/{id}/simulations': ['viewer', 'admin pipeline'],
   'DELETE /v1/policies/{id}/simulation': ['author', 'admin pipeline'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
+  'POST /v1/policies/{id}/comments/{comment_id}/resolve': ['author', 'admin'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
   'POST /v1/policies/{id}/submit': ['author', 'admin', 'policies:submit'],
   'POST /v1/policies/{id}/approve': ['approver', 'admin'],
@@ -89,11 +92,15 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/lists/{name}/reject': ['approver', 'admin'],
   'GET /v1/policies/{id}/summary': ['viewer', 'admin pipeline'],
   'GET /v1/policies/{id}/versions/{version}': ['viewer', 'admin pipeline', 'policies:read'],
+  'GET /v1/rules': ['viewer', 'admin pipeline'],
+  'GET /v1/rules/unused': ['viewer', 'admin pipeline'],
   'GET /v1/keys': ['admin', 'admin'],
   'POST /v1/keys': ['admin', 'admin'],
+  'POST /v1/keys/{id}/rotate': ['admin', 'admin'],
   'DELETE /v1/keys/{id}': ['admin', 'admin'],
   'GET /v1/agent-keys': ['admin', 'admin'],
   'POST /v1/agent-keys': ['admin', 'admin'],
+  'POST /v1/agent-keys/{id}/rotate': ['admin', 'admin'],
   'DELETE /v1/agent-keys/{id}': ['admin', 'admin'],
   'POST /v1/escrow': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/vote': ['approver', '-'],
@@ -101,13 +108,19 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/escrow/{id}/satisfy': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/cancel': ['admin', 'admin proxy'],
   'GET /v1/escrow': ['viewer', 'admin'],
+  'GET /v1/escrow/summary': ['viewer', 'admin pipeline'],
   'GET /v1/escrow/{id}': ['viewer', 'admin proxy', 'agent'],
   'POST /v1/evaluate': ['-', '-', 'agent'],
+  'POST /v1/evaluate/batch': ['-', '-', 'agent'],
   'POST /v1/outcomes': ['-', '-', 'agent'],
+  'POST /v1/practice': ['admin', '-'],
   'GET /v1/session-facts': ['viewer', 'admin pipeline proxy'],
+  'GET /v1/find': ['viewer', 'admin'],
   'GET /v1/events': ['viewer', 'admin pipeline'],
   'GET /v1/events/{id}': ['viewer', 'admin'],
   'GET /v1/events/{id}/input': ['approver', 'admin'],
+  'GET /v1/events/{id}/rules': ['viewer', 'admin'],
+  'GET /v1/events/counts': ['viewer', 'admin pipeline'],
   'GET /v1/events/summary': ['viewer', 'admin pipeline'],
   'POST /v1/events/ingest': ['-', 'admin proxy'],
   'POST /v1/forensics/records': ['-', 'admin proxy'],
@@ -119,6 +132,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/forensics/export': ['viewer', '-'],
   'GET /v1/forensics/export/plan': ['viewer', 'admin pipeline'],
   'GET /v1/forensics/packages': ['viewer', 'admin pipeline'],
+  'GET /v1/forensics/packages/{id}': ['viewer', 'admin pipeline'],
   'GET /v1/forensics/packages/{id}/download': ['viewer', '-'],
   'GET /v1/audit': ['viewer', 'admin pipeline'],
   'GET /v1/audit/{id}': ['viewer', 'admin pipeline'],
@@ -146,6 +160,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/limits/take': ['-', 'admin proxy'],
   'POST /v1/limits/give-back': ['-', 'admin proxy'],
   'GET /v1/proxies': ['viewer', 'admin'],
+  'DELETE /v1/proxies/{proxy_id}': ['admin', 'admin'],
   'GET /v1/proxies/rollout': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/proxy-config': ['-', 'admin proxy'],
   'POST /v1/tools/observed': ['-', 'admin proxy'],
@@ -159,6 +174,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/tool-servers': ['viewer', 'admin pipeline'],
   'PUT /v1/tool-servers/{server}': ['admin', '-'],
   'GET /v1/agents': ['viewer', 'admin pipeline'],
+  'GET /v1/agents/{agent_id}': ['viewer', 'admin pipeline'],
   'PUT /v1/agents/{agent_id}/labels': ['admin', '-'],
   'GET /v1/subscriptions': ['admin', 'admin'],
   'POST /v1/subscriptions': ['admin', 'admin'],
@@ -232,8 +248,8 @@ describe('every route', () => {
     const tenant = await server.tenant();
     callers = [
       { name: 'nobody', who: undefined },
-      { name: 'a made-up key', who: { key: `svc_key_${'x'.repeat(38)}` } },
-      { name: 'a made-up cookie', who: { cookie: 'svc_session=abc' } },
+      { name: 'a made-up key', who: { key: newSecret('key', tenant.id) } },
+      { name: 'a made-up cookie', who: { cookie: `svc_session=${newSecret('session', tenant.id)}` } },
       { name: 'an agent key', who: await tenant.agent('agent-1', 'clerk'), agent: true },
       { name: 'a person without a role', who: await tenant.person(), role: 'none' },
     ];
@@ -306,7 +322,7 @@ describe('every route', () => {
 
   test('an invalid bearer never falls back to a cookie', async () => {
     const admin = callers.find(({ name }) => name === 'admin')!.who!;
-    const key = `svc_key_${'x'.repeat(38)}`;
+    const key = newSecret('key', 'nobody');
     await server.call(401, 'GET /v1/keys', { ...admin, key });
     await server.call(401, 'GET /v1/keys', { ...admin, headers: { authorization: 'Basic YTpi' } });
     await server.call(401, 'GET /v1/keys', { ...admin, headers: { authorization: '' } });
@@ -400,6 +416,7 @@ describe('another tenant', () => {
       'GET /v1/escrow',
       'GET /v1/events',
       'GET /v1/events?agent_id=their-agent',
+      'GET /v1/events/counts?agent_id=their-*',
       'GET /v1/events?session_id=their-session',
       `GET /v1/events?after=${page.body.next_cursor}`,
       'GET /v1/keys',
@@ -436,6 +453,9 @@ describe('another tenant', () => {
     const { key } = mine.credential.agent;
     const wrong = { key: key!, headers: { 'x-svc-tenant': other.tenant.id } };
     await server.call(403, 'POST /v1/evaluate', wrong, body);
-    await server.call(400, 'POST /v1/evaluate', { key: key! }, body);
+    await server.call(403, 'POST /v1/evaluate/batch', wrong, { requests: [body] });
+    await server.call(403, 'POST /trpc/evaluate', wrong, body);
+    await server.call(403, `GET /v1/escrow/${mine.hold}`, wrong);
+    await server.call(200, 'POST /v1/evaluate', { key: key! }, body);
   });
 });

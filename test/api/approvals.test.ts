@@ -278,7 +278,9 @@ describe('what approvers see', () => {
     });
     // what a vote is bound to is the whole of what the approver read
     await vote(200, approver, hold.id);
-    expect((await read(approver, hold.id)).votes![0]!.shown_hash).toBe(sha256Tag(canonicalJson(hold)));
+    const { shown_hash: shown, ...whole } = hold;
+    expect(shown).toBe(sha256Tag(canonicalJson(whole)));
+    expect((await read(approver, hold.id)).votes![0]!.shown_hash).toBe(shown);
   });
 
   test('is at most 32 KiB of arguments, and padding does not hide the rest', async () => {
@@ -529,4 +531,45 @@ test('retention erases the arguments stored and sent with holds, and no one can 
   expect((await read(approver, young.id)).arguments_preview).toEqual({ secret: 'young' });
   await vote(403, approver, escrow!.id);
   await vote(200, approver, escrow!.id, 'reject');
+});
+
+describe('practice', () => {
+  const practice = (status: number, who: Credential, resume = false) =>
+    server.call<Evaluation & { event_id: string }>(status, 'POST /v1/practice', who, {
+      ...{ agent_role: AGENT.agent_role, tool_name: ACTION.tool_name, arguments: ACTION.arguments, resume },
+    });
+
+  test('may be approved by whoever asked, and releases nothing but the next practice', async () => {
+    const { tenant, agent, proxy } = await setUp();
+    const admin = await tenant.person('admin');
+    const { escrow, action_hash } = (await practice(200, admin)).body;
+    const real = (await evaluate(200, agent)).body;
+    expect(real.escrow!.id).not.toBe(escrow!.id);
+    await vote(200, admin, escrow!.id);
+    // the agent's own action waits on, with the released hold named or not
+    expect((await evaluate(200, agent, undefined, { resume: true })).body).toMatchObject({
+      ...{ decision: 'escrow', escrow: { id: real.escrow!.id, status: 'held' } },
+    });
+    await evaluate(403, agent, escrow!.id);
+    await server.call(400, `POST /v1/escrow/${escrow!.id}/consume`, proxy, {
+      ...{ agent_id: '~practice', agent_role: AGENT.agent_role, action_hash },
+    });
+    await server.call(403, `POST /v1/escrow/${escrow!.id}/consume`, proxy, { ...AGENT, action_hash });
+    const allowed = (await practice(200, admin, true)).body;
+    expect(allowed.decision).toBe('allow');
+    expect((await read(admin, escrow!.id)).status).toBe('consumed');
+    const record = await server.call(200, `GET /v1/events/${allowed.event_id}`, admin);
+    expect(record.body).toMatchObject({ agent_id: '~practice', key_id: admin.userId });
+  });
+
+  test('is for signed-in admins, and its name is nobody else’s', async () => {
+    const { tenant, approver, proxy } = await setUp();
+    await practice(403, approver);
+    await practice(403, tenant.admin);
+    const named = { agent_id: '~practice', agent_role: 'clerk' };
+    await server.call(400, 'POST /v1/agent-keys', tenant.admin, named);
+    await open(400, proxy, named);
+    const ingested = await server.call(202, 'POST /v1/events/ingest', proxy, { events: [event(named)] });
+    expect(ingested.body).toMatchObject({ accepted: 0, rejected: [{ index: 0, code: 'VALIDATION_FAILED' }] });
+  });
 });

@@ -278,7 +278,7 @@ describe('a fault of the server', () => {
     const tenant = await server.tenant().catch(() => undefined);
     expect(tenant).toBeUndefined();
     const log = server.logged.join('\n');
-    expect(log).not.toMatch(/svc_(key|agent|link)_[0-9A-Za-z]{10}/);
+    expect(log).not.toMatch(/svc_(key|agent|link|invite|token|session)_[\w-]+_[0-9A-Za-z]{38}/);
     expect(log).not.toMatch(/svc_session=\w/);
     expect(operations.length).toBeGreaterThan(40);
   });

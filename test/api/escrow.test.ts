@@ -413,6 +413,96 @@ describe('conditions and delays', () => {
     },
   );
 
+  test('a person finds the holds that need their vote, and those that they voted on', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const other = await tenant.person('approver');
+    const [voted, open, done, own] = [
+      await hold(proxy, { hold_type: 'multi_party' }),
+      await hold(proxy),
+      await hold(proxy),
+      await hold(proxy, { agent_id: 'agent-2' }),
+    ];
+    await vote(200, approver, voted!.id);
+    await vote(200, approver, done!.id, 'reject');
+    // a person who answers for the agent may not vote on its holds
+    await server.core.db.owner.query('update escrow_hold set barred_voters = array[$2] where id = $1', [
+      own!.id,
+      approver.userId,
+    ]);
+    const ids = async (who: Credential, query: string) => {
+      const { body } = await server.call<HoldPage>(200, `GET /v1/escrow?${query}`, who);
+      expect(body.total).toBe(body.holds.length);
+      return body.holds.map(({ id }) => id);
+    };
+    expect(await ids(approver, 'mine=needed&order=expires_at')).toEqual([open!.id]);
+    expect(await ids(approver, 'mine=voted')).toEqual([done!.id, voted!.id]);
+    expect(await ids(approver, 'mine=voted&status=held')).toEqual([voted!.id]);
+    expect(await ids(other, 'mine=needed')).toEqual([own!.id, open!.id, voted!.id]);
+    expect(await ids(other, 'mine=voted')).toEqual([]);
+    const stranger = await (await server.tenant()).person('approver');
+    expect(await ids(stranger, 'mine=needed')).toEqual([]);
+    for (const [who, query] of [
+      [tenant.admin, 'mine=needed'],
+      [approver, 'mine=others'],
+    ] as const) {
+      await server.call(400, `GET /v1/escrow?${query}`, who);
+    }
+  });
+
+  test('the highest stated value or risk comes first, page by page, and those without one last', async () => {
+    const { proxy, approver } = await setUp();
+    const made: string[] = [];
+    for (const [estimated_value, risk_score] of [
+      [12.5, 0.1],
+      [undefined, 0.9],
+      [1e14, 0.1],
+      [0.30000000000000004, undefined],
+      [undefined, undefined],
+      [12.5, 0.5],
+    ]) {
+      made.push((await hold(proxy, { estimated_value, risk_score })).id);
+    }
+    const walk = async (order: string) => {
+      const seen: number[] = [];
+      for (let after = ''; ; ) {
+        const { body: page } = await server.call<HoldPage>(
+          200,
+          `GET /v1/escrow?status=held&order=${order}&limit=2${after && `&after=${after}`}`,
+          approver,
+        );
+        seen.push(...page.holds.map(({ id }) => made.indexOf(id)));
+        if (page.next_cursor === null) return seen;
+        after = page.next_cursor;
+      }
+    };
+    expect(await walk('value')).toEqual([2, 5, 0, 3, 4, 1]);
+    expect(await walk('risk')).toEqual([1, 5, 2, 0, 4, 3]);
+  });
+
+  test('a vote may name what was read, and is refused when the hold is another one by then', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const other = await tenant.person('approver');
+    const { id } = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
+    const shown = async () => (await server.call<{ shown_hash: string }>(200, `GET /v1/escrow/${id}`, approver)).body;
+    const cast = (status: number, who: Credential, shown_hash: string) =>
+      server.call<{ code: string }>(status, `POST /v1/escrow/${id}/vote`, who, { decision: 'approve', shown_hash });
+    const { shown_hash: first } = await shown();
+    const { body } = await server.call<{ holds: { shown_hash: string }[] }>(200, 'GET /v1/escrow', approver);
+    expect(body.holds[0]!.shown_hash).toBe(first);
+    await cast(200, other, first);
+    // what counted as one of two would release it now
+    expect((await cast(409, approver, first)).body.code).toBe('VERSION_CHANGED');
+    expect(await read(approver, id)).toMatchObject({ status: 'held', current_approvals: 1 });
+    const { shown_hash: second } = await shown();
+    await cast(200, approver, second);
+    const done = await read(approver, id);
+    expect(done.status).toBe('released');
+    // what a vote is bound to is what its voter could read
+    expect(done.votes!.map(({ shown_hash }) => shown_hash)).toEqual([first, second]);
+    // a vote on what is over says that, and not that it changed
+    expect((await cast(409, await tenant.person('approver'), first)).body.code).toBe('INVALID_STATUS');
+  });
+
   test('a hold that is not decided in time expires by its timer', async () => {
     const { tenant, proxy, approver } = await setUp();
     const made = await hold(proxy, { ttl_seconds: 60 });

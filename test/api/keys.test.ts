@@ -1,8 +1,12 @@
 import { crc32 } from 'node:zlib';
+import pg from 'pg';
 import { describe, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/domain/audit.ts';
+import { newSecret, type SecretKind } from '../../server/domain/secret.ts';
 import { sha256Tag, toBase62 } from '../../server/lib/crypto.ts';
 import { BODIES, fill, operations, sql } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 
 const server = useServer();
 
@@ -24,19 +28,95 @@ const create = async (who: Credential, more: Record<string, unknown> = {}) =>
   (await server.call<Made>(201, 'POST /v1/keys', who, { label: 'ci', scopes: ['pipeline'], ...more })).body;
 const list = async (who: Credential) => (await server.call<{ keys: Listed[] }>(200, 'GET /v1/keys', who)).body.keys;
 
+test.each(['keys', 'agent-keys'])(
+  'of the %s one is rotated: both work until the overlap ends, then the new one alone',
+  async (kind) => {
+    const [tenant, other] = [await server.tenant(), await server.tenant()];
+    const asked =
+      kind === 'keys'
+        ? { label: 'ci', scopes: ['pipeline'] }
+        : { agent_id: 'bot', agent_role: 'clerk', label: 'the bot' };
+    const old = (await server.call<Made>(201, `POST /v1/${kind}`, tenant.admin, asked)).body;
+    type Rotated = Made & { previous_expires_at: string };
+    const rotate = async (id: string, overlap_seconds: number) =>
+      (await server.call<Rotated>(201, `POST /v1/${kind}/${id}/rotate`, tenant.admin, { overlap_seconds })).body;
+    const works = async ({ key }: { key: string }) => {
+      const path = kind === 'keys' ? '/v1/policies' : '/v1/escrow/none';
+      const { status } = await fetch(server.url + path, {
+        headers: { authorization: `Bearer ${key}`, 'x-svc-tenant': tenant.id },
+      });
+      expect([200, 401, 404]).toContain(status);
+      return status !== 401;
+    };
+    await server.call(404, `POST /v1/${kind}/${old.id}/rotate`, other.admin, {});
+    const made = await rotate(old.id, 600);
+    expect(await Promise.all([works(old), works(made)])).toEqual([true, true]);
+    const rows = (await server.call(200, `GET /v1/${kind}`, tenant.admin)).body;
+    const listed = Object.values(rows)[0] as Listed[];
+    expect(listed.find(({ id }) => id === made.id)).toMatchObject({ label: kind === 'keys' ? 'ci' : 'the bot' });
+    expect(listed.find(({ id }) => id === old.id)?.expires_at).toBe(made.previous_expires_at);
+    // a second rotation makes the life of the first key no longer
+    expect((await rotate(old.id, 86_400)).previous_expires_at).toBe(made.previous_expires_at);
+    server.clock.advance(601_000);
+    expect(await Promise.all([works(old), works(made)])).toEqual([false, true]);
+    await server.call(404, `POST /v1/${kind}/${old.id}/rotate`, tenant.admin, {});
+    const last = await rotate(made.id, 0);
+    expect(await Promise.all([works(made), works(last)])).toEqual([false, true]);
+  },
+);
+
+test.each(['keys', 'agent-keys'])(
+  'a rotation of one of the %s and the end of its person take turns: people are locked before keys',
+  async (kind) => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin');
+    const asked = kind === 'keys' ? { label: 'ci', scopes: ['pipeline'] } : { agent_id: 'bot', agent_role: 'clerk' };
+    const old = (await server.call<Made>(201, `POST /v1/${kind}`, person, asked)).body;
+    const removal = new pg.Client(server.databaseUrl);
+    await removal.connect();
+    try {
+      await removal.query('begin');
+      await removal.query('select 1 from member where tenant_id = $1 and id = $2 for update', [
+        tenant.id,
+        person.userId,
+      ]);
+      const { rows } = await removal.query<{ pid: number }>('select pg_backend_pid() as pid');
+      const rotation = server.call(403, `POST /v1/${kind}/${old.id}/rotate`, person, {});
+      const waits = `select 1 from pg_locks where not granted and $1 = any (pg_blocking_pids(pid))`;
+      await until(
+        async () => (await sql(server, waits, [rows[0]!.pid])).length > 0,
+        'the rotation waits for the person',
+      );
+      const table = kind === 'keys' ? 'api_key' : 'agent_key';
+      await removal.query(`update ${table} set revoked_at = now() where tenant_id = $1 and id = $2`, [
+        tenant.id,
+        old.id,
+      ]);
+      await removal.query('update member set removed_at = now() where tenant_id = $1 and id = $2', [
+        tenant.id,
+        person.userId,
+      ]);
+      await removal.query('commit');
+      await rotation;
+    } finally {
+      await removal.end();
+    }
+  },
+);
+
 describe('the plaintext', () => {
   test('has a fixed form with a checksum, and is shown only in the response to its creation', async () => {
-    const { admin } = await server.tenant();
+    const { admin, id: tenantId } = await server.tenant();
     const made = await create(admin);
-    expect(made.key).toMatch(/^svc_key_[0-9A-Za-z]{32}[0-9A-Za-z]{6}$/);
+    expect(made.key).toMatch(new RegExp(`^svc_key_${tenantId}_[0-9A-Za-z]{32}[0-9A-Za-z]{6}$`));
     expect(made.key.slice(-6)).toBe(toBase62(crc32(made.key.slice(0, -6)), 6));
     expect(made.key.startsWith(made.prefix)).toBe(true);
-    expect(made.prefix.length).toBeLessThan(14);
+    expect(made.prefix).toHaveLength(made.key.length - 34);
     const agent = await server.call<{ key: string; id: string }>(201, 'POST /v1/agent-keys', admin, {
       agent_id: 'a',
       agent_role: 'r',
     });
-    expect(agent.body.key).toMatch(/^svc_agent_[0-9A-Za-z]{38}$/);
+    expect(agent.body.key).toMatch(new RegExp(`^svc_agent_${tenantId}_[0-9A-Za-z]{38}$`));
     for (const line of ['GET /v1/keys', 'GET /v1/agent-keys', 'GET /v1/audit', 'GET /v1/proxy-config']) {
       const { text } = await server.call(200, line, admin);
       expect(text).not.toContain(made.key);
@@ -53,6 +133,31 @@ describe('the plaintext', () => {
       expect.objectContaining({ id: agent.body.id, key_hash: sha256Tag(agent.body.key) }),
     ]);
     expect((await server.call(200, 'GET /v1/keys', admin)).text).not.toContain('hash');
+  });
+
+  test('leads nowhere under the id of another tenant, or of none, as if it had been made up', async () => {
+    const [mine, theirs] = [await server.tenant(), await server.tenant()];
+    const key = (await create(mine.admin)).key;
+    const agent = (await mine.agent('a', 'r')).key!;
+    const cookie = (await mine.person('admin')).cookie!.slice('svc_session='.length);
+    const link = await server.core.links.create(mine.id, mine.admin.userId!, 900, { actor: OPERATOR });
+    const uses = (secret: string, kind: string) =>
+      kind === 'link'
+        ? server.call(401, `GET /auth/magic-link/verify?token=${secret}`, undefined)
+        : server.call(401, 'GET /auth/me', kind === 'session' ? { cookie: `svc_session=${secret}` } : { key: secret });
+    for (const [kind, secret] of Object.entries({ key, agent, session: cookie, link })) {
+      const form = new RegExp(`^svc_${kind}_${mine.id}_`);
+      expect(secret).toMatch(form);
+      const under = (tenantId: string) => {
+        const body = secret.replace(form, `svc_${kind}_${tenantId}_`).slice(0, -6);
+        return body + toBase62(crc32(body), 6);
+      };
+      expect(under(mine.id)).toBe(secret);
+      const answers = [under(theirs.id), under('nobody'), newSecret(kind as SecretKind, mine.id), secret.slice(0, -1)];
+      const bodies = await Promise.all(answers.map(async (one) => (await uses(one, kind)).body as object));
+      for (const body of bodies) expect({ ...body, request_id: '' }).toEqual({ ...bodies[0], request_id: '' });
+    }
+    await server.call(200, 'GET /auth/me', { key });
   });
 
   test('is never twice the same', async () => {
@@ -261,7 +366,12 @@ describe('an agent key', () => {
       if (body.code !== 'KEY_SCOPE') reached.push(line);
       else expect(access.agent).toBeUndefined();
     }
-    expect(reached.sort()).toEqual(['GET /v1/escrow/{id}', 'POST /v1/evaluate', 'POST /v1/outcomes']);
+    expect(reached.sort()).toEqual([
+      'GET /v1/escrow/{id}',
+      'POST /v1/evaluate',
+      'POST /v1/evaluate/batch',
+      'POST /v1/outcomes',
+    ]);
   });
 
   test('stops working immediately when revoked, and leaves the configuration of proxies', async () => {

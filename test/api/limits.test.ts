@@ -150,6 +150,14 @@ test('evaluate and ingest have separate limits, through every API', async () => 
   check(await burst(5, 'POST /v1/evaluate', agent, body), 3, 'evaluate', 1);
   await windowOver();
   check(await burst(5, 'POST /trpc/evaluate', agent, body), 3, 'evaluate', 1);
+  // each request of a batch counts, also where they are too many
+  for (const line of ['POST /v1/evaluate/batch', 'POST /trpc/evaluateBatch']) {
+    await windowOver();
+    await server.call(200, line, agent, { requests: Array(3).fill(body) });
+    await server.call(429, 'POST /v1/evaluate', agent, body);
+    await windowOver();
+    await server.call(429, line, agent, { requests: Array(4).fill(body) });
+  }
   const proxy = await tenant.key('proxy');
   check(await burst(5, 'POST /v1/events/ingest', proxy, { events: [] }), 2, 'ingest', 1);
   await windowOver();

@@ -13,6 +13,7 @@ import {
   idOf,
   makeWorld,
   operations,
+  queryOf,
   sql,
   type World,
 } from '../helpers/api.ts';
@@ -222,7 +223,7 @@ describe('live responses', () => {
       (one) => one.method === 'GET' && !['/auth/magic-link/verify', '/auth/invite'].includes(one.path) && !sends(one),
     )) {
       const { line, path } = operation;
-      const query = path.endsWith('/diff') ? '?from=1&to=2' : path === '/v1/session-facts' ? '?session_id=s' : '';
+      const query = queryOf(path);
       const who = operation.access.public ? undefined : allowed(world, operation);
       // the tests' database does not flush its writes, and the program is honest about that
       const status = path === '/readyz' ? 503 : 200;
@@ -279,6 +280,7 @@ describe('live responses', () => {
       [201, 'POST /v1/keys', adminKey, {}, BODIES['POST /v1/keys']],
       [201, 'POST /v1/agent-keys', adminKey, {}, BODIES['POST /v1/agent-keys']],
       [200, 'POST /v1/evaluate', agent, {}, BODIES['POST /v1/evaluate']],
+      [200, 'POST /v1/practice', admin, {}, BODIES['POST /v1/practice']],
       [200, 'POST /v1/evaluate', agent, {}, { action_type: 'tool_call', tool_name: 'pay', estimated_value: 3 }],
       [202, 'POST /v1/events/ingest', adminKey, {}, { events: [event(), {}] }],
       [201, 'POST /v1/forensics/export', admin, {}, { purpose: 'x' }],

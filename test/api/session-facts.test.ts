@@ -225,6 +225,6 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   server.clock.advance(3601_000);
   expect(await facts('session_id=p')).toEqual([]);
   const ledger = new SessionLedger(server.core.db, server.clock);
-  await ledger.forget(async () => [{ tenant_id: tenant.id }]).run(new AbortController().signal);
+  await ledger.forget();
   expect(await sql(server, 'select 1 from session_fact where tenant_id = $1', [tenant.id])).toEqual([]);
 });

@@ -2,11 +2,9 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { request } from 'node:http';
 import Fastify from 'fastify';
-import { type BenchContext, type Figure, figure, median } from './lib.ts';
+import { alternate, type BenchContext, type Figure, figure, pick, ratios } from './lib.ts';
 import { withProgram } from './program.ts';
 
-const ROUNDS = 3;
-const SECONDS = 3;
 const CONNECTIONS = 16;
 
 /** A proxy's poll that finds nothing new, beside a bare Fastify route that answers 304. */
@@ -21,28 +19,26 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     const bare = Fastify();
     bare.get('/bare', (_request, reply) => reply.header('etag', `"${hash}"`).code(304).send());
     const bareUrl = await bare.listen({ port: 0, host: '127.0.0.1' });
-    const ours: number[] = [];
-    const limit: number[] = [];
-    for (let round = 0; round < ROUNDS; round++) {
-      limit.push(await rate(`${bareUrl}/bare`, {}));
-      const target = `${url}/v1/policies/bundle?current_hash=${encodeURIComponent(hash)}`;
-      ours.push(await rate(target, { authorization: `Bearer ${secret}` }));
-      ctx.print?.(`round ${round + 1}: bare ${limit[round]!.toFixed(0)}/s, bundle ${ours[round]!.toFixed(0)}/s`);
-    }
+    const target = `${url}/v1/policies/bundle?current_hash=${encodeURIComponent(hash)}`;
+    const seconds = pick(ctx, 1, 3);
+    const contenders = {
+      bare: () => rate(`${bareUrl}/bare`, {}, seconds),
+      bundle: () => rate(target, { authorization: `Bearer ${secret}` }, seconds),
+    };
+    const rates = await alternate(pick(ctx, 1, 3), contenders, ctx.print);
     await bare.close();
     return [
-      figure('bare Fastify route', median(limit), 'requests/s'),
-      figure('bundle, 304', median(ours), 'requests/s'),
-      figure('bundle, 304 / bare route', median(ours.map((o, i) => o / limit[i]!)), 'ratio', 0.5),
+      figure('bare Fastify route', rates.bare, 'requests/s'),
+      figure('bundle, 304', rates.bundle, 'requests/s'),
+      figure('bundle, 304 / bare route', ratios(rates.bundle, rates.bare), 'ratio', 0.5),
     ];
   });
 }
 
 /** Requests a second that come back 304, asked by a process of its own. */
-async function rate(url: string, headers: Record<string, string>): Promise<number> {
-  const child = spawn(process.execPath, [new URL(import.meta.url).pathname, url, JSON.stringify(headers)], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
+async function rate(url: string, headers: Record<string, string>, seconds: number): Promise<number> {
+  const args = [new URL(import.meta.url).pathname, url, JSON.stringify(headers), String(seconds)];
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] });
   let out = '';
   child.stdout.on('data', (data) => {
     out += data;
@@ -54,7 +50,7 @@ async function rate(url: string, headers: Record<string, string>): Promise<numbe
 
 if (import.meta.main) {
   const { Agent } = await import('node:http');
-  const [url, headers] = process.argv.slice(2) as [string, string];
+  const [url, headers, seconds] = process.argv.slice(2) as [string, string, string];
   const agent = new Agent({ keepAlive: true, maxSockets: CONNECTIONS });
   let done = 0;
   let measuring = false;
@@ -73,7 +69,7 @@ if (import.meta.main) {
   setTimeout(() => {
     measuring = true;
     setTimeout(() => {
-      process.stdout.write(String(done / SECONDS), () => process.exit(0));
-    }, SECONDS * 1000);
+      process.stdout.write(String(done / Number(seconds)), () => process.exit(0));
+    }, Number(seconds) * 1000);
   }, 700);
 }

@@ -11,85 +11,93 @@ import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyThumbprint, newSigningKey } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
-import { type BenchContext, type Figure, figure, type LoadResult, load, median, wireEvent } from './lib.ts';
-
-const ROUNDS = 3;
-const SECONDS = 4;
+import {
+  alternate,
+  type BenchContext,
+  type Figure,
+  figure,
+  type LoadOptions,
+  load,
+  pick,
+  ratios,
+  wireEvent,
+} from './lib.ts';
 
 /**
  * Ingest over HTTP beside what PostgreSQL itself takes: raw COPY of rows made beforehand into the same table, with the
  * same indexes, 1,000 a transaction, two transactions under way.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
-  const print = ctx.print ?? console.log;
+  const { print } = ctx;
+  const rounds = pick(ctx, 1, 3);
+  const seconds = pick(ctx, 1.5, 4);
   const db = await openDatabase(ctx.url, { poolSize: 5 });
   const figures: Figure[] = [];
   try {
     // first, on tables that are not full yet; each round has a new server, which is warmed up before it is measured
-    const rounds: LoadResult[] = [];
-    for (let round = 0; round < ROUNDS; round++) {
-      const open = await serving(db, 1, (url, tenants) =>
-        load({ url, tenants, connections: 16, eventsPerRequest: 100, seconds: SECONDS, warmSeconds: 3, rate: 20_000 }),
-      );
-      rounds.push(open);
-      print(`round ${round + 1}: open loop p50 ${open.p50.toFixed(1)} ms, p99 ${open.p99.toFixed(1)} ms`);
-    }
-    const middle = (of: (result: LoadResult) => number) => median(rounds.map(of));
-    figures.push(
-      figure(
-        'open loop at 20,000 events/s: sustained',
-        middle((r) => r.eventsPerSecond),
-        'events/s',
-        19_000,
-      ),
-      figure(
-        'open loop at 20,000 events/s: p50',
-        middle((r) => r.p50),
-        'ms',
-      ),
-      figure(
-        'open loop at 20,000 events/s: p99',
-        middle((r) => r.p99),
-        'ms',
-        50,
-        true,
-      ),
-    );
-
-    const raw: number[] = [];
-    const http: number[] = [];
-    for (let round = 0; round < ROUNDS; round++) {
-      raw.push(await rawCopy(db, `raw_${round}`));
-      http.push(
-        await serving(db, 1, async (url, tenants) => {
-          const result = await load({ url, tenants, connections: 16, eventsPerRequest: 100, seconds: SECONDS });
-          if (result.errors > 0) throw new Error(`ingest answered with errors: ${result.firstError}`);
-          return result.eventsPerSecond;
+    const open = { sustained: [] as number[], p50: [] as number[], p99: [] as number[] };
+    for (let round = 0; round < rounds; round++) {
+      const result = await serving(db, 1, (url, tenants) =>
+        load({
+          ...{ url, tenants, connections: 16, eventsPerRequest: 100, rate: 20_000 },
+          ...{ seconds, warmSeconds: pick(ctx, 1, 3) },
         }),
       );
-      print(`round ${round + 1}: raw COPY ${raw[round]!.toFixed(0)}/s, ingest ${http[round]!.toFixed(0)}/s`);
+      open.sustained.push(result.eventsPerSecond);
+      open.p50.push(result.p50);
+      open.p99.push(result.p99);
+      print?.(`round ${round + 1}: open loop p50 ${result.p50.toFixed(1)} ms, p99 ${result.p99.toFixed(1)} ms`);
     }
-    const ratios = raw.map((rows, i) => http[i]! / rows);
-    figures.push(figure('raw COPY, 1,000 rows a transaction', median(raw), 'rows/s'));
-    figures.push(figure('ingest, 16 connections, 100 events a request', median(http), 'events/s'));
-    figures.push(figure('ingest / raw COPY', median(ratios), 'ratio', 0.7));
+    figures.push(
+      figure('open loop at 20,000 events/s: sustained', open.sustained, 'events/s', 19_000),
+      figure('open loop at 20,000 events/s: p50', open.p50, 'ms'),
+      figure('open loop at 20,000 events/s: p99', open.p99, 'ms', 50, true),
+    );
+
+    const rows = pick(ctx, 50_000, 150_000);
+    const many = { connections: 16, eventsPerRequest: 100, seconds };
+    const beside = await alternate(
+      rounds,
+      {
+        'raw COPY': (round) => rawCopy(db, `raw_${round}`, rows),
+        ingest: () => ingested(db, 1, many),
+      },
+      print,
+    );
+    figures.push(
+      figure('raw COPY, 1,000 rows a transaction', beside['raw COPY'], 'rows/s'),
+      figure('ingest, 16 connections, 100 events a request', beside.ingest, 'events/s'),
+      figure('ingest / raw COPY', ratios(beside.ingest, beside['raw COPY']), 'ratio', 0.85),
+    );
 
     await ctx.checkpoint?.();
-    const single = { connections: 64, eventsPerRequest: 1, seconds: SECONDS };
-    const shared: number[] = [];
-    const own: number[] = [];
-    for (let round = 0; round < 2; round++) {
-      shared.push((await serving(db, 32, (url, tenants) => load({ url, tenants, ...single }))).eventsPerSecond);
-      own.push((await serving(db, 32, (url, tenants) => load({ url, tenants, ...single }), true)).eventsPerSecond);
-      print(`round ${round + 1}: shared writer ${shared[round]!.toFixed(0)}/s, own ${own[round]!.toFixed(0)}/s`);
-    }
-    figures.push(figure('32 tenants, single events, shared writer', median(shared), 'events/s'));
-    figures.push(figure('32 tenants, single events, a writer for each', median(own), 'events/s'));
-    figures.push(figure('shared writer / a writer for each', median(shared.map((s, i) => s / own[i]!)), 'ratio', 2.5));
+    const single = { connections: 64, eventsPerRequest: 1, seconds };
+    const writers = await alternate(
+      pick(ctx, 1, 2, 3),
+      { shared: () => ingested(db, 32, single), own: () => ingested(db, 32, single, true) },
+      print,
+    );
+    figures.push(
+      figure('32 tenants, single events, shared writer', writers.shared, 'events/s'),
+      figure('32 tenants, single events, a writer for each', writers.own, 'events/s'),
+      figure('shared writer / a writer for each', ratios(writers.shared, writers.own), 'ratio', 2.5),
+    );
   } finally {
     await db.close();
   }
   return figures;
+}
+
+/** Events a second that `count` new tenants' requests bring in, without one error. */
+export async function ingested(
+  db: Database,
+  count: number,
+  sent: Pick<LoadOptions, 'connections' | 'eventsPerRequest' | 'seconds' | 'warmSeconds'>,
+  ownWriters = false,
+): Promise<number> {
+  const result = await serving(db, count, (url, tenants) => load({ url, tenants, ...sent }), ownWriters);
+  if (result.errors > 0) throw new Error(`ingest answered with errors: ${result.firstError}`);
+  return result.eventsPerSecond;
 }
 
 let made = 0;
@@ -152,11 +160,10 @@ async function serving<T>(
 }
 
 /** Rows a second of COPY alone: everything else is done beforehand. */
-async function rawCopy(db: Database, name: string): Promise<number> {
+async function rawCopy(db: Database, name: string, total: number): Promise<number> {
   const tenantId = `${name}_${Date.now().toString(36)}`;
   const groups: Buffer[] = [];
   let hash: Buffer = Buffer.alloc(32);
-  const total = 150_000;
   for (let seq = 1; seq <= total; ) {
     const rows = new CopyRows(1024 * 1024);
     for (let i = 0; i < 1000; i++, seq++) {

@@ -14,26 +14,121 @@ export interface BenchContext {
    * makes and flushes 16 MB for each, which shows as stalls of a commit now and then.
    */
   checkpoint?: () => Promise<void>;
+  /** `--quick` and `--long`. */
+  effort?: Effort;
+}
+
+export type Effort = 'quick' | 'usual' | 'long';
+
+/** The one of three that the options ask for; without a value of its own, `--long` takes the usual one. */
+export function pick<T>({ effort = 'usual' }: BenchContext, quick: T, usual: T, long = usual): T {
+  return { quick, usual, long }[effort];
 }
 
 export interface Figure {
   name: string;
+  /** The median where there were several rounds. */
   value: number;
   unit: string;
-  /** The least (or most, for a time) that is accepted. */
+  /** Of the rounds, where there were several. */
+  min?: number;
+  max?: number;
+  rounds?: number;
+  /** The least (or with `atMost` the most) that is accepted. */
   target?: number;
+  atMost?: boolean;
   pass?: boolean;
 }
 
-export function figure(name: string, value: number, unit: string, target?: number, atMost = false): Figure {
-  const pass = target === undefined ? undefined : atMost ? value <= target : value >= target;
-  return { name, value, unit, ...(target !== undefined && { target }), ...(pass !== undefined && { pass }) };
+/** One measured value, or one for each round: then the median counts, and the least and the most are shown. */
+export function figure(
+  name: string,
+  measured: number | readonly number[],
+  unit: string,
+  target?: number,
+  atMost = false,
+): Figure {
+  const rounds = typeof measured === 'number' ? [measured] : measured;
+  const value = median(rounds);
+  return {
+    ...{ name, value, unit },
+    ...(rounds.length > 1 && { min: Math.min(...rounds), max: Math.max(...rounds), rounds: rounds.length }),
+    // what could not be measured has not met its aim
+    ...(target !== undefined && { target, atMost, pass: atMost ? value <= target : value >= target }),
+  };
 }
 
-export const median = (values: readonly number[]): number => values.toSorted((a, b) => a - b)[values.length >> 1]!;
+/** The rounds of each contender, one of each in turn, so that all find the machine in the same state. */
+export async function alternate<Name extends string>(
+  rounds: number,
+  contenders: Record<Name, (round: number) => number | Promise<number>>,
+  print?: (line: string) => void,
+): Promise<Record<Name, number[]>> {
+  const names = Object.keys(contenders) as Name[];
+  const found = Object.fromEntries(names.map((name) => [name, []])) as unknown as Record<Name, number[]>;
+  for (let round = 0; round < rounds; round++) {
+    for (const name of names) found[name].push(await contenders[name](round));
+    print?.(`round ${round + 1}: ${names.map((name) => `${name} ${shown(found[name][round]!)}`).join(', ')}`);
+  }
+  return found;
+}
 
+/** What was measured one after the other, as so many rounds: what is left over belongs to the last. */
+export function inParts<T>(measured: readonly T[], parts = 5): T[][] {
+  const each = Math.floor(measured.length / parts);
+  return Array.from({ length: parts }, (_, n) =>
+    measured.slice(n * each, n === parts - 1 ? undefined : (n + 1) * each),
+  );
+}
+
+/** The ratio in each round: a round's two measurements were made one after the other. */
+export function ratios(ours: readonly number[], theirs: readonly number[]): number[] {
+  if (ours.length !== theirs.length) throw new Error(`${ours.length} rounds beside ${theirs.length}`);
+  return ours.map((value, round) => value / theirs[round]!);
+}
+
+/**
+ * What a unit of the work costs where there is more and more of it, and the cost where there is most beside the cheapest: 1
+ * where the whole grows in a straight line, or better.
+ */
+export function growth(
+  name: string,
+  steps: readonly { of: string; cost: number | readonly number[] }[],
+  unit: string,
+  most?: number,
+): Figure[] {
+  const costs = steps.map(({ of, cost }) => figure(`${name}, ${of}`, cost, unit));
+  const cheapest = Math.min(...costs.map(({ value }) => value));
+  const bend = figure(
+    `${name}: ${steps.at(-1)!.of} / the cheapest`,
+    costs.at(-1)!.value / cheapest,
+    'times',
+    most,
+    true,
+  );
+  return [...costs, bend];
+}
+
+/** A number as the reports print it: three digits that count. */
+export function shown(value: number): string {
+  if (Number.isInteger(value) || Math.abs(value) >= 1000) return Math.round(value).toLocaleString('en');
+  return value.toPrecision(3);
+}
+
+/** Of an even number of values it is the mean of the middle two. */
+export function median(values: readonly number[]): number {
+  return quantile(
+    values.toSorted((a, b) => a - b),
+    0.5,
+  );
+}
+
+/** Between two values it is as far from one to the other as `q` is between their ranks: 0.5 is the median. */
 export function quantile(sorted: readonly number[], q: number): number {
-  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * q))] ?? Number.NaN;
+  const rank = (sorted.length - 1) * q;
+  const [low, high] = [sorted[Math.floor(rank)], sorted[Math.ceil(rank)]];
+  if (low === undefined || high === undefined) return Number.NaN;
+  return low + (high - low) * (rank - Math.floor(rank));
 }
 
 /** The tool calls of a made-up fleet: an ingested event of about 440 bytes, its id left as 15 X. */
@@ -68,6 +163,14 @@ export interface LoadOptions {
   tenants: readonly { authorization: string; tenantId?: string }[];
   connections: number;
   eventsPerRequest: number;
+  /**
+   * Sent instead of events, one for each connection. Each run of three X or more in it becomes a number of as many digits
+   * that grows with each request, over all connections.
+   */
+  bodies?: readonly string[];
+  headers?: Record<string, string>;
+  /** Must be in each answer, which counts as an error without it. */
+  expect?: string;
   seconds: number;
   /** Before the measurement begins. */
   warmSeconds?: number;
@@ -82,7 +185,7 @@ export interface LoadResult {
   p50: number;
   p99: number;
   max: number;
-  /** Answers that were not 2xx. */
+  /** Answers that were not 2xx, or not what was expected. */
   errors: number;
   firstError?: string;
 }
@@ -122,24 +225,35 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
 
   const prepare = (n: number) => {
     const { authorization, tenantId } = tenants[n % tenants.length]!;
-    const body = JSON.stringify({
-      events: Array.from({ length: eventsPerRequest }, (_, i) => wireEvent(n + i, tenantId)),
-    });
+    const body =
+      options.bodies?.[n % options.bodies.length] ??
+      JSON.stringify({ events: Array.from({ length: eventsPerRequest }, (_, i) => wireEvent(n + i, tenantId)) });
     const head = [
       `POST ${path} HTTP/1.1`,
       `host: ${hostname}:${port}`,
       `authorization: ${authorization}`,
       'content-type: application/json',
       `content-length: ${Buffer.byteLength(body)}`,
+      ...Object.entries(options.headers ?? {}).map(([name, value]) => `${name}: ${value}`),
     ];
-    const bytes = Buffer.from(`${head.join('\r\n')}\r\n\r\n${body}`);
-    const places: number[] = [];
-    for (let at = bytes.indexOf('XXX'); at >= 0; at = bytes.indexOf('XXX', at + ID_DIGITS)) places.push(at);
+    const text = `${head.join('\r\n')}\r\n\r\n${body}`;
+    const bytes = Buffer.from(text);
+    const places = [...bytes.toString('latin1').matchAll(/X{3,}/g)].map(({ index, 0: { length } }) => ({
+      index,
+      length,
+    }));
     return () => {
-      for (const place of places) bytes.write(salt + String(++counter).padStart(ID_DIGITS - 5, '0'), place, 'latin1');
+      for (const { index, length } of places) bytes.write(digits(length), index, 'latin1');
       // the socket may keep what it cannot send at once
       return Buffer.from(bytes);
     };
+  };
+  /** No two alike: with room for a salt also beside other runs, else until all numbers of so many digits were used. */
+  const digits = (length: number) => {
+    counter++;
+    if (length === ID_DIGITS) return salt + String(counter).padStart(ID_DIGITS - salt.length, '0');
+    const first = 10 ** (length - 1);
+    return String(first + ((Number(salt) * 997 + counter) % (9 * first)));
   };
   const run = (n: number) =>
     new Promise<void>((resolve, reject) => {
@@ -168,20 +282,20 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
       socket.on('data', (data) => {
         text += data.toString('latin1');
         for (;;) {
-          const head = text.indexOf('\r\n\r\n');
-          const length = Number(/content-length: (\d+)/i.exec(text.slice(0, head))?.[1] ?? 0);
-          if (head < 0 || text.length < head + 4 + length) return;
+          const end = endOfAnswer(text);
+          if (end < 0) return;
           if (measuring) {
-            if (text.startsWith('HTTP/1.1 2')) {
+            const answer = text.slice(0, end);
+            if (answer.startsWith('HTTP/1.1 2') && answer.includes(options.expect ?? '')) {
               answered++;
               latencies.push(performance.now() - due[0]!);
             } else {
               errors++;
-              firstError ??= text.slice(0, 500);
+              firstError ??= answer.slice(0, 500);
             }
           }
           due.shift();
-          text = text.slice(head + 4 + length);
+          text = text.slice(end);
           if (stopped) return finish();
           if (rate === undefined) send(performance.now());
         }
@@ -207,6 +321,18 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
     errors,
     ...(firstError !== undefined && { firstError }),
   };
+}
+
+/** Where the first answer in the text ends; -1 while more of it is to come. */
+function endOfAnswer(text: string): number {
+  const head = text.indexOf('\r\n\r\n');
+  if (head < 0) return -1;
+  if (/\r\ntransfer-encoding: chunked/i.test(text.slice(0, head + 2))) {
+    const last = text.indexOf('\r\n0\r\n\r\n', head + 2);
+    return last < 0 ? -1 : last + 7;
+  }
+  const end = head + 4 + Number(/\r\ncontent-length: (\d+)/i.exec(text.slice(0, head))?.[1] ?? 0);
+  return text.length < end ? -1 : end;
 }
 
 if (import.meta.main) {

@@ -6,13 +6,10 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { performance } from 'node:perf_hooks';
 import { createInterface } from 'node:readline';
-import { type BenchContext, type Figure, figure, quantile } from './lib.ts';
+import { type BenchContext, type Figure, figure, pick, quantile } from './lib.ts';
 import { withProgram } from './program.ts';
 import { policyText, STATEMENTS } from './proxy.ts';
 
-const CALLS = 3000;
-/** Calls of each before any is measured: until then the engines of the processes still compile what runs often. */
-const WARM_UP = 1500;
 const CONCURRENT = 200;
 const ROUNDS = 15;
 
@@ -73,23 +70,26 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       const took = { direct: [] as number[], bare: [] as number[], proxy: [] as number[], flush: [] as number[] };
       const file = await open(path.join(dir, 'line'), 'w');
       const line = Buffer.alloc(800, 'x');
-      for (let i = 0; i < CALLS + WARM_UP; i++) {
+      const calls = pick(ctx, 150, 3000);
+      /** Before any is measured: until then the engines of the processes still compile what runs often. */
+      const warmUp = pick(ctx, 150, 1500);
+      for (let i = 0; i < calls + warmUp; i++) {
         for (const name of ['direct', 'bare', 'proxy'] as const) {
           const ms = await callers[name].call(i);
-          if (i >= WARM_UP) took[name].push(ms);
+          if (i >= warmUp) took[name].push(ms);
         }
         const began = performance.now();
         await file.write(line, 0, line.length, (i % 100) * line.length);
         await file.datasync();
-        if (i >= WARM_UP) took.flush.push(performance.now() - began);
+        if (i >= warmUp) took.flush.push(performance.now() - began);
       }
       await file.close();
       const together = { bare: [] as number[], proxy: [] as number[] };
-      for (let round = 0; round < ROUNDS; round++) {
+      for (let round = 0; round < pick(ctx, 6, ROUNDS); round++) {
         for (const name of ['bare', 'proxy'] as const) {
           const began = performance.now();
           await Promise.all(Array.from({ length: CONCURRENT }, (_, n) => callers[name].call(round * CONCURRENT + n)));
-          if (round >= ROUNDS / 3) together[name].push(performance.now() - began);
+          if (round >= 3) together[name].push(performance.now() - began);
         }
       }
       const at = (values: number[], q: number) =>

@@ -7,6 +7,9 @@ import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 
+/** Of every program that runs on a benchmark's database. */
+export const MASTER_KEY = '07'.repeat(32);
+
 /** The real program on a database, with limits that a benchmark does not reach, while `work` runs. */
 export async function withProgram<T>(
   databaseUrl: string,
@@ -18,6 +21,7 @@ export async function withProgram<T>(
   const config = readConfig({
     PORT: '0',
     SVC_DATA_DIR: dir,
+    SVC_MASTER_KEY: MASTER_KEY,
     SVC_BASE_URL: 'http://bench.test',
     SVC_RATE_EVALUATE: most,
     SVC_RATE_INGEST: most,

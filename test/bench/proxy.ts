@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { open } from 'node:fs/promises';
@@ -7,13 +7,21 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { performance } from 'node:perf_hooks';
-import { type BenchContext, type Figure, figure, quantile } from './lib.ts';
+import {
+  alternate,
+  type BenchContext,
+  type Figure,
+  figure,
+  inParts,
+  load,
+  median,
+  pick,
+  quantile,
+  ratios,
+} from './lib.ts';
 import { withProgram } from './program.ts';
 
 export const STATEMENTS = 100;
-const CALLS = 3000;
-/** Calls of each before any is measured: until then the engines of the processes still compile what runs often. */
-const WARM_UP = 1500;
 
 /** 100 live statements over ten tools: permits with limits, guardrails, and hard denials. */
 export function policyText(tool: number, action = 'api_call', prefix = 'body.'): string {
@@ -31,13 +39,22 @@ const bodyOf = (amount: number) =>
   JSON.stringify({ amount, user: { id: 'u_1', tier: 'gold' }, items: [{ sku: 'a-1', count: 2 }] });
 const BODY = bodyOf(42.5);
 
-/**
- * A request through the proxy (agent told, body read, decided by 100 statements, recorded and flushed to the disk,
- * forwarded) beside the same request through a bare Node reverse proxy and without any, one of each in turn. Each is a
- * process of its own, and each has one kept connection.
- */
-export async function bench(ctx: BenchContext): Promise<Figure[]> {
-  return withProgram(ctx.url, async ({ url, core, tenantId }) => {
+/** The real program, an upstream, and two ways to it, each in a process of its own. */
+export interface Proxies {
+  upstream: string;
+  bare: string;
+  proxy: string;
+  agentKey: string;
+  /** Removed afterwards. */
+  dir: string;
+  /** Another process of Node, until the end: resolves with the address that it says it listens on. */
+  start(args: string[], env?: Record<string, string>): Promise<string>;
+  /** Another proxy, as the package has it, with the megabytes that it has now. */
+  packed(): Promise<{ url: string; megabytes: () => number }>;
+}
+
+export async function withProxies<T>(databaseUrl: string, work: (proxies: Proxies) => Promise<T>): Promise<T> {
+  return withProgram(databaseUrl, async ({ url, core, tenantId }) => {
     const by = { person: 'bench', signedIn: false, admin: false, actor: { type: 'operator', id: 'bench' } as const };
     for (let tool = 0; tool < 10; tool++) {
       await core.policies.create(tenantId, { id: `p${tool}`, dsl_source: policyText(tool) }, by);
@@ -78,52 +95,23 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       const bare = await start([own, 'bare', upstream]);
       const routes = path.join(dir, 'routes.json');
       writeFileSync(routes, JSON.stringify({ routes: [{ path: '/*', to: upstream, tool: 'tool_3' }] }));
-      const proxy = await start([path.resolve('server/proxy/main.ts')], {
-        SVC_URL: url,
-        SVC_PROXY_KEY: proxyKey,
-        SVC_PROXY_PORT: '0',
-        SVC_PROXY_ROUTES: routes,
-        SVC_PROXY_DIR: path.join(dir, 'state'),
-      });
-      const through = callerOf(proxy, agentKey);
-      const callers = { direct: callerOf(upstream, agentKey), bare: callerOf(bare, agentKey), proxy: through };
-      const took = {
-        direct: [] as number[],
-        bare: [] as number[],
-        proxy: [] as number[],
-        known: [] as number[],
-        flush: [] as number[],
+      const startProxy = (program: string, state: string) =>
+        start([program], {
+          SVC_URL: url,
+          SVC_PROXY_KEY: proxyKey,
+          SVC_PROXY_PORT: '0',
+          SVC_PROXY_ROUTES: routes,
+          SVC_PROXY_DIR: path.join(dir, state),
+        });
+      const proxy = await startProxy(path.resolve('server/proxy/main.ts'), 'state');
+      const packed = async () => {
+        execFileSync(process.execPath, ['sdk/proxy/build.ts'], { stdio: ['ignore', 'ignore', 'inherit'] });
+        const address = await startProxy(path.resolve('sdk/proxy/dist/svc-proxy.js'), 'packed');
+        const { pid } = children.at(-1)!;
+        const kilobytes = () => Number(execFileSync('ps', ['-o', 'rss=', '-p', String(pid)], { encoding: 'utf8' }));
+        return { url: address, megabytes: () => kilobytes() / 1024 };
       };
-      const file = await open(path.join(dir, 'line'), 'w');
-      for (let i = 0; i < CALLS + WARM_UP; i++) {
-        // more different ones than the proxy remembers answers to
-        const body = bodyOf(1 + (i % 2000));
-        for (const name of ['direct', 'bare', 'proxy'] as const) {
-          const ms = await callers[name](body);
-          if (i >= WARM_UP) took[name].push(ms);
-        }
-        const ms = await through(BODY);
-        if (i >= WARM_UP) took.known.push(ms);
-        const began = performance.now();
-        await file.write(BODY, (i % 100) * 200);
-        await file.datasync();
-        if (i >= WARM_UP) took.flush.push(performance.now() - began);
-      }
-      await file.close();
-      const at = (name: keyof typeof took, q: number) =>
-        quantile(
-          took[name].sort((a, b) => a - b),
-          q,
-        );
-      return [
-        figure('without a proxy, p50', at('direct', 0.5), 'ms'),
-        figure('through a bare Node reverse proxy, p50', at('bare', 0.5), 'ms'),
-        figure(`through the proxy, ${STATEMENTS} statements, p50`, at('proxy', 0.5), 'ms'),
-        figure('of that: a line written to a file and flushed, p50', at('flush', 0.5), 'ms'),
-        figure('added over the bare one, p50', at('proxy', 0.5) - at('bare', 0.5), 'ms', 1, true),
-        figure('added over the bare one, p99', at('proxy', 0.99) - at('bare', 0.99), 'ms'),
-        figure('added where no rule reads what differs, p50', at('known', 0.5) - at('bare', 0.5), 'ms'),
-      ];
+      return await work({ upstream, bare, proxy, agentKey, dir, start, packed });
     } finally {
       for (const child of children) {
         child.kill();
@@ -132,6 +120,108 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       rmSync(dir, { recursive: true, force: true });
     }
   });
+}
+
+/**
+ * A request through the proxy (agent told, body read, decided by 100 statements, recorded and flushed to the disk,
+ * forwarded) beside the same request through a bare Node reverse proxy and without any, one of each in turn. Each is a
+ * process of its own, and each has one kept connection.
+ */
+export async function bench(ctx: BenchContext): Promise<Figure[]> {
+  return withProxies(ctx.url, async (proxies) => {
+    const { upstream, bare, proxy, agentKey, dir } = proxies;
+    const through = callerOf(proxy, agentKey);
+    const callers = { direct: callerOf(upstream, agentKey), bare: callerOf(bare, agentKey), proxy: through };
+    const took = {
+      direct: [] as number[],
+      bare: [] as number[],
+      proxy: [] as number[],
+      known: [] as number[],
+      flush: [] as number[],
+    };
+    const file = await open(path.join(dir, 'line'), 'w');
+    const calls = pick(ctx, 300, 3000);
+    /** Before any is measured: until then the engines of the processes still compile what runs often. */
+    const warmUp = pick(ctx, 300, 1500);
+    for (let i = 0; i < calls + warmUp; i++) {
+      // more different ones than the proxy remembers answers to
+      const body = bodyOf(1 + (i % 2000));
+      for (const name of ['direct', 'bare', 'proxy'] as const) {
+        const ms = await callers[name](body);
+        if (i >= warmUp) took[name].push(ms);
+      }
+      const ms = await through(BODY);
+      if (i >= warmUp) took.known.push(ms);
+      const began = performance.now();
+      await file.write(BODY, (i % 100) * 200);
+      await file.datasync();
+      if (i >= warmUp) took.flush.push(performance.now() - began);
+    }
+    await file.close();
+    const p50 = (name: keyof typeof took) => inParts(took[name]).map(median);
+    const p99 = (name: keyof typeof took) =>
+      quantile(
+        took[name].toSorted((a, b) => a - b),
+        0.99,
+      );
+    const added = (name: keyof typeof took) => p50(name).map((ms, part) => ms - p50('bare')[part]!);
+    return [
+      figure('without a proxy, p50', p50('direct'), 'ms'),
+      figure('through a bare Node reverse proxy, p50', p50('bare'), 'ms'),
+      figure(`through the proxy, ${STATEMENTS} statements, p50`, p50('proxy'), 'ms'),
+      figure('of that: a line written to a file and flushed, p50', p50('flush'), 'ms'),
+      figure('fresh question: added over the bare one, p50', added('proxy'), 'ms', 1, true),
+      figure('fresh question: added over the bare one, p99', p99('proxy') - p99('bare'), 'ms'),
+      figure('warm question, the same each time: added, p50', added('known'), 'ms'),
+      ...(await throughput(ctx, proxies)),
+    ];
+  });
+}
+
+const FRESH = '{"amount":1XXX.XXXX,"user":{"id":"u_1","tier":"gold"},"items":[{"sku":"a-1","count":2}]}';
+
+async function rate(url: string, { agentKey }: Proxies, connections: number, body: string, seconds: number) {
+  const { requestsPerSecond, errors, firstError } = await load({
+    ...{ url, path: '/charges', tenants: [{ authorization: `Bearer ${agentKey}` }] },
+    ...{ connections, eventsPerRequest: 1, seconds, warmSeconds: 0.5, bodies: [body], expect: '"sku":"a-1"' },
+  });
+  if (errors > 0) throw new Error(`${url}: ${errors} errors, such as ${firstError}`);
+  return requestsPerSecond;
+}
+
+/** Requests a second: questions of which no two are alike, the same one each time, and without a question. */
+async function throughput(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
+  const figures: Figure[] = [];
+  for (const connections of pick(ctx, [16], [1, 16, 64])) {
+    const of = (url: string, body: string) => () => rate(url, proxies, connections, body, pick(ctx, 1, 1.5));
+    const found = await alternate(
+      pick(ctx, 1, 3),
+      {
+        bare: of(proxies.bare, FRESH),
+        fresh: of(proxies.proxy, FRESH),
+        warm: of(proxies.proxy, BODY),
+      },
+      ctx.print,
+    );
+    const name = connections === 1 ? '1 connection' : `${connections} connections`;
+    figures.push(
+      figure(`${name}: a bare Node reverse proxy`, found.bare, 'requests/s'),
+      figure(`${name}: the proxy, fresh questions`, found.fresh, 'requests/s'),
+      figure(`${name}: fresh questions / bare`, ratios(found.fresh, found.bare), 'ratio'),
+      figure(`${name}: warm question / bare`, ratios(found.warm, found.bare), 'ratio'),
+    );
+  }
+  return figures;
+}
+
+/** Megabytes of the proxy's process, as the package has it: before its first request, and when it has had many. */
+export async function proxyMemory(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
+  const { url, megabytes } = await proxies.packed();
+  // it has asked the control plane for everything once
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  const idle = megabytes();
+  for (const connections of [16, 64]) await rate(url, proxies, connections, FRESH, pick(ctx, 1, 5));
+  return [figure('proxy: idle', idle, 'MB', 100, true), figure('proxy: after load', megabytes(), 'MB', 160, true)];
 }
 
 /** One request after the other over one kept connection; resolves with the milliseconds until the answer was read. */

@@ -1,68 +1,139 @@
 import { execFileSync } from 'node:child_process';
-import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
-import { cpus, tmpdir } from 'node:os';
+import { chmodSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { cpus, loadavg, tmpdir, totalmem } from 'node:os';
 import path from 'node:path';
+import { performance } from 'node:perf_hooks';
 import { parseArgs } from 'node:util';
-import { startEmbedded } from '../../db/embedded.ts';
-import { migrate } from '../../db/index.ts';
-import type { BenchContext, Figure } from './lib.ts';
+import type { EmbeddedPostgres } from '../../db/embedded.ts';
+import type { BenchContext, Effort, Figure } from './lib.ts';
+import { BENCHES, type BenchName, benchOf } from './list.ts';
+import { help, type Machine, markdown, statusOf, table } from './report.ts';
 
 /**
  * The benchmarks (`npm run bench`, or `npm run bench -- ingest verify`): each measures the program beside what the machine
  * can do at all for the same job, in the same run. The ratios are what counts; absolute figures belong to the machine.
+ *
+ * Exits with 1 where a benchmark failed, or with `--strict` missed an aim; with 2 where it was asked for what does not exist.
  */
-const ALL = ['ingest', 'verify', 'evaluate', 'policies', 'bundle', 'proxy', 'mcp', 'deliver'] as const;
+const OPTIONS = {
+  quick: { type: 'boolean', default: false },
+  long: { type: 'boolean', default: false },
+  json: { type: 'boolean', default: false },
+  markdown: { type: 'boolean', default: false },
+  strict: { type: 'boolean', default: false },
+  help: { type: 'boolean', default: false },
+} as const;
 
-const { positionals, values } = parseArgs({
-  allowPositionals: true,
-  options: { json: { type: 'boolean', default: false }, help: { type: 'boolean', default: false } },
-});
-if (values.help || positionals.some((name) => !ALL.includes(name as (typeof ALL)[number]))) {
-  console.log(`npm run bench -- [--json] [${ALL.join('] [')}]`);
-  process.exit(values.help ? 0 : 2);
+function wrong(message: string): never {
+  console.error(`${message}\n\n${help()}`);
+  process.exit(2);
 }
+
+function options() {
+  try {
+    return parseArgs({ allowPositionals: true, options: OPTIONS });
+  } catch (error) {
+    return wrong((error as Error).message);
+  }
+}
+
+const { positionals, values } = options();
+if (values.help) {
+  console.log(help());
+  process.exit(0);
+}
+const unknown = positionals.filter((name) => !benchOf(name));
+if (unknown.length > 0) wrong(`unknown: ${unknown.join(', ')}`);
+if (values.quick && values.long) wrong('--quick or --long, not both');
+const effort: Effort = values.quick ? 'quick' : values.long ? 'long' : 'usual';
+const names = (
+  positionals.length > 0 ? positionals : Object.keys(BENCHES).filter((name) => !benchOf(name)!.named)
+) as BenchName[];
 
 const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-'));
 chmodSync(dir, 0o755);
-const names = positionals.length > 0 ? positionals : ALL;
-const databases = names.map((name) => `bench_${name}`);
-const server = await startEmbedded({ dataDir: dir, databases, settings: { shared_buffers: '256MB' } });
+const load = loadavg()[0]!;
+for (const [signal, status] of [
+  ['SIGINT', 130],
+  ['SIGTERM', 143],
+] as const) {
+  process.on(signal, () => {
+    // servers, proxies and peers that were started would outlive this process
+    const children = readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8').trim();
+    for (const pid of children === '' ? [] : children.split(' ')) process.kill(Number(pid), 'SIGTERM');
+    process.exit(status);
+  });
+}
 const report: Record<string, Figure[]> = {};
+const failed: Record<string, string> = {};
+let postgres = 'not used';
+let server: EmbeddedPostgres | undefined;
 try {
-  for (const name of names) {
-    const url = server.url(`bench_${name}`);
-    await migrate(url);
-    const { bench } = (await import(`./${name}.ts`)) as { bench: (ctx: BenchContext) => Promise<Figure[]> };
-    const print = (line: string) => console.error(`  ${line}`);
-    console.error(name);
-    report[name] = await bench({ url, print });
+  const databases = names.filter((name) => !benchOf(name)!.pure).map((name) => `bench_${name}`);
+  if (databases.length > 0) {
+    const { startEmbedded } = await import('../../db/embedded.ts');
+    server = await startEmbedded({ dataDir: dir, databases, settings: { shared_buffers: '256MB' } });
+    postgres = String((await asAdmin('show server_version'))[0]!.server_version);
   }
+  for (const name of names) await run(name);
 } finally {
-  await server.stop();
+  await server?.stop();
   rmSync(dir, { recursive: true, force: true });
 }
 
-const git = (...args: string[]) => execFileSync('git', args, { encoding: 'utf8' }).trim();
-const machine = {
-  cpu: cpus()[0]?.model ?? 'unknown',
-  cores: cpus().length,
-  node: process.version,
-  commit: git('rev-parse', '--short', 'HEAD') + (git('status', '--porcelain') ? ' with changes' : ''),
-};
-if (values.json) console.log(JSON.stringify({ machine, report }, null, 2));
-else {
-  console.log(`${machine.cores} × ${machine.cpu}, Node ${machine.node}, commit ${machine.commit}`);
-  for (const [name, figures] of Object.entries(report)) {
-    console.log(`\n${name}`);
-    for (const { name: what, value, unit, target, pass } of figures) {
-      const shown = value >= 1000 ? Math.round(value).toLocaleString('en') : value.toPrecision(3);
-      const verdict = pass === undefined ? '' : `   ${pass ? 'ok' : 'MISSED'} (target ${target})`;
-      console.log(`  ${what.padEnd(58)} ${shown.padStart(10)} ${unit}${verdict}`);
-    }
+async function run(name: BenchName): Promise<void> {
+  const began = performance.now();
+  console.error(name);
+  try {
+    const url = benchOf(name)!.pure ? '' : server!.url(`bench_${name}`);
+    if (url !== '') await (await import('../../db/index.ts')).migrate(url);
+    const { bench } = (await import(benchOf(name)!.file ?? `./${name}.ts`)) as {
+      bench: (ctx: BenchContext) => Promise<Figure[]>;
+    };
+    report[name] = await bench({
+      ...{ url, effort },
+      print: (line) => console.error(`  ${line}`),
+      checkpoint: async () => void (await asAdmin('checkpoint')),
+    });
+  } catch (error) {
+    // the others are measured all the same
+    failed[name] = (error as Error).message;
+    console.error(error);
+  }
+  console.error(`  took ${((performance.now() - began) / 1000).toFixed(0)} s`);
+}
+
+async function asAdmin(sql: string): Promise<Record<string, unknown>[]> {
+  const { default: pg } = await import('pg');
+  const client = new pg.Client(server!.adminUrl('postgres'));
+  await client.connect();
+  try {
+    return (await client.query<Record<string, unknown>>(sql)).rows;
+  } finally {
+    await client.end();
   }
 }
-process.exitCode = Object.values(report)
-  .flat()
-  .some(({ pass }) => pass === false)
-  ? 1
-  : 0;
+
+function said(command: string, ...args: string[]): string | undefined {
+  try {
+    return execFileSync(command, args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
+  } catch {
+    return undefined;
+  }
+}
+
+const machine: Machine = {
+  cpu: cpus()[0]?.model.trim() ?? 'unknown',
+  cores: cpus().length,
+  memory_gb: Math.round(totalmem() / 2 ** 30),
+  node: process.version,
+  postgres,
+  redis: /v=(\S+)/.exec(said('redis-server', '--version') ?? '')?.[1] ?? 'not installed',
+  commit: said('git', 'rev-parse', '--short', 'HEAD') ?? 'unknown',
+  dirty: said('git', 'status', '--porcelain') !== '',
+  load,
+  effort,
+};
+if (values.json) console.log(JSON.stringify({ machine, report, failed }, null, 2));
+else console.log((values.markdown ? markdown : table)(machine, report, failed));
+process.exitCode = statusOf(report, failed, values);

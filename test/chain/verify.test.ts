@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
 import {
   type ChainPosition,
@@ -232,6 +232,28 @@ describe('the fast path', () => {
       }),
       { numRuns: 400 },
     );
+  });
+
+  test('is the path of ordinary records: none but the first is parsed, with or without an optional member', () => {
+    for (const extra of [{}, { trace_id: 'ab'.repeat(16) }]) {
+      const events = Array.from({ length: 50 }, (_, i) => ({ ...ordinaryEvent(i), ...extra }));
+      const rows = storedChain(TENANT, 'sha256:00', events);
+      const asBytes = rows.map((row) => {
+        const event_id = Buffer.from(row.columns.event_id as string);
+        return { ...row, line: Buffer.from(row.line), columns: { ...row.columns, event_id } };
+      });
+      for (const given of [rows, asBytes]) {
+        const parse = vi.spyOn(JSON, 'parse');
+        expect(verify(given)).toMatchObject({ verified: true, records_checked: 51 });
+        expect(parse).toHaveBeenCalledTimes(1);
+        parse.mockRestore();
+      }
+      const other = { ...asBytes[7]!.columns, event_id: Buffer.from('evt_other') };
+      expect(verify(asBytes.with(7, { ...asBytes[7]!, columns: other }))).toMatchObject({
+        code: 'column_mismatch',
+        first_mismatch_id: JSON.parse(rows[7]!.line).id,
+      });
+    }
   });
 
   test('reads the time of a record to the millisecond, at every border of a day', () => {

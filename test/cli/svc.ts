@@ -8,7 +8,8 @@ import { freePort } from '../helpers/ports.ts';
 
 const root = path.resolve(import.meta.dirname, '../..');
 
-const isSetting = (name: string) => /^(SVC_|PG|DATABASE_URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
+const isSetting = (name: string) =>
+  /^(SVC_|PG|DATABASE_(SESSION_)?URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
 /** The environment without settings, so that those of who runs the tests do not count. */
 const bare = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name)));
 
@@ -107,7 +108,7 @@ export async function startServer(dir: string, settings: Record<string, string> 
     let text = '';
     child.stdout!.on('data', (chunk) => {
       text += chunk;
-      const key = /svc_key_\w+/.exec(text)?.[0];
+      const key = /svc_key_[\w-]+/.exec(text)?.[0];
       const link = /http\S+verify\?token=\w+/.exec(text)?.[0];
       if (key && link && text.includes('(tenant default)')) resolve({ key, link });
     });

@@ -43,6 +43,14 @@ describe('a call that is wrong', () => {
       [['tenant', 'create', '--nmae', 'x'], /--nmae is not a flag of this command; did you mean --name\?/],
       [['tenant', 'create'], /missing: --name NAME, --admin-email EMAIL/],
       [['tenant', 'create', '--name', 'x', '--admin-email', 'nobody'], /"nobody" is not an email address/],
+      [
+        ['tenant', 'create', '--name', 'x', '--admin-email', 'a@b.example', '--id', 'demo-x'],
+        /must not begin with "demo-"/,
+      ],
+      [
+        ['stop', 'agent', 'bot-7', '--tenant', 'default', '--reason', 'r', '--mode', 'freeze', '--abort'],
+        /--abort is for the mode deny/,
+      ],
       [['replay', 'calls.jsonl', '--policies', '.', '--url', 'http://x'], /--url and --api-key must be used together/],
     ];
     for (const [words, fault] of cases) {

@@ -232,7 +232,7 @@ describe('a bad event is rejected with its index and the others are stored', () 
 
   test('one the database refuses', async () => {
     const append = async (_: string, events: readonly AppendEvent[]) => ({
-      results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, hash: '', duplicate: false })),
+      results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, duplicate: false })),
     });
     expect(
       await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] }),

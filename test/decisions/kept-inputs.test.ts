@@ -105,9 +105,8 @@ test('after the erasure nothing of it can be read or guessed, half by half; the 
   const job = forgetInputs({
     db: server.core.db,
     clock: { now: () => now },
-    tenants: async () => [{ tenant_id: tenant.id }],
     retentionDays: async () => ({ input: 30, projection: 395 }),
-    forgetHeld: async () => 0,
+    held: { forget: async () => 0, oldest: async () => null },
   });
   const line = `GET /v1/events/${id}/input`;
   const dump = async () => {

@@ -1,6 +1,7 @@
 import path from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createLog } from '../../server/lib/log.ts';
+import { traceOf } from '../../server/lib/trace.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
 import { Enforcer } from '../../server/proxy/decide.ts';
 import { Governance } from '../../server/proxy/governance.ts';
@@ -92,6 +93,7 @@ class World {
         agent: { id: agent, role: 'clerk', owner: undefined },
         action_type: 'payment',
         summary: 'pay',
+        trace: traceOf(undefined),
         escrowId: hold,
         ...(amount !== undefined && { value: { from: 'amount', divide_by: 1, currency_from: 'currency' } }),
         ...action,
@@ -234,6 +236,22 @@ describe('a held action', () => {
     // a client that can only repeat its call
     expect(await one({ ...order('B', 40), resume: true })).toMatchObject({ decision: 'allow' });
     expect((await w.counters()).find(({ kind }) => kind === 'budget')).toMatchObject({ units: 1_000_000 });
+  });
+
+  test('is another call once its release was used, and counts again', async () => {
+    const w = await World.with(permit('refund', '@rate("1/d per arguments.order_id") @escrow("single")'));
+    const refund = (order_id: string) => ({ tool_name: 'refund', arguments: { order_id } });
+    const proxy = await w.proxy();
+    for (const [order_id, ask] of [
+      ['A', w.evaluate],
+      ['B', proxy],
+    ] as const) {
+      const { hold } = await ask(refund(order_id));
+      await w.release(hold!);
+      expect(await ask({ ...refund(order_id), hold })).toMatchObject({ decision: 'allow' });
+      expect(await w.evaluate(refund(order_id))).toMatchObject({ decision: 'rate_limited' });
+      expect(await proxy(refund(order_id))).toMatchObject({ decision: 'rate_limited' });
+    }
   });
 
   test('keeps its release while the budget is spent by others', async () => {
@@ -400,15 +418,14 @@ test('counters outlive everything but their windows', async () => {
   // a proxy that starts again begins with nothing of its own
   const again = await w.proxy();
   expect(await again({ tool_name: 'pay', amount: 200 })).toMatchObject({ decision: 'rate_limited' });
-  const tenants = [w.tenant.id, 'ten_none'];
-  await server.core.limits.forget(tenants);
+  await server.core.limits.forget();
   expect(await w.counters()).toHaveLength(2);
   server.clock.advance(3_600_000 + 700_000);
-  await server.core.limits.forget(tenants);
+  await server.core.limits.forget();
   expect(await w.counters()).toMatchObject([{ kind: 'budget' }]);
   server.clock.advance(86_400_000);
-  await server.core.limits.forget(tenants);
-  await server.core.limits.forget(tenants);
+  await server.core.limits.forget();
+  await server.core.limits.forget();
   expect(await sql(server, 'select 1 from limit_counter where tenant_id = $1', [w.tenant.id])).toEqual([]);
   expect(await sql(server, 'select 1 from limit_take where tenant_id = $1', [w.tenant.id])).toEqual([]);
 });

@@ -9,7 +9,7 @@ const DAY_MS = 24 * 3600 * 1000;
 
 test('inputs and projections of decisions go with their salts, each after a time of its own, and no others', async () => {
   const [brief, long] = [await server.tenant(), await server.tenant()];
-  const { db, tenants } = server.core;
+  const { db } = server.core;
   const began = Date.now();
   const ages = [0, 20, 40, 400];
   for (const { id } of [brief, long]) {
@@ -27,17 +27,23 @@ test('inputs and projections of decisions go with their salts, each after a time
       }
     }
   }
+  // the job of the server, which has just started, may have looked at them before they had anything
+  await db.owner.query(`update tenant set erase_at = 'epoch'`);
   const forgotten: [string, number][] = [];
   let now = began;
+  let failing: string | undefined;
   const job = forgetInputs({
     db,
     clock: { now: () => now },
-    tenants: () => tenants.list(),
     retentionDays: async (tenantId) =>
       tenantId === brief.id ? { input: 30, projection: 395 } : { input: 50, projection: 10 },
-    forgetHeld: async (tenantId, before) => {
-      forgotten.push([tenantId, Math.round((now - before.getTime()) / DAY_MS)]);
-      return 0;
+    held: {
+      forget: async (tenantId, before) => {
+        if (tenantId === failing) throw new Error('its node is away');
+        forgotten.push([tenantId, Math.round((now - before.getTime()) / DAY_MS)]);
+        return 0;
+      },
+      oldest: async () => null,
     },
   });
   const left = async (tenantId: string) => {
@@ -67,7 +73,31 @@ test('inputs and projections of decisions go with their salts, each after a time
     ]),
   );
 
-  now += 396 * DAY_MS;
+  // the next that is due is ten days away: until then neither is looked at, unless its settings change
+  now += 9 * DAY_MS;
+  forgotten.length = 0;
+  await job.run(new AbortController().signal);
+  expect(forgotten).toEqual([]);
+  const person = await brief.person('admin');
+  await server.call(200, 'PATCH /v1/settings', person, { input_retention_days: 29, reason: 'less' });
+  await job.run(new AbortController().signal);
+  expect(forgotten).toEqual([[brief.id, 30]]);
+
+  // one that fails keeps no other waiting, and comes again
+  forgotten.length = 0;
+  await db.owner.query(`update tenant set erase_at = case when tenant_id = $1 then 'epoch'::timestamptz else $2 end`, [
+    brief.id,
+    new Date(began),
+  ]);
+  failing = brief.id;
+  await expect(job.run(new AbortController().signal)).rejects.toThrow('1 tenants');
+  expect(forgotten).toContainEqual([long.id, 50]);
+  failing = undefined;
+  now += 3_600_000;
+  await job.run(new AbortController().signal);
+  expect(forgotten).toContainEqual([brief.id, 30]);
+
+  now += 387 * DAY_MS;
   await job.run(new AbortController().signal);
   expect(await left(brief.id)).toEqual({});
   expect(await left(long.id)).toEqual({});

@@ -1,11 +1,16 @@
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { openDatabase } from '../../db/index.ts';
 import type { Appender } from '../../server/chain/appender.ts';
 import { idHash } from '../../server/chain/record.ts';
 import type { EventSummary } from '../../server/decisions/event-schemas.ts';
 import { EventQuery, getEvent, searchEvents } from '../../server/decisions/search.ts';
 import { DECISIONS, type DecisionEvent } from '../../server/domain/decision.ts';
-import { appenderOn, event, eventsOf, newTenant } from '../chain/helpers.ts';
+import { exactly } from '../../server/domain/sought.ts';
+import { HoldQueries } from '../../server/escrow/queries.ts';
+import { PolicyQueries } from '../../server/policy/queries.ts';
+import { toAppError } from '../../server/rpc/procedure.ts';
+import { appenderOn, event, eventsOf, newTenant, storedRows } from '../chain/helpers.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
 import { useDatabase } from '../helpers/database.ts';
 
@@ -22,9 +27,9 @@ type Known = { event: DecisionEvent; seq: number; at: number };
 
 const values = {
   agent_id: ['agt_1', 'agt_2', 'a"quoted\\', 'agt_none'],
-  session_id: ['', 'ses_1', 'ses_2', 'ses_none'],
+  session_id: ['', 'ses_1', 'ses_*', 'ses_none'],
   agent_role: ['ops', 'support', 'o', 'none'],
-  tool_name: ['email.send', 'email', '"tool_name":"email"', 'none'],
+  tool_name: ['email.send', 'e*', '"tool_name":"email"', 'none'],
   policy_id: ['', 'pol_1', 'pol_1x', 'none'],
 };
 const pick = (key: keyof typeof values, n: number) => values[key][n % 3]!;
@@ -62,7 +67,12 @@ async function newHistory(count: number): Promise<{ tenantId: string; known: Kno
 
 function matches({ event: e, at }: Known, q: EventQuery): boolean {
   for (const key of ['agent_id', 'session_id', 'agent_role', 'tool_name', 'policy_id', 'decision'] as const) {
-    if (q[key] !== undefined && e[key] !== q[key]) return false;
+    const sought = q[key];
+    if (sought === undefined) continue;
+    const value = e[key]!;
+    const begin = sought.replace(/\*$/, '');
+    const begins = sought.endsWith('*') && !sought.endsWith('**');
+    if (begins ? !value.toLowerCase().startsWith(begin.toLowerCase()) : value !== begin) return false;
   }
   if (q.event_type !== undefined && q.event_type !== `decision.${e.decision}`) return false;
   return (q.since === undefined || at >= Date.parse(q.since)) && (q.until === undefined || at < Date.parse(q.until));
@@ -126,10 +136,10 @@ describe('a search', () => {
         .chain((at) => fc.integer({ min: -1, max: 1 }).map((d) => new Date(at + d).toISOString())),
     );
     const query = fc.record({
-      agent_id: some(fc.constantFrom(...values.agent_id)),
-      session_id: some(fc.constantFrom(...values.session_id.slice(1))),
+      agent_id: some(fc.constantFrom(...values.agent_id, 'AGT_*', 'a"QUOTED\\*')),
+      session_id: some(fc.constantFrom(...values.session_id.slice(1).map(exactly), 'ses_*')),
       agent_role: some(fc.constantFrom(...values.agent_role)),
-      tool_name: some(fc.constantFrom(...values.tool_name)),
+      tool_name: some(fc.constantFrom(...values.tool_name.map(exactly), 'Email*', 'e*', '"*', 'e***')),
       policy_id: some(fc.constantFrom(...values.policy_id.slice(1))),
       decision: some(fc.constantFrom(...DECISIONS)),
       event_type: some(fc.constantFrom(...DECISIONS.map((d) => `decision.${d}` as const))),
@@ -324,7 +334,8 @@ describe('a single event', () => {
       delegation_chain: ['a', 'b'],
     });
     const { results } = await appender.append(tenantId, [{ event: event() }, { event: full }]);
-    const [first, second] = results as { seq: number; hash: string }[];
+    const [first, second] = (await storedRows(box.db, tenantId)).slice(-2);
+    expect(results).toMatchObject([{ seq: first!.seq }, { seq: second!.seq }]);
     const { event_id, ...rest } = full;
     const { policy_version, policy_content_hash, bundle_hash, ...shown } = rest;
     expect(await getEvent(box.db, tenantId, event_id)).toEqual({
@@ -339,7 +350,12 @@ describe('a single event', () => {
         content_hash: policy_content_hash,
         bundle_hash,
       },
-      chain: { seq: second!.seq, prev_hash: first!.hash, hash: second!.hash, alg: 'BLAKE3' },
+      chain: {
+        seq: second!.seq,
+        prev_hash: first!.hash.toString('hex'),
+        hash: second!.hash.toString('hex'),
+        alg: 'BLAKE3',
+      },
     });
   });
 
@@ -358,4 +374,61 @@ describe('a single event', () => {
     await appender.append(tenantId, eventsOf(1));
     await expect(getEvent(box.db, tenantId, id)).rejects.toMatchObject({ problem: 'NOT_FOUND', status: 404 });
   });
+});
+
+test('a statement of a search that takes too long is ended, and the answer says to ask for less', async () => {
+  const impatient = await openDatabase(box.url, { poolSize: 1, readMs: 20 });
+  try {
+    const tenantId = await newTenant(box.db);
+    const reading = impatient.readOnly(tenantId, (client) => client.query('select pg_sleep(60)'));
+    const error = await reading.catch((error: unknown) => error);
+    expect(toAppError(error)).toMatchObject({ problem: 'TOO_BROAD', status: 422 });
+    // its connection is free again, without the bound
+    const rows = await impatient.query<{ ms: string }>(tenantId, `select current_setting('statement_timeout') as ms`);
+    expect(rows).toEqual([{ ms: '0' }]);
+  } finally {
+    await impatient.close();
+  }
+});
+
+test('a search in the texts of policies is bounded', async () => {
+  const db = await openDatabase(box.url, { poolSize: 2, readMs: 50 });
+  const holder = await box.db.connectOwner();
+  try {
+    const tenantId = await newTenant(box.db);
+    const queries = new PolicyQueries({ db, rules: () => Promise.reject(new Error('not asked')) });
+    await holder.query('begin; lock table policy');
+    const found = queries.list(tenantId, { q: 'pay', limit: 50, offset: 0 });
+    await expect(found).rejects.toMatchObject({ name: 'ReadRefused', why: 'took_long' });
+  } finally {
+    await holder.end();
+    await db.close();
+  }
+});
+
+test('lists of holds are bounded: a viewer who asks for many keeps neither others nor other tenants waiting', async () => {
+  const db = await openDatabase(box.url, { poolSize: 6, readMs: 50 });
+  const holder = await box.db.connectOwner();
+  try {
+    const [tenantId, elsewhere] = [await newTenant(box.db), await newTenant(box.db)];
+    const queries = new HoldQueries({ db, settings: () => Promise.reject(new Error('not asked')) });
+    const page = { order: 'value', limit: 50, offset: 0 } as const;
+    await holder.query('begin; lock table escrow_hold');
+    for (const ask of [() => queries.list(tenantId, 'viewer', page), () => queries.summary(tenantId, 'viewer', 24)]) {
+      await expect(ask()).rejects.toMatchObject({ name: 'ReadRefused', why: 'took_long' });
+    }
+    await holder.query('rollback');
+
+    const { promise: gate, resolve: open } = Promise.withResolvers<void>();
+    const many = Array.from({ length: 10 }, () => db.readEntities(tenantId, 'viewer', () => gate));
+    await expect(db.readEntities(tenantId, 'viewer', () => gate)).rejects.toMatchObject({ why: 'too_many' });
+    // of one person two run at once, and of a tenant three
+    expect(await db.readEntities(tenantId, 'approver', async () => 'read')).toBe('read');
+    await db.transaction(elsewhere, (em) => em.execute('select 1'));
+    open();
+    await Promise.all(many);
+  } finally {
+    await holder.end();
+    await db.close();
+  }
 });

@@ -10,6 +10,7 @@ import { serverSettingsHelp } from '../../server/config.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { ERRORS } from '../../server/domain/errors.ts';
 import { EVENT_TYPES } from '../../server/domain/events.ts';
+import { SPAN_ATTRIBUTES, SPAN_EVENTS } from '../../server/lib/telemetry/names.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { refresh, root } from './generate.ts';
 
@@ -219,7 +220,9 @@ describe('errors', () => {
     const named = found(/^[A-Z]+(?:_[A-Z]+)+$/g).map(({ match }) => match[0]);
     const others = named.filter(
       (name) =>
-        !settings.includes(name) && !name.startsWith('SVC_') && !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS)/.test(name),
+        !settings.includes(name) &&
+        !name.startsWith('SVC_') &&
+        !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS|OTEL_EXPORTER_OTLP_)/.test(name),
     );
     expect(others.length).toBeGreaterThan(20);
     expect(others.filter((name) => !Object.hasOwn(ERRORS, name))).toEqual([]);
@@ -229,9 +232,11 @@ describe('errors', () => {
 test('every action of the audit log and every event that a page names is one that there is', () => {
   const known = [...Object.keys(AUDIT_ACTIONS), ...EVENT_TYPES];
   const areas = new Set(known.map((name) => name.split('.')[0]));
+  const inSpans: string[] = [...Object.values(SPAN_ATTRIBUTES), ...Object.values(SPAN_EVENTS)];
   const unknown = found(/^([a-z_]+)\.[a-z_]+$/g)
     .filter(({ match }) => areas.has(match[1]!))
     .map(({ match }) => match[0])
+    .filter((name) => !inSpans.includes(name))
     // kinds of records, an attribute of Cedar, and a file
     .filter(
       (name) => !known.includes(name) && !['chain.genesis', 'chain.loss', 'session.id', 'svc.yaml'].includes(name),
@@ -240,7 +245,7 @@ test('every action of the audit log and every event that a page names is one tha
 });
 
 test('every file and folder of the project that a page names is there', () => {
-  const named = found(/^((?:server|machines|db|web|test|docs|sdk)\/[\w./-]*\w)\/?$/g).map(({ file, match }) => ({
+  const named = found(/^((?:server|machines|db|web|test|docs|sdk|deploy)\/[\w./-]*\w)\/?$/g).map(({ file, match }) => ({
     file,
     name: match[1]!,
   }));

@@ -12,6 +12,8 @@ import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
+import { BENCHES, benchOf } from '../bench/list.ts';
+import { duration } from '../bench/report.ts';
 
 /**
  * The tables of the documentation that are made from the code: `npm run docs` writes them between their markers
@@ -156,6 +158,14 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
             const name = path.basename(file);
             return [name.slice(0, 4), `[${title}](${name})`];
           }),
+      ),
+  },
+  benchmarks: {
+    page: 'docs/benchmarks.md',
+    text: () =>
+      table(
+        ['name', 'what', 'takes about'],
+        Object.keys(BENCHES).map((name) => [code(name), benchOf(name)!.line, duration(benchOf(name)!.seconds[1])]),
       ),
   },
   'audit-actions': {

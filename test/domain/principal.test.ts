@@ -11,7 +11,8 @@ import {
   SCOPES,
   type Scope,
 } from '../../server/domain/principal.ts';
-import { newSecret, SECRET_KINDS, secretKind, secretPrefix } from '../../server/domain/secret.ts';
+import { newSecret, readSecret, SECRET_KINDS, secretPrefix } from '../../server/domain/secret.ts';
+import { TENANT_ID } from '../../server/domain/tenant-id.ts';
 
 const key = (...scopes: Scope[]): Principal => ({ kind: 'api_key', tenantId: 't', id: 'k', scopes, ownerId: 'owner' });
 const person = (...roles: Role[]): Principal => ({
@@ -82,21 +83,25 @@ describe('a secret', () => {
     fc.assert(
       fc.property(
         fc.constantFrom(...SECRET_KINDS),
+        fc.stringMatching(new RegExp(`^${TENANT_ID}$`)),
         fc.nat(),
         fc.constantFrom(...'09AZaz_-. '),
-        (kind, place, character) => {
-          const secret = newSecret(kind);
-          expect(secretKind(secret)).toBe(kind);
+        (kind, tenantId, place, character) => {
+          const secret = newSecret(kind, tenantId);
+          expect(readSecret(secret)).toEqual({ kind, tenantId });
           expect(secret.startsWith(secretPrefix(secret))).toBe(true);
-          expect(secretPrefix(secret)).toHaveLength(`svc_${kind}_`.length + 4);
+          expect(secretPrefix(secret)).toHaveLength(`svc_${kind}_${tenantId}_`.length + 4);
           const at = place % secret.length;
           const other = secret.slice(0, at) + character + secret.slice(at + 1);
-          if (other !== secret) expect(secretKind(other)).toBeUndefined();
+          if (other !== secret) expect(readSecret(other)).toBeUndefined();
         },
       ),
       { numRuns: 500 },
     );
-    for (const text of ['', 'svc_key_', `${newSecret('key')}\n`, ` ${newSecret('key')}`])
-      expect(secretKind(text)).toBeUndefined();
+    const one = newSecret('key', 't');
+    for (const text of ['', 'svc_key_', 'svc_key_t_', `${one}\n`, ` ${one}`, `${one}${one}`, one.replace('_t_', '__')])
+      expect(readSecret(text)).toBeUndefined();
+    for (const tenantId of ['', '_a', 'a b', 'a.b', 'x'.repeat(65)])
+      expect(() => newSecret('key', tenantId)).toThrow(RangeError);
   });
 });

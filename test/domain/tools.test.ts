@@ -55,7 +55,9 @@ describe('the pin', () => {
   });
 
   test('is the same for any order of members, and differs for any other definition', () => {
-    const schema = fc.dictionary(fc.string(), exact);
+    // names that definitions may not have, of which the table below has some
+    const hasPin = (of: unknown) => !/"(?:__proto__|prototype)"/.test(JSON.stringify(of));
+    const schema = fc.dictionary(fc.string(), exact).filter(hasPin);
     fc.assert(
       fc.property(schema, schema, (a, b) => {
         const shuffled = Object.fromEntries(Object.entries(a).reverse());

@@ -11,7 +11,7 @@ export async function write({ page }: Visitor, text: string): Promise<void> {
 }
 
 /** An agent asks; the answer as it got it. */
-export async function evaluate(server: TestServer, tenant: TestTenant, tool_name: string) {
+export async function evaluate(server: TestServer, tenant: TestTenant, tool_name: string, more: object = {}) {
   const agent = await tenant.agent('bot', 'clerk');
   const { body } = await server.call<{ decision: string; escrow?: { id: string } }>(200, 'POST /v1/evaluate', agent, {
     action_type: 'tool_call',
@@ -21,6 +21,7 @@ export async function evaluate(server: TestServer, tenant: TestTenant, tool_name
     value_currency: 'EUR',
     risk_score: 0.6,
     arguments: { amount: 1200, to: 'ACME' },
+    ...more,
   });
   return body;
 }

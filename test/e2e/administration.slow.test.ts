@@ -33,11 +33,21 @@ describeInBrowser('administration', () => {
     await shown.waitFor({ state: 'detached' });
     expect(await page.content()).not.toContain(key);
     const row = page.getByRole('row').filter({ hasText: 'Pipeline' });
-    await row.getByRole('button', { name: 'Revoke' }).click();
+    await row.getByRole('button', { name: 'Rotate' }).click();
+    const rotate = page.getByRole('dialog', { name: 'Rotate Pipeline' });
+    await rotate.getByLabel('The old key works on for').selectOption('none: the old key stops working now');
+    await assertAccessible();
+    await rotate.getByRole('button', { name: 'Rotate' }).click();
+    const renewed = (await shown.locator('pre').first().textContent())!;
+    await shown.getByLabel('I stored it').check();
+    await shown.getByRole('button', { name: 'Done' }).click();
+    await server.call(401, 'GET /v1/policies', { key });
+    await server.call(200, 'GET /v1/policies', { key: renewed });
+    await row.first().getByRole('button', { name: 'Revoke' }).click();
     await page.getByRole('dialog').getByText('Its pipeline can no longer read or change anything.').waitFor();
     await page.getByRole('button', { name: 'Revoke the key' }).click();
-    await row.waitFor({ state: 'detached' });
-    await server.call(401, 'GET /v1/policies', { key });
+    await expect.poll(() => row.count()).toBe(1);
+    await server.call(401, 'GET /v1/policies', { key: renewed });
   });
 
   test('an agent key decides with the command that is shown beside it', async () => {
@@ -130,6 +140,24 @@ describeInBrowser('administration', () => {
       .waitFor();
     await page.getByRole('row').filter({ hasText: 'edge-2' }).getByText('refused a bundle: rollback').waitFor();
     await assertAccessible();
+
+    // a proxy says what it likes of itself: nothing of it is hidden, and one out of service is removed
+    const named = { proxy_id: 'edge\u202e3', version: '1\u202e2', bundle_hash: 'sha256:1', bundle_seq: 4 };
+    await server.call(200, 'POST /v1/proxies/heartbeat', proxy, named);
+    const admin = await browser.visitor(await tenant.person('admin'));
+    await admin.open('/proxies');
+    expect(await admin.page.getByRole('table').innerText()).toContain('version 1U+202E2');
+    await admin.page.getByRole('link', { name: 'edgeU+202E3' }).click();
+    await admin.page.getByRole('heading', { level: 1, name: 'edgeU+202E3' }).waitFor();
+    await admin.page.getByText('version 1U+202E2').waitFor();
+    expect(await admin.page.title()).toContain('edge⟦U+202E⟧3');
+    await admin.page.getByRole('button', { name: 'Remove' }).click();
+    const remove = admin.page.getByRole('dialog', { name: 'Remove edgeU+202E3' });
+    await remove.getByText('It still reports').waitFor();
+    await admin.assertAccessible();
+    await remove.getByRole('button', { name: 'Remove the proxy' }).click();
+    await admin.page.getByRole('row').filter({ hasText: 'edge-2' }).waitFor();
+    expect(await admin.page.getByRole('link', { name: 'edgeU+202E3' }).count()).toBe(0);
   });
 
   test('settings are changed by admins, and read by everyone else', async () => {

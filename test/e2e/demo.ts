@@ -74,6 +74,9 @@ export interface Demo {
   enter(who: keyof typeof BROWSERS): Promise<Credential & { userId: string }>;
   hold: string;
   subscription: string;
+  /** An evidence package, and a decision that was denied. */
+  evidence: string;
+  denied: string;
   /** The proxies that are alive say so once more. */
   beat: () => Promise<void>;
 }
@@ -96,7 +99,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
     const made = await server.core.keys.createApiKey(tenant.id, { label, scopes: [scope], owner }, { actor: OPERATOR });
     return { key: made.secret };
   };
-  const author = await keyOf(people.tomas, 'Policies from Git', 'pipeline');
+  const author = await keyOf(people.maria, 'Policies from Git', 'pipeline');
   const approver = await keyOf(people.maria, 'Release desk', 'admin');
   const proxy = await tenant.key('proxy');
   const bundleOf = async () => {
@@ -138,7 +141,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   const admin = await enter('maria');
   // from another computer as well
   await tenant.enter(people.maria, BROWSERS.tomas);
-  await somethingOfEach(server, admin);
+  const evidence = await somethingOfEach(server, admin);
   const subscription = await subscriptions(server, admin, receiver);
   const hold = await holds(server, tenant);
   const lin = await enter('lin');
@@ -169,7 +172,8 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   };
   await beat();
   for (const chain of ['forensics', 'audit']) await server.call(200, `GET /v1/${chain}/verify`, lin);
-  return { tenant, admin, people, enter, beat, hold, subscription };
+  const { body } = await server.call<{ events: { id: string }[] }>(200, 'GET /v1/events?decision=deny&limit=1', admin);
+  return { tenant, admin, people, enter, beat, hold, subscription, evidence, denied: body.events[0]!.id };
 }
 
 /** A webhook that takes what it gets, and one that does not. */
@@ -245,7 +249,7 @@ async function decisions(server: TestServer, tenant: TestTenant, proxy: Credenti
   });
 }
 
-async function somethingOfEach(server: TestServer, admin: Credential): Promise<void> {
+async function somethingOfEach(server: TestServer, admin: Credential): Promise<string> {
   await server.call(201, 'POST /v1/keys', admin, { label: 'CI pipeline', scopes: ['pipeline'] });
   await server.call(201, 'POST /v1/keys', admin, {
     label: 'Quarterly audit, read only',
@@ -254,9 +258,11 @@ async function somethingOfEach(server: TestServer, admin: Credential): Promise<v
   });
   await server.call(201, 'POST /v1/invites', admin, { email: 'sofia.marin@meridian.example', role: 'author' });
   await server.call(201, 'POST /v1/settings/sso/domains', admin, { domain: 'meridian.example' });
-  for (const purpose of ['Quarterly review Q3', 'Complaint 4471 of a customer']) {
-    await server.call(201, 'POST /v1/forensics/export', admin, { purpose });
-  }
+  await server.call(201, 'POST /v1/forensics/export', admin, { purpose: 'Quarterly review Q3' });
+  const { body } = await server.call<{ package_id: string }>(201, 'POST /v1/forensics/export', admin, {
+    purpose: 'Complaint 4471 of a customer',
+  });
+  return body.package_id;
 }
 
 /** Holds that wait; answers with the one that two people decide. */

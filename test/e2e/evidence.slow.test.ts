@@ -1,3 +1,5 @@
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import { deploy, event, GUARD, sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
@@ -5,10 +7,13 @@ import { useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { shared: true });
 
+/** Agents choose what they call their sessions. */
+const SESSION = 'case\u202e1';
+
 async function tenantWithDecisions() {
   const tenant = await server.tenant();
   await server.call(202, 'POST /v1/events/ingest', await tenant.key('proxy'), {
-    events: Array.from({ length: 40 }, (_, n) => event({ event_id: `e-${n}`, session_id: 'case-1' })),
+    events: Array.from({ length: 40 }, (_, n) => event({ event_id: `e-${n}`, session_id: SESSION })),
   });
   return tenant;
 }
@@ -82,14 +87,35 @@ describeInBrowser('evidence', () => {
     await open('/forensics');
     await page.getByText('41 records').waitFor();
     await page.getByRole('button', { name: 'By session' }).click();
-    await page.getByLabel('Session id').fill('case-1');
+    await page.getByLabel('Session id').fill(SESSION);
     await page.getByText('40 records').waitFor();
-    await page.getByLabel('Purpose').fill('A complaint');
+    await page.getByLabel('Purpose').fill('A complaint\u202e');
     await page.getByRole('button', { name: 'Sign and export' }).click();
-    const link = page.getByRole('link', { name: 'Download the package A complaint' });
+    await page.waitForURL(/\/forensics\/packages\/pkg_\w+$/);
+    const link = page.getByRole('link', { name: /^Download/ });
     const [download] = await Promise.all([page.waitForEvent('download'), link.click()]);
     expect(download.suggestedFilename()).toMatch(/^pkg_\w+\.tar$/);
+    const whole = readFileSync(await download.path());
+    const hash = `sha256:${createHash('sha256').update(whole).digest('hex')}`;
+    await page.getByText(hash).first().waitFor();
+    // nothing that somebody else wrote hides what stands beside it
+    await page.getByText('Session caseU+202E1:').waitFor();
+    expect(await page.title()).toContain('A complaint⟦U+202E⟧');
+    const files = page.getByRole('table', { name: 'Files' });
+    for (const name of ['records.txt', 'check.sh', 'pubkey.pem'])
+      await files.getByText(name, { exact: true }).waitFor();
     await assertAccessible();
+
+    // on paper: the whole hash, as a code too, and no control
+    await page.emulateMedia({ media: 'print' });
+    await page.getByRole('button').first().waitFor({ state: 'hidden' });
+    await page.locator('.print-sheet').getByText(hash).waitFor();
+    expect(await page.locator('.print-sheet svg.qr').boundingBox()).toMatchObject({ width: 132 });
+    await page.emulateMedia({ media: 'screen' });
+
+    await open('/forensics');
+    await page.getByRole('link', { name: 'A complaintU+202E', exact: true }).click();
+    await page.getByRole('heading', { name: 'A complaintU+202E' }).waitFor();
   });
 
   test('the audit log is filtered in the address, opened, verified and saved as a file', async () => {

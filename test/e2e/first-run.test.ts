@@ -1,4 +1,6 @@
+import type { Locator } from 'playwright-core';
 import { expect, test } from 'vitest';
+import { sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -7,20 +9,59 @@ const server = useServer({}, { shared: true });
 describeInBrowser('a new tenant', () => {
   const browser = useBrowser(() => server.url);
 
-  test('comes from nothing to its first denied call, which arrives by itself', async () => {
+  test('comes from nothing to a denied, an allowed, a held and an approved call in eight clicks', async () => {
     const tenant = await server.tenant();
     const visitor = await browser.visitor(await tenant.person('admin'));
     const { page } = visitor;
+    let clicks = 0;
+    const click = async (what: Locator) => {
+      await what.click();
+      clicks++;
+    };
     await visitor.open('/');
-    await page.getByRole('link', { name: /first governed call/ }).click();
+    await click(page.getByRole('link', { name: /first governed call/ }));
     await visitor.assertAccessible();
-    await page.getByRole('button', { name: /Refunds with a limit/ }).click();
-    await page.getByRole('button', { name: 'Enforce this policy' }).click();
+    await click(page.getByRole('button', { name: /Refunds with a limit/ }));
+    await click(page.getByRole('button', { name: 'Enforce this policy' }));
+    const calls = page.getByRole('list', { name: 'Calls to send' });
+    await click(page.getByRole('button', { name: 'Send: One that it denies' }));
+    await calls.getByText('accounts are never deleted by agents').waitFor();
+    await click(page.getByRole('button', { name: 'Send: One that it allows' }));
+    await calls.getByText('Allowed').waitFor();
+    await click(page.getByRole('button', { name: 'Send: One that waits for a person' }));
+    await calls.getByText('refunds over 50 need a person').waitFor();
+    await visitor.assertAccessible();
+    // a second person who is sent the link sees what it is
+    const [hold] = await sql<{ id: string }>(server, 'select id from escrow_hold where tenant_id = $1', [tenant.id]);
+    const second = await browser.visitor(await tenant.person('approver'));
+    await second.open(`/approvals/${hold!.id}`);
+    await second.page.getByText('This is practice').waitFor();
+    await second.page.getByRole('link', { name: 'What this agent did' }).click();
+    await second.page.getByText('People who asked in place of an agent').waitFor();
+    await second.page
+      .getByRole('region', { name: 'Waiting for approval' })
+      .getByRole('link', { name: /refund/ })
+      .waitFor();
+    await second.assertAccessible();
+    await click(page.getByRole('button', { name: 'Approve it' }));
+    await click(page.getByRole('button', { name: 'Send it again: it is approved' }));
+    await page.getByText('That is all there is to it').waitFor();
+    expect(clicks).toBe(8);
+
+    // and all of it is recorded as what it was
+    const records = await sql<{ decision: string; agent: string }>(
+      server,
+      `select line::json->>'decision' as decision, line::json->>'agent_id' as agent from forensic_record
+       where tenant_id = $1 and seq > 1 order by seq`,
+      [tenant.id],
+    );
+    expect(records.map(({ decision }) => decision)).toEqual(['deny', 'allow', 'escrow', 'allow']);
+    expect(new Set(records.map(({ agent }) => agent))).toEqual(new Set(['~practice']));
+
+    // what is shown to be copied for a real agent is what is run
     await page.getByRole('button', { name: 'Create the key' }).click();
     const call = await page.getByRole('region', { name: 'a call that is denied' }).innerText();
     await visitor.assertAccessible();
-
-    // what is shown to be copied is what is run
     const [, url] = /curl -sS (\S+)/.exec(call)!;
     const headers = Object.fromEntries(
       [...call.matchAll(/-H '([^:]+): ([^']+)'/g)].map(([, name, value]) => [name, value]),
@@ -29,10 +70,8 @@ describeInBrowser('a new tenant', () => {
     const answer = await fetch(url!, { method: 'POST', headers: headers as Record<string, string>, body });
     expect(await answer.json()).toMatchObject({ decision: 'deny' });
     const arrived = page.getByRole('list', { name: 'Decisions that arrived' });
-    await arrived.getByText('delete_account').waitFor();
     await arrived.getByText('Denied').waitFor();
-
-    await page.getByRole('link', { name: 'delete_account' }).click();
+    await arrived.getByRole('link', { name: 'delete_account' }).click();
     await page.getByText('refunds#no-deletion').first().waitFor();
     await visitor.assertAccessible();
   });

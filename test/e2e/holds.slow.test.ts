@@ -19,10 +19,11 @@ describeInBrowser('a held action', () => {
     const second = await browser.visitor(await tenant.person('approver'), { width: 390, height: 844 });
     await first.open('/approvals');
     await first.page.getByRole('heading', { name: 'No held actions' }).waitFor();
-    const { escrow } = await evaluate(server, tenant, 'pay');
+    const long = { action_summary: 'pay the bill of November '.repeat(20) };
+    const { escrow } = await evaluate(server, tenant, 'pay', long);
     await first.page.getByRole('link', { name: 'pay (tool_call)' }).click();
     // what the action is stands above; what the agent wrote is marked as its words
-    const said = first.page.getByRole('region', { name: 'What the agent says' });
+    const said = first.page.getByRole('region', { name: 'The agent says' });
     await said.getByText('pay the bill of November').waitFor();
     await first.page.getByRole('region', { name: 'arguments' }).getByText('ACME').waitFor();
     await first.page.getByText('0 of 2').first().waitFor();
@@ -32,20 +33,27 @@ describeInBrowser('a held action', () => {
     await second.open(`/approvals/${escrow!.id}?vote=approve`);
     await second.page.getByText('Nothing is decided until you confirm it here').waitFor();
     await second.assertAccessible();
-    await second.page.getByLabel('Reason').fill('matches the contract');
     await second.page.getByRole('button', { name: 'Approve' }).click();
+    await second.page.getByRole('dialog').getByText('does not release the action yet').waitFor();
+    await second.page.getByRole('dialog').getByLabel('Reason').fill('matches the contract');
     await second.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
     await second.page.getByText('You voted to approve').waitFor();
 
     // the other's vote shows at once
     await first.page.getByText('matches the contract').waitFor();
     await first.page.getByText('1 more approval is needed').waitFor();
-    await first.page.getByLabel('Reason').fill('seen');
     await first.page.getByRole('button', { name: 'Approve' }).click();
+    await first.page.getByRole('dialog').getByText('This releases the action').waitFor();
+    await first.page.getByRole('dialog').getByLabel('Reason').fill('seen');
     await first.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
     await first.page.getByText('Released', { exact: true }).waitFor();
     await second.page.getByText('Released', { exact: true }).waitFor();
     await first.assertAccessible();
+    // on paper nothing can be opened, so nothing is cut off
+    await second.page.emulateMedia({ media: 'print' });
+    const words = second.page.getByRole('blockquote').locator('.some-lines');
+    expect(await words.evaluate(({ scrollHeight, clientHeight }) => scrollHeight - clientHeight)).toBeLessThan(2);
+    await second.page.emulateMedia({ media: 'screen' });
     const { body } = await server.call(200, `GET /v1/escrow/${escrow!.id}`, tenant.admin);
     expect(body).toMatchObject({ status: 'released', current_approvals: 2 });
   });
@@ -66,7 +74,7 @@ describeInBrowser('a held action', () => {
     expect((await vote(other)).body.missing_seats).toEqual([{ group: 'security', count: 1 }]);
     const visitor = await browser.visitor(third!);
     await visitor.open(`/approvals/${escrow!.id}`);
-    await visitor.page.getByText('The number is reached. Still missing: 1 approval from security.').waitFor();
+    await visitor.page.getByText('Enough people approved. Still missing: 1 approval from security.').waitFor();
     await visitor.assertAccessible();
   });
 
@@ -110,7 +118,8 @@ describeInBrowser('a held action', () => {
       });
     // the newest are those that end last
     for (let minutes = 10; minutes <= 61; minutes++) await hold(minutes);
-    const viewer = await browser.visitor(await tenant.person('viewer'));
+    // a window in which the list is a table by itself
+    const viewer = await browser.visitor(await tenant.person('viewer'), { width: 1100, height: 900 });
     const { page } = viewer;
     const rows = page.getByRole('table', { name: /soonest/ }).getByRole('row');
     await viewer.open('/');
@@ -134,7 +143,7 @@ describeInBrowser('a held action', () => {
     const tenant = await server.tenant();
     await deploy(server, tenant.admin, 'bills', PAY.replace('"multi_party") @approvals("2")', '"single")'));
     await evaluate(server, tenant, 'pay');
-    const { page, open } = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = await browser.visitor(await tenant.person('approver'), { width: 1100, height: 900 });
     await open('/approvals');
     const link = page.getByRole('link', { name: 'pay (tool_call)' });
     await link.waitFor();
@@ -160,20 +169,20 @@ describeInBrowser('a held action', () => {
     await page.getByRole('heading', { name: 'pay (tool_call)' }).waitFor();
     expect(await has(page.getByRole('main'))).toBe(true);
 
-    await tabTo(page.getByLabel('Reason'));
-    await keyboard.type('seen');
     const approve = page.getByRole('button', { name: 'Approve' });
     await tabTo(approve);
     await keyboard.press('Enter');
     const question = page.getByRole('dialog', { name: 'Approve this action?' });
     await question.waitFor();
     // a second press of the same key decides nothing; the dialog gives the focus back
-    await expect.poll(() => has(question.getByRole('button', { name: 'Cancel' }))).toBe(true);
+    await expect.poll(() => has(question.getByLabel('Reason'))).toBe(true);
+    await keyboard.press('Enter');
     await keyboard.press('Escape');
     await question.waitFor({ state: 'detached' });
     await expect.poll(() => has(approve)).toBe(true);
     await keyboard.press('Enter');
-    await expect.poll(() => has(question.getByRole('button', { name: 'Cancel' }))).toBe(true);
+    await expect.poll(() => has(question.getByLabel('Reason'))).toBe(true);
+    await keyboard.type('seen');
     await tabTo(question.getByRole('button', { name: 'Approve' }));
     await keyboard.press('Enter');
     await page.getByText('Released', { exact: true }).waitFor();

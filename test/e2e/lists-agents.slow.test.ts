@@ -34,9 +34,9 @@ describeInBrowser('lists', () => {
     await page.getByRole('button', { name: 'New list' }).first().click();
     const form = page.getByRole('dialog', { name: 'New list' });
     await form.getByLabel('Name').fill('Known IBANs');
-    await form.getByText('is not such a name').waitFor();
+    await form.getByText('is not a valid name').waitFor();
     await form.getByLabel('Name').fill('known-ibans');
-    await form.getByLabel('Values, one in each line').fill('DE01\n  DE02 \n\nDE01\nx\u202ey');
+    await form.getByLabel('Values, one per line').fill('DE01\n  DE02 \n\nDE01\nx\u202ey');
     await form.getByText('3 values').waitFor();
     await assertAccessible();
     await form.getByRole('button', { name: 'Create the list' }).click();
@@ -50,7 +50,7 @@ describeInBrowser('lists', () => {
     writeFileSync(file, `\ufeff${many.join('\r\n')}\r\n`);
     await page.getByRole('button', { name: 'Replace the values' }).click();
     const replace = page.getByRole('dialog', { name: 'Replace the values of known-ibans' });
-    expect(await replace.getByLabel('Values, one in each line').inputValue()).toContain('DE01\nDE02');
+    expect(await replace.getByLabel('Values, one per line').inputValue()).toContain('DE01\nDE02');
     await replace.locator('input[type=file]').setInputFiles(file);
     await replace.getByText('50,000 values').first().waitFor();
     await replace.getByLabel('Comment').fill('all of them');
@@ -143,6 +143,35 @@ describeInBrowser('lists', () => {
     await page.getByRole('row', { name: /other-bot/ }).waitFor({ state: 'detached' });
     await assertAccessible();
     await look(page, 'agents');
+    // its page: what it did, what it may do, and the stop with its name filled in
+    await page.getByRole('link', { name: 'support-bot', exact: true }).click();
+    await page.getByRole('heading', { level: 1, name: 'support-bot' }).waitFor();
+    await page.getByRole('region', { name: 'What it did' }).getByRole('link', { name: 'pay', exact: true }).waitFor();
+    await page.getByRole('region', { name: 'What it may do' }).getByText('p#1').first().waitFor();
+    await page.getByRole('region', { name: 'Waiting for approval' }).getByRole('link', { name: /^pay/ }).waitFor();
+    await assertAccessible();
+    await look(page, 'agent');
+    await page.getByRole('button', { name: 'Stop this agent…' }).click();
+    await expect.poll(() => page.getByRole('dialog').getByLabel('Which').inputValue()).toBe('support-bot');
+    await page.keyboard.press('Escape');
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    await page.getByRole('region', { name: 'What it did' }).getByRole('link', { name: /Held/ }).click();
+    await page.getByRole('heading', { level: 1, name: 'Decisions' }).waitFor();
+    expect(new URL(page.url()).search).toMatch(/agent_id=support-bot.*decision=escrow/);
+    await page.getByRole('button', { name: /pay: Held, details/ }).waitFor();
+    // on the overview each tile, kind of decision and name leads on
+    await open('/?last=7d');
+    await page.getByRole('region', { name: 'Most denied in 7 days' }).getByText('none').first().waitFor();
+    await page.getByRole('region', { name: 'Holds opened in 7 days' }).getByText('1 waiting').waitFor();
+    await page
+      .getByRole('region', { name: /^Rules without a decision/ })
+      .getByText('Each of the 2 rules was met.')
+      .waitFor();
+    await assertAccessible();
+    await look(page, 'overview');
+    await page.getByRole('link', { name: 'Pending approvals' }).click();
+    await page.getByRole('heading', { level: 1, name: 'Approvals' }).waitFor();
+    await open('/agents?label=senior');
     await page.getByRole('link', { name: 'Holds of support-bot' }).click();
     await page.getByText('support-bot').first().waitFor();
     expect(await page.getByLabel('Agent', { exact: true }).inputValue()).toBe('support-bot');

@@ -114,8 +114,8 @@ describeLive('live, over tabs and processes', () => {
     const marked = 'globalThis.sameAsBefore';
     await Promise.all(pages.map((page) => page.evaluate(`${marked} = true`)));
 
-    await voter.getByLabel('Reason').fill('as Ben sees it');
     await voter.getByRole('button', { name: 'Approve' }).click();
+    await voter.getByRole('dialog').getByLabel('Reason').fill('as Ben sees it');
     await voter.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
     await Promise.all(pages.map((page) => shows(page, 'as Ben sees it')));
 

@@ -139,7 +139,12 @@ describeInBrowser('people', () => {
     await page.getByRole('button', { name: 'sofia@meridian.test' }).click();
     const drawer = page.getByRole('dialog', { name: 'sofia@meridian.test' });
     await drawer.getByLabel('Role').selectOption('approver');
+    await drawer.getByRole('button', { name: 'Change the role' }).click();
+    const change = page.getByRole('dialog', { name: 'Make sofia@meridian.test approver' });
+    await change.getByText('is author and becomes approver').waitFor();
+    await change.getByRole('button', { name: 'Change the role' }).click();
     await page.getByText('sofia@meridian.test is approver now').waitFor();
+    await change.waitFor({ state: 'detached' });
     await assertAccessible();
     sofia.expectFault(/401|ERR_/);
     await drawer.getByRole('button', { name: 'End', exact: true }).click();

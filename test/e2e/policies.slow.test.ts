@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { deploy, GUARD } from '../helpers/api.ts';
+import { BODIES, deploy, GUARD } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate, write } from './act.ts';
@@ -25,6 +25,18 @@ describeInBrowser('a policy', () => {
     await page.getByRole('button', { name: /did you mean @reason/ }).waitFor();
     expect(await page.getByRole('button', { name: 'Create draft' }).isDisabled()).toBe(true);
     await author.assertAccessible();
+    await page.getByRole('button', { name: 'Replace with @reason' }).click();
+    await page.getByText('no problems').waitFor();
+    // what the tool servers list completes itself
+    await server.call(200, 'POST /v1/tools/observed', tenant.admin, BODIES['POST /v1/tools/observed']);
+    await write(author, 'permit(principal, action, resource == Tool::"');
+    await page.keyboard.type('read_');
+    await page.getByRole('option', { name: 'read_file' }).waitFor();
+    await page.keyboard.press('Enter');
+    await page.keyboard.insertText(') when { context.str.hasTag("');
+    await page.keyboard.press('Control+Space');
+    await page.getByRole('option', { name: 'path' }).waitFor();
+    await page.keyboard.press('Escape');
     await write(author, 'permit(principal in AgentRole::"clerk", action, resource == Tool::"read");');
     await page.getByText('no problems').waitFor();
     await page.getByRole('textbox', { name: 'Agent role' }).fill('clerk');
@@ -104,7 +116,7 @@ describeInBrowser('a policy', () => {
 
     const reviewer = await browser.visitor(approver);
     await reviewer.open('/review/tested');
-    const checks = reviewer.page.getByRole('region', { name: 'Tests' });
+    const checks = reviewer.page.getByRole('region', { name: 'Tests', exact: true });
     await checks.getByText('2 tests passed').waitFor();
     await checks.getByText(name).waitFor();
     await reviewer.page.getByText('tests of nothing → version 2').waitFor();
@@ -230,8 +242,63 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await dialog.getByLabel('Reason').fill('Nobody needs it.');
     await dialog.getByRole('button', { name: 'Reject' }).click();
     await page.getByRole('heading', { name: 'Nothing to decide' }).waitFor();
-    await page.getByText('Nobody needs it.').waitFor();
+    await page.getByText('Nobody needs it.').first().waitFor();
     expect(await stands()).toMatchObject({ status: 'draft', live_version: null });
+  });
+
+  test('is reviewed line by line: threads, checks and rules in words, and its author is told what to change', async () => {
+    const tenant = await server.tenant();
+    const rule = (limit: string, note = '') =>
+      `@id("small") permit(principal in AgentRole::"clerk", action, resource == Tool::"refund")\nwhen { context.num.hasTag("amount") && context.num.getTag("amount").lessThan(decimal("${limit}")) };${note}`;
+    await deploy(server, tenant.admin, 'refunds', rule('50.0'));
+    await tenant.set({ approval_required: true });
+    const author = await tenant.person('author');
+    const reviewer = await browser.visitor(await tenant.person('approver'));
+    const submit = async (dsl_source: string) => {
+      await server.call(200, 'PUT /v1/policies/refunds', author, { dsl_source });
+      await server.call(200, 'POST /v1/policies/refunds/submit', author, { note: 'up to 75' });
+    };
+    // a line ends where the engine ends a comment, and where the server counts it
+    await submit(rule('75.0', '\r// <b>note</b>'));
+    const { page } = reviewer;
+    await reviewer.open('/review/refunds');
+    const checks = page.getByRole('region', { name: 'Checks' });
+    await checks.getByText('compiles; no rule is impossible').waitFor();
+    await checks.getByText('this version has none').waitFor();
+    const rules = page.getByRole('list', { name: 'Rules that differ' });
+    await rules.getByText(/^Permits agents in the role "clerk".*75\.0/).waitFor();
+
+    await page.getByRole('button', { name: 'Comment on line 3 of the text' }).waitFor();
+    await page.getByRole('button', { name: 'Comment on removed line 2 of the text' }).click();
+    await page.getByRole('textbox', { name: 'Comment on line 2' }).fill('Why not 60?\nIt was enough.');
+    await page.getByRole('button', { name: 'Comment', exact: true }).click();
+    const thread = page.getByRole('region', { name: 'version 1 → version 2' }).getByRole('article');
+    await thread.getByText('It was enough.').waitFor();
+    await checks.getByText('1 thread not resolved').waitFor();
+    await reviewer.assertAccessible();
+    await page.getByRole('button', { name: 'Approve version 2' }).click();
+    await page.getByRole('dialog').getByText('1 thread not resolved').waitFor();
+    await page.getByRole('dialog').getByRole('button', { name: 'Cancel' }).click();
+    await page.getByRole('button', { name: 'Request changes' }).click();
+    await page.getByRole('dialog').getByLabel('What should change').fill('Answer the thread.');
+    await page.getByRole('dialog').getByRole('button', { name: 'Send back to the author' }).click();
+
+    const own = await browser.visitor(author);
+    await own.open('/policies/refunds');
+    await own.page.getByText('You were asked for changes').waitFor();
+    await own.assertAccessible();
+    await own.page.getByRole('link', { name: 'Read the review' }).click();
+    const mine = own.page.getByRole('region', { name: 'version 1 → version 2' }).getByRole('article');
+    await mine.getByRole('button', { name: 'Answer' }).click();
+    await mine.getByRole('textbox', { name: 'Answer' }).fill('60 it is.');
+    await mine.getByRole('button', { name: 'Answer' }).click();
+    await thread.getByText('60 it is.').waitFor();
+    await mine.getByRole('button', { name: 'Resolve' }).click();
+    await thread.getByText('resolved').waitFor();
+    await checks.getByText('none is open').waitFor();
+    await submit(rule('60.0'));
+    await page.getByRole('button', { name: 'Review version 3' }).click();
+    await rules.getByText(/60\.0/).waitFor();
   });
 
   test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {

@@ -19,6 +19,8 @@ interface Screen {
 const SCREENS: Record<string, Screen> = {
   'sign-in': { path: '/sign-in', who: null },
   overview: { path: '/' },
+  agent: { path: '/agents/agent?id=support-bot-2&last=7d' },
+  'tool-used': { path: '/tools/tool?name=refund&last=7d' },
   'first-run': { path: '/start' },
   decisions: { path: '/decisions' },
   decision: {
@@ -78,6 +80,8 @@ const SCREENS: Record<string, Screen> = {
         .waitFor();
     },
   },
+  package: { path: (demo) => `/forensics/packages/${demo.evidence}` },
+  'decision-page': { path: (demo) => `/decisions/${demo.denied}` },
   audit: { path: '/audit' },
   'audit-record': {
     path: '/audit?target_type=policy',

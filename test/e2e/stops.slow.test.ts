@@ -31,7 +31,7 @@ describeInBrowser('stops', () => {
 
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('approver'));
     await open('/stops');
-    await page.getByText('Nothing was ever stopped').waitFor();
+    await page.getByText('No stops yet').waitFor();
     await assertAccessible();
     await open('/audit');
     await page.getByRole('button', { name: 'Stop…' }).click();
@@ -56,6 +56,24 @@ describeInBrowser('stops', () => {
     await page.getByText('0 of 1 applied it').waitFor();
     expect(await page.getByRole('button', { name: 'Lift' }).count()).toBe(0);
     await look(page, 'stops-light');
+
+    // a link from a chat fills the form in, for who may stop, and stops nothing
+    await open('/stops?stop=agent&id=%221e3%22');
+    await dialog.getByLabel('Why').waitFor();
+    expect(await dialog.getByLabel('Which').inputValue()).toBe('1e3');
+    await dialog.getByLabel('Also cut what is under way').check();
+    await dialog.getByLabel('Why').fill('asked from a chat');
+    await assertAccessible();
+    await look(page, 'stop-prepared');
+    await dialog.getByLabel('How', { exact: true }).selectOption('freeze');
+    expect(await dialog.getByLabel('Also cut what is under way').count()).toBe(0);
+    await dialog.getByLabel('How', { exact: true }).selectOption('deny');
+    await dialog.getByRole('button', { name: 'Cancel' }).click();
+    await dialog.waitFor({ state: 'detached' });
+    await viewer.open('/stops?stop=agent&id=bot-9');
+    await viewer.page.getByText('0 of 1 applied it').waitFor();
+    expect(await viewer.page.getByRole('dialog').count()).toBe(0);
+    expect((await server.call<{ stops: unknown[] }>(200, 'GET /v1/stops', tenant.admin)).body.stops).toHaveLength(1);
 
     const admin = await browser.visitor(await tenant.person('admin'));
     await admin.open('/stops');

@@ -106,7 +106,11 @@ describeInBrowser('subscriptions', () => {
       new Webhook(known).verify(last.body, last.headers as Record<string, string>);
     }
     await page.getByRole('button', { name: 'Pause' }).click();
-    await page.getByText('paused').first().waitFor();
+    const pause = page.getByRole('dialog', { name: 'Pause the subscription' });
+    await pause.getByText('What is queued now stops').waitFor();
+    await pause.getByRole('button', { name: 'Pause' }).click();
+    await page.getByText('paused', { exact: true }).first().waitFor();
+    await pause.waitFor({ state: 'detached' });
     await page.getByRole('button', { name: 'Delete' }).click();
     await page.getByRole('button', { name: 'Delete subscription' }).click();
     await page.getByRole('heading', { name: 'No subscriptions yet' }).waitFor();

@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
+import { deploy } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -47,6 +48,16 @@ describeInBrowser('tools', () => {
     await page.getByRole('link', { name: /x ?U\+202E ?txt\.<b>/ }).waitFor();
     await page.getByRole('button', { name: '2 Not reviewed of crm' }).waitFor();
     await assertAccessible();
+
+    // a decision does not say of which server its tool is, so its page does not say that rules for a server deny it
+    await deploy(server, tenant.admin, 'shop', 'permit(principal, action, resource in ToolServer::"crm");');
+    await open('/tools/tool?name=refund');
+    const rules = page.getByRole('region', { name: 'Who may use it' });
+    await rules.getByText('Rules for all tools of a server may permit it too').waitFor();
+    expect(await rules.innerText()).not.toContain('is denied');
+    await assertAccessible();
+    await page.getByRole('link', { name: 'on crm' }).click();
+    await rules.getByText('shop#0').first().waitFor();
   });
 
   test('a reviewer sees what changed, and approves what they read', async () => {

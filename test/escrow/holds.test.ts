@@ -272,7 +272,7 @@ describe('timers', () => {
     clock.advance(20_000);
     expect(await codeOf(holds.consume(t.id, two.id, action, by))).toBe('ESCROW_EXPIRED');
     expect(
-      (await queries.list(t.id, { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
+      (await queries.list(t.id, 'u', { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
         ({ id }) => id,
       ),
     ).toEqual([two.id]);

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { metAt } from '../../machines/escrow.ts';
+import { metAt } from '../../machines/requirement.ts';
 import type { Annotations } from '../../server/domain/annotations.ts';
 import { holdKind } from '../../server/domain/hold-kinds.ts';
 import type { HoldTerms } from '../../server/domain/policy.ts';

@@ -40,6 +40,16 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
   }),
 );
 
+/** What a reading route cannot be asked without, besides its path. */
+export function queryOf(path: string): string {
+  const needed: Record<string, string> = {
+    '/v1/session-facts': '?session_id=s',
+    '/v1/find': '?q=guard',
+    '/v1/rules': '?agent_id=a',
+  };
+  return path.endsWith('/diff') ? '?from=1&to=2' : (needed[path] ?? '');
+}
+
 /** A tool that each world has, which nobody has decided on. */
 export const READ_FILE = pinned('files', {
   name: 'read_file',
@@ -64,6 +74,7 @@ export function fill(line: string, ids: Record<string, string> = {}): string {
 /** A small body that each write route takes. */
 export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /auth/logout': {},
+  'POST /v1/practice': { agent_role: 'clerk', tool_name: 'read' },
   'POST /v1/outcomes': { event_id: 'evt_none', outcome: 'succeeded' },
   'POST /v1/keys': { label: 'a label', scopes: ['proxy'] },
   'POST /v1/agent-keys': { agent_id: 'agent-1', agent_role: 'clerk', label: 'a label' },
@@ -111,11 +122,13 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     ].join('\n'),
   },
   'POST /v1/policies/{id}/breaks': {},
+  'POST /v1/policies/{id}/tests/from-decision': { event_id: 'evt_none' },
   'POST /v1/policies/{id}/simulate': {
     dsl_source: 'permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");',
   },
   'DELETE /v1/policies/{id}/simulation': { simulation_id: 'nothing-has-this-id' },
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
+  'POST /v1/policies/{id}/comments/{comment_id}/resolve': { version: 1, resolved: true },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
   'POST /v1/policies/{id}/rollback': { target_version: 1 },
@@ -125,6 +138,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/policies/{id}/request-changes': { version: 1, comment: 'narrower' },
   'POST /v1/policies/{id}/break-glass': { reason: 'incident' },
   'POST /v1/proxies/heartbeat': { proxy_id: 'proxy-1', version: '1.0.0', bundle_hash: 'sha256:0', bundle_seq: 1 },
+  'DELETE /v1/proxies/{proxy_id}': {},
   'POST /v1/tools/observed': {
     server: 'files',
     complete: true,
@@ -149,6 +163,12 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     value_currency: 'EUR',
     risk_score: 0.5,
     context: { ticket: 'T1' },
+  },
+  'POST /v1/evaluate/batch': {
+    requests: [
+      { action_type: 'tool_call', tool_name: 'read', arguments: { a: 'b' }, call_id: 'call_1' },
+      { action_type: 'tool_call', tool_name: 'pay', arguments: { amount: 900 }, call_id: 'call_2' },
+    ],
   },
   'POST /v1/escrow': {
     agent_role: 'clerk',
@@ -220,6 +240,8 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     scopes: ['policies:read', 'policies:write'],
   },
   'DELETE /v1/workload-trust/{id}': {},
+  'POST /v1/keys/{id}/rotate': { overlap_seconds: 3600 },
+  'POST /v1/agent-keys/{id}/rotate': { overlap_seconds: 3600 },
   'DELETE /v1/keys/{id}': {},
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
@@ -361,7 +383,15 @@ export async function simulated(server: TestServer, tenantId: string, policy: st
     groups: [
       {
         ...{ direction: 'hold_lifted', was: held, becomes: { ...held, decision: 'allow' }, simulated: false },
-        ...{ count: 1, agents: 1, tools: [{ name: 'pay', count: 1 }], money, ranges: [], examples: ['evt_1'] },
+        ...{
+          count: 1,
+          agents: 1,
+          tools: [{ name: 'pay', count: 1 }],
+          money,
+          unpriced: 0,
+          ranges: [],
+          examples: ['evt_1'],
+        },
       },
     ],
     more_groups: 0,
@@ -383,13 +413,17 @@ export async function delivered(server: TestServer, tenantId: string, subscripti
   const id = `dlv_${++counter}`;
   await sql(
     server,
-    `with e as (insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
-       values ($1, $3, 'svc.test', '{}', now(), now()) returning *)
-     insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+    `insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
+     values ($1, $2, 'svc.test', '{}', now(), now())`,
+    [tenantId, `oev_${counter}`],
+  );
+  await sql(
+    server,
+    `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
        attempts, created_at)
-     select tenant_id, $4, $2, id, event_type, 'delivered', 1,
-       '{"startedAt": 1, "attempts": 1, "failures": 0, "nextAt": null}', 1, now() from e`,
-    [tenantId, subscription, `oev_${counter}`, id],
+     values ($1, $2, $3, $4, 'svc.test', 'delivered', 1,
+       '{"startedAt": 1, "attempts": 1, "failures": 0, "nextAt": null}', 1, now())`,
+    [tenantId, id, subscription, `oev_${counter}`],
   );
   return id;
 }
@@ -472,7 +506,7 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
     const { rows: tables } = await client.query<{ name: string; columns: string }>(
       `select c.table_name as name, string_agg(quote_ident(c.column_name::text), ', ' order by c.ordinal_position) as columns
        from information_schema.columns c join pg_tables t on t.schemaname = c.table_schema and t.tablename = c.table_name
-       where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at') group by 1 order by 1`,
+       where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at', 'unsigned') group by 1 order by 1`,
     );
     const sums = tables.map(
       ({ name, columns }) =>
@@ -486,8 +520,11 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
   }
 }
 
-/** What jobs write at any time, apart from any request: checkpoints, mails that leave the outbox, ends of simulations. */
-const BY_JOBS = ['chain_checkpoint', 'mail_message', 'policy_simulation'];
+/**
+ * What jobs write at any time, apart from any request: checkpoints, mails that leave the outbox, ends of simulations, what
+ * the tests of live policies find.
+ */
+const BY_JOBS = ['chain_checkpoint', 'mail_message', 'policy_simulation', 'policy_tests'];
 
 /** The tables whose fingerprints differ. */
 export function changed(before: Record<string, string>, after: Record<string, string>): string[] {

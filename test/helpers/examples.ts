@@ -32,7 +32,7 @@ function short(value: unknown): unknown {
   if (Array.isArray(value)) return value.slice(0, 2).map(short);
   if (typeof value === 'string') {
     return value
-      .replace(/svc_(key|agent|link|invite)_\w+/g, 'svc_$1_EXAMPLE')
+      .replace(/svc_(key|agent|link|invite|token)_[\w-]+/g, 'svc_$1_EXAMPLE')
       .replace(/http:\/\/(127\.0\.0\.1:\d+|control\.test)/g, 'https://control.example');
   }
   if (typeof value !== 'object' || value === null) return value;

@@ -19,7 +19,7 @@ declare module 'vitest' {
  * PostgreSQL for the run with a migrated template database, which each test file clones, and the built dashboard.
  */
 export default async function setup(project: TestProject) {
-  let postgres: Promise<EmbeddedPostgres> | undefined;
+  let postgres: Promise<Server> | undefined;
   let dashboard: Promise<void> | undefined;
   let dir: string | undefined;
   const makers: Record<string, () => Promise<unknown>> = {
@@ -54,23 +54,37 @@ export default async function setup(project: TestProject) {
   };
 }
 
-async function startPostgres(dataDir: string): Promise<EmbeddedPostgres> {
+type Server = Pick<EmbeddedPostgres, 'url' | 'adminUrl'> & { stop(): Promise<void> };
+
+async function startPostgres(dataDir: string): Promise<Server> {
   const [{ startEmbedded }, { migrate }, { default: pg }] = await Promise.all([
     import('../../db/embedded.ts'),
     import('../../db/index.ts'),
     import('pg'),
   ]);
   chmodSync(dataDir, 0o755);
-  const server = await startEmbedded({
-    dataDir,
-    databases: ['template_svc'],
-    durable: false,
-    settings: { max_connections: '200', shared_buffers: '64MB' },
-  });
+  const settings = { max_connections: '200', shared_buffers: '64MB' };
+  const { SVC_TEST_PG_BIN } = process.env;
+  const server = SVC_TEST_PG_BIN
+    ? await startOther(SVC_TEST_PG_BIN, settings)
+    : await startEmbedded({ dataDir, databases: ['template_svc'], durable: false, settings });
   await migrate(server.url('template_svc'));
   const admin = new pg.Client(server.adminUrl('postgres'));
   await admin.connect();
   await admin.query('alter database template_svc is_template true allow_connections false');
   await admin.end();
   return server;
+}
+
+/** A PostgreSQL of another version: see test/matrix.ts. */
+async function startOther(bin: string, settings: Record<string, string>): Promise<Server> {
+  const { Postgres15 } = await import('./postgres15.ts');
+  const hasty = { fsync: 'off', full_page_writes: 'off', synchronous_commit: 'off' };
+  const server = await Postgres15.start({ ...settings, ...hasty }, bin);
+  await server.query('create database template_svc owner svc_owner', 'postgres');
+  return {
+    url: (database) => server.urlOf('svc_owner', database),
+    adminUrl: (database) => server.urlOf('postgres', database),
+    stop: () => server.stop(),
+  };
 }

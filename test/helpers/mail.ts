@@ -32,7 +32,7 @@ export function mailsTo(server: TestServer, to: string): Received[] {
         subject: /^Subject: (.*)\r$/m.exec(text)?.[1] ?? '',
         text,
         link,
-        token: /token=(\w+)/.exec(link)?.[1] ?? '',
+        token: /token=([\w-]+)/.exec(link)?.[1] ?? '',
       };
     });
 }

@@ -17,25 +17,27 @@ if (noPostgres15) console.warn(`SKIPPED: tests on PostgreSQL 15, because ${noPos
 /** PostgreSQL refuses to run as root. */
 const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
 
-/** A PostgreSQL 15 of the test's own, on loopback, with the empty database `svc`. */
+/** A PostgreSQL 15, or another one of which the binaries are named, of the test's own, on loopback, with the empty database `svc`. */
 export class Postgres15 {
+  readonly #bin: string;
   readonly #port: number;
   readonly #dir: string;
   #child: ChildProcess | undefined;
   #output = '';
 
-  private constructor(port: number, dir: string) {
+  private constructor(bin: string, port: number, dir: string) {
+    this.#bin = bin;
     this.#port = port;
     this.#dir = dir;
   }
 
   /** With PostgreSQL's defaults, which make it durable, but for `settings`. */
-  static async start(settings: Record<string, string> = {}): Promise<Postgres15> {
+  static async start(settings: Record<string, string> = {}, bin = BIN): Promise<Postgres15> {
     const dir = mkdtempSync(path.join(tmpdir(), 'svc-pg15-'));
     if (NOBODY.uid !== undefined) chownSync(dir, NOBODY.uid, NOBODY.gid);
-    const server = new Postgres15(await freePort(), dir);
+    const server = new Postgres15(bin, await freePort(), dir);
     const init = ['-D', server.#data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C.UTF-8', '--no-sync'];
-    execFileSync(path.join(BIN, 'initdb'), init, { ...NOBODY, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] });
+    execFileSync(path.join(bin, 'initdb'), init, { ...NOBODY, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] });
     const all = { listen_addresses: '127.0.0.1', unix_socket_directories: '', max_connections: '60', ...settings };
     const lines = Object.entries(all).map(([name, value]) => `${name} = '${value}'\n`);
     appendFileSync(path.join(server.#data, 'postgresql.conf'), lines.join(''));
@@ -48,12 +50,16 @@ export class Postgres15 {
 
   /** The database, as its owner. */
   get url(): string {
-    return `postgres://svc_owner@127.0.0.1:${this.#port}/svc`;
+    return this.urlOf('svc_owner', 'svc');
+  }
+
+  urlOf(login: string, database: string): string {
+    return `postgres://${login}@127.0.0.1:${this.#port}/${database}`;
   }
 
   /** As the superuser. */
   async query<R extends pg.QueryResultRow>(text: string, database = 'svc'): Promise<R[]> {
-    const client = new pg.Client(`postgres://postgres@127.0.0.1:${this.#port}/${database}`);
+    const client = new pg.Client(this.urlOf('postgres', database));
     client.on('error', () => undefined);
     await client.connect();
     try {
@@ -65,7 +71,7 @@ export class Postgres15 {
 
   /** Starts the server again, which was killed; resolves when it answers. */
   async restart(): Promise<void> {
-    const child = spawn(path.join(BIN, 'postgres'), ['-D', this.#data, '-p', String(this.#port)], {
+    const child = spawn(path.join(this.#bin, 'postgres'), ['-D', this.#data, '-p', String(this.#port)], {
       ...NOBODY,
       cwd: this.#dir,
       stdio: ['ignore', 'pipe', 'pipe'],

@@ -63,8 +63,13 @@ export class Receiver {
     return `${this.#secure ? 'https' : 'http'}://${host}:${this.port}${path}`;
   }
 
-  async stop(): Promise<void> {
+  /** Ends all connections, as a server does that has waited long enough. */
+  hangUp(): void {
     for (const socket of this.#sockets) socket.destroy();
+  }
+
+  async stop(): Promise<void> {
+    this.hangUp();
     this.#server.close();
     await once(this.#server, 'close');
   }

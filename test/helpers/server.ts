@@ -13,6 +13,7 @@ import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import type { SettingsPatch } from '../../server/tenants/settings.ts';
 import { asAdmin, cloneTemplate } from './database.ts';
+import { PgBouncer } from './pgbouncer.ts';
 import { freePort } from './ports.ts';
 import { builtDashboard } from './provisions.ts';
 
@@ -89,7 +90,11 @@ interface Options {
    * that already knows the server need not load the dashboard again.
    */
   shared?: boolean;
+  /** With a PgBouncer in transaction mode between it and the database, which has few connections for all its clients. */
+  pooled?: boolean;
   egress?: Egress;
+  /** The address of an empty database that is the test's own; else one is made from the template. */
+  database?: () => string;
 }
 
 interface Running {
@@ -103,10 +108,17 @@ interface Running {
   stop(): Promise<void>;
 }
 
+/** See test/matrix.ts. */
+const ALL_POOLED = Boolean(process.env.SVC_TEST_POOLER);
+/** Connections of all pools that requests and jobs of a pooled server share. */
+const POOLED = 3;
+
 async function start(env: Record<string, string>, options: Options): Promise<Running> {
   if (options.browsed) await builtDashboard();
   const name = `t_${randomBytes(6).toString('hex')}`;
-  const databaseUrl = await cloneTemplate(name);
+  const databaseUrl = options.database?.() ?? (await cloneTemplate(name));
+  const pooler =
+    (options.pooled ?? ALL_POOLED) ? await PgBouncer.start(databaseUrl, { connections: POOLED }) : undefined;
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
   const clock = new TestClock();
   const logged: string[] = [];
@@ -127,6 +139,7 @@ async function start(env: Record<string, string>, options: Options): Promise<Run
     SVC_RATE_TOOLS: '100000',
     // nobody answers there: no test asks a name server of the outside
     SVC_DNS_SERVERS: '127.0.0.1:9',
+    ...(pooler && { DATABASE_URL: pooler.url(databaseUrl), DATABASE_SESSION_URL: databaseUrl }),
     ...env,
   });
   const log = createLog('debug', { write: (line: string) => logged.push(line) });
@@ -134,11 +147,12 @@ async function start(env: Record<string, string>, options: Options): Promise<Run
   let program: Program | undefined;
   const stop = async () => {
     await program?.stop();
-    await asAdmin(`drop database if exists ${name} with (force)`);
+    await pooler?.stop();
+    if (!options.database) await asAdmin(`drop database if exists ${name} with (force)`);
     rmSync(dir, { recursive: true, force: true });
   };
   try {
-    program = await createProgram({ config, databaseUrl, log, clock, ...egress });
+    program = await createProgram({ config, databaseUrl: config.databaseUrl ?? databaseUrl, log, clock, ...egress });
     const url = await program.listen();
     return { program, url, origin: config.origins[0]!, databaseUrl, dir, clock, logged, stop };
   } catch (error) {
@@ -236,7 +250,11 @@ export function useServer(env: Record<string, string> = {}, options: Options = {
         return response.headers.get('set-cookie')!.split(';')[0]!;
       };
       const operator = { type: 'operator', id: 'test' } as const;
-      const [member] = await server.core.db.query<{ id: string }>(tenantId, 'select id from member');
+      const [member] = await server.core.db.query<{ id: string }>(
+        tenantId,
+        'select id from member where tenant_id = $1',
+        [tenantId],
+      );
       const keyOf = async (...scopes: Scope[]) => {
         const input = { label: scopes.join(' '), scopes, owner: member!.id };
         return { key: (await server.core.keys.createApiKey(tenantId, input, { actor: operator })).secret };

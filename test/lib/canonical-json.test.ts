@@ -8,7 +8,7 @@ const number = fc.oneof(
   fc.double({ min: -1e15, max: 1e15, noNaN: true }),
   fc.double({ min: -1e-5, max: 1e-5, noNaN: true }),
 );
-const string = fc.string({ unit: 'binary' });
+const string = fc.oneof(fc.string({ unit: 'binary' }), fc.string());
 const { value } = fc.letrec((tie) => ({
   value: fc.oneof(
     { maxDepth: 4, depthSize: 'small' },
@@ -120,6 +120,21 @@ describe('canonical JSON', () => {
     ['bytes', new Uint8Array(2)],
   ])('refuses %s with a RangeError', (_, any) => {
     expect(() => canonicalJson(any)).toThrow(RangeError);
+  });
+
+  test('asks no value how it wants to be written', () => {
+    const own = Object.assign([1], { toJSON: () => 'other' });
+    class Thing {
+      b = 1;
+      a = 2;
+      toJSON() {
+        return 'other';
+      }
+    }
+    expect(canonicalJson(own)).toBe('[1]');
+    expect(canonicalJson({ thing: new Thing() })).toBe('{"thing":{"a":2,"b":1}}');
+    expect(canonicalJson({ toJSON: 1, a: 2 })).toBe('{"a":2,"toJSON":1}');
+    expect(() => canonicalJson({ toJSON: () => 'other' })).toThrow(RangeError);
   });
 
   test('leaves out members that are undefined', () => {

@@ -8,6 +8,7 @@ import {
   newSigningKey,
   publicKeyOf,
   randomBase62,
+  randomFew,
   SecretBox,
   sha256Tag,
   spkiDer,
@@ -105,4 +106,15 @@ describe('keys and hashes', () => {
       }),
     );
   });
+});
+
+test('of the random bytes that are drawn in lots each is given out once', () => {
+  const given = Array.from({ length: 2000 }, (_, n) => randomFew(n % 7 === 0 ? 16 : 8));
+  expect(given.map(({ length }) => length)).toEqual(given.map((_, n) => (n % 7 === 0 ? 16 : 8)));
+  expect(new Set(given.map((bytes) => bytes.toString('hex'))).size).toBe(given.length);
+  const places = given.map(({ buffer, byteOffset }, n) => [buffer, byteOffset, given[n]!.length] as const);
+  for (const [n, [buffer, offset]] of places.entries()) {
+    const [before, start, length] = places[n - 1] ?? [];
+    if (buffer === before) expect(offset).toBe(start! + length!);
+  }
 });

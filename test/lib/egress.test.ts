@@ -6,7 +6,7 @@ import { type NetworkInterfaceInfo, networkInterfaces } from 'node:os';
 import tls from 'node:tls';
 import fc from 'fast-check';
 import ipaddr from 'ipaddr.js';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { Egress, EgressError } from '../../server/lib/egress.ts';
 import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
 import { TestDns } from '../helpers/dns.ts';
@@ -405,6 +405,227 @@ describe('exchanges', () => {
       raw('HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n', false),
     );
     expect((await send(`http://127.0.0.1:${port}/`)).status).toBe(101);
+  });
+});
+
+describe('kept connections', () => {
+  const OK = 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok';
+  /** Calls `serve` with each request of each connection, both counted from 1. */
+  const speaks = async (serve: (socket: Socket, request: number, connection: number) => unknown) => {
+    let connections = 0;
+    const open = new Set<Socket>();
+    const counted = createServer((socket) => {
+      const connection = ++connections;
+      let requests = 0;
+      open.add(socket);
+      socket.on('close', () => open.delete(socket));
+      socket.on('data', () => void serve(socket, ++requests, connection));
+    });
+    return { ...(await listen(counted)), open };
+  };
+  const echo = (_: unknown, response: http.ServerResponse) => void response.end('ok');
+  const url = (port: number, name = '127.0.0.1', scheme = 'http') => `${scheme}://${name}:${port}/`;
+  const keep = 'tenant-1/lane-1';
+
+  test('serve the next request of the same owner to the same scheme, host and port, and no other', async () => {
+    Object.assign(dns.names, { 'one.test': ['127.0.0.1'], 'two.test': ['127.0.0.1'] });
+    const [one, other] = [await listen(http.createServer(echo)), await listen(http.createServer(echo))];
+    const egress = guard(LOOPBACK, true);
+    const send = async (to: string, owner?: string) => {
+      expect((await egress.send({ url: to, ...(owner !== undefined && { keep: owner }) })).status).toBe(200);
+      return one.connections();
+    };
+    expect(await send(url(one.port, 'one.test'), keep)).toBe(1);
+    expect(await send(`${url(one.port, 'one.test')}elsewhere?x`, keep)).toBe(1);
+    expect(await send(url(one.port, 'one.test'), 'tenant-2/lane-1')).toBe(2);
+    expect(await send(url(one.port, 'two.test'), keep)).toBe(3);
+    expect(await send(url(one.port, 'one.test'))).toBe(4);
+    await send(url(other.port, 'one.test'), keep);
+    expect(other.connections()).toBe(1);
+    const failure = await failureOf(egress.send({ url: url(one.port, 'one.test', 'https'), keep }));
+    expect(failure.failure).toBe('TLS_ERROR');
+    // another guard has its own
+    await guard(LOOPBACK).send({ url: url(one.port, 'one.test'), keep });
+    expect(one.connections()).toBe(6);
+    // those that were kept are still there
+    expect(await send(url(one.port, 'one.test'), keep)).toBe(6);
+    expect(await send(url(one.port, 'two.test'), keep)).toBe(6);
+  });
+
+  test('are not shared by requests at the same time, and one is kept of several', async () => {
+    let arrived = 0;
+    const release: (() => void)[] = [];
+    const { port, connections } = await listen(
+      http.createServer((_, response) => {
+        release.push(() => response.end());
+        if (++arrived === 3) for (const end of release) end();
+      }),
+    );
+    const egress = guard(LOOPBACK);
+    await Promise.all([1, 2, 3].map(() => egress.send({ url: url(port), keep })));
+    expect(connections()).toBe(3);
+    const more = [egress.send({ url: url(port), keep }), egress.send({ url: url(port), keep })];
+    await expect.poll(() => release.length).toBe(5);
+    for (const end of release) end();
+    await Promise.all(more);
+    expect(connections()).toBe(4);
+  });
+
+  test('go to the address that was judged; where the name means another by then, no new one is made', async () => {
+    let turned = false;
+    dns.names['turns.test'] = () => (turned ? ['127.0.0.1', '10.0.0.1'] : ['127.0.0.1']);
+    const { port, connections, open } = await speaks((socket, _, connection) => {
+      if (connection === 1) socket.write(OK);
+    });
+    const egress = guard(['127.0.0.1/32']);
+    await egress.send({ url: url(port, 'turns.test'), keep });
+    turned = true;
+    const asked = dns.asked.length;
+    expect((await egress.send({ url: url(port, 'turns.test'), keep })).status).toBe(200);
+    expect(dns.asked.length, 'no question').toBe(asked);
+    for (const socket of open) socket.destroy();
+    await expect.poll(() => open.size).toBe(0);
+    expect((await failureOf(egress.send({ url: url(port, 'turns.test'), keep }))).failure).toBe('DESTINATION_BLOCKED');
+    expect(connections()).toBe(1);
+  });
+
+  test('that the other side ends with the request, without a byte of an answer: it is made once more, judged again', async () => {
+    let turned = false;
+    dns.names['ends.test'] = () => (turned ? ['10.0.0.1'] : ['127.0.0.1']);
+    const { port, connections } = await speaks((socket, request) => {
+      if (request === 1) socket.write(OK);
+      else socket.resetAndDestroy();
+    });
+    const egress = guard(['127.0.0.1/32']);
+    const send = () => egress.send({ url: url(port, 'ends.test'), keep, body: 'x' });
+    for (const expected of [1, 2, 3]) {
+      expect((await send()).status).toBe(200);
+      expect(connections()).toBe(expected);
+    }
+    turned = true;
+    expect((await failureOf(send())).failure).toBe('DESTINATION_BLOCKED');
+    expect(connections()).toBe(3);
+  });
+
+  test('a request is not made a second time where an answer had begun, where it took too long, or on a new connection', async () => {
+    const begun = await speaks((socket, request) => (request === 1 ? socket.write(OK) : socket.end('HTTP/1.1 2')));
+    const silent = await speaks((socket, request) => request === 1 && socket.write(OK));
+    const ends = await speaks((socket) => socket.end());
+    const egress = guard(LOOPBACK);
+    const send = (port: number) => egress.send({ url: url(port), keep, timeoutMs: 500 });
+    for (const { port } of [begun, silent]) await send(port);
+    expect((await failureOf(send(begun.port))).failure).toBe('CONNECTION_FAILED');
+    expect((await failureOf(send(silent.port))).failure).toBe('TIMEOUT');
+    expect((await failureOf(send(ends.port))).failure).toBe('CONNECTION_FAILED');
+    for (const { connections } of [begun, silent, ends]) expect(connections()).toBe(1);
+  });
+
+  test.each<[what: string, answer: (socket: Socket) => unknown]>([
+    [
+      'a second answer behind the first',
+      (socket) => socket.write(`${OK}HTTP/1.1 299 Stolen\r\ncontent-length: 0\r\n\r\n`),
+    ],
+    [
+      'a second answer a moment later',
+      (socket) => {
+        socket.setNoDelay(true);
+        socket.write(OK);
+        setTimeout(() => socket.write('HTTP/1.1 299 Stolen\r\ncontent-length: 0\r\n\r\n'), 20);
+      },
+    ],
+    [
+      'a single byte a moment later',
+      (socket) => {
+        socket.write(OK);
+        setTimeout(() => socket.write('\n'), 20);
+      },
+    ],
+    ['more than it announced', (socket) => socket.write('HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 299 Stolen\r\n\r\n')],
+    ['an answer that ends with the connection', (socket) => socket.end('HTTP/1.1 200 OK\r\n\r\nok')],
+    ['that it closes', (socket) => socket.write(OK.replace('\r\n\r\n', '\r\nconnection: close\r\n\r\n'))],
+    [
+      'that it keeps it for a second',
+      (socket) => socket.write(OK.replace('\r\n\r\n', '\r\nkeep-alive: timeout=1\r\n\r\n')),
+    ],
+    ['HTTP/1.0', (socket) => socket.write(OK.replace('1.1', '1.0'))],
+    ['too much', (socket) => socket.write(`HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n${'x'.repeat(70_000)}`)],
+  ])('are not used again where a server sends %s', async (_, answer) => {
+    const { port, connections, open } = await speaks((socket, __, connection) =>
+      connection === 1 ? answer(socket) : socket.write('HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n'),
+    );
+    const egress = guard(LOOPBACK);
+    expect([200, 204]).toContain((await egress.send({ url: url(port), keep })).status);
+    await expect.poll(() => open.size).toBe(0);
+    expect((await egress.send({ url: url(port), keep })).status).toBe(202);
+    expect(connections()).toBe(2);
+  });
+
+  test('a server that answers before it has read, and never reads, keeps none', async () => {
+    const { port, connections, open } = await speaks((socket) => {
+      socket.pause();
+      socket.write(OK);
+    });
+    const egress = guard(LOOPBACK);
+    const body = Buffer.alloc(32e6);
+    await egress.send({ url: url(port), keep, body, timeoutMs: 1000 }).catch((error) => {
+      expect(error).toBeInstanceOf(EgressError);
+    });
+    await egress.send({ url: url(port), keep });
+    expect(connections()).toBe(2);
+    for (const socket of open) socket.destroy();
+  });
+
+  test('end when nothing is sent for as long as the server says, before it ends them', async () => {
+    const { port, open } = await speaks((socket) =>
+      socket.write(OK.replace('\r\n\r\n', '\r\nkeep-alive: timeout=2\r\n\r\n')),
+    );
+    await guard(LOOPBACK).send({ url: url(port), keep });
+    expect(open.size).toBe(1);
+    await expect.poll(() => open.size, { timeout: 9000 }).toBe(0);
+  });
+
+  test('are no older than a minute when a request begins on them', async () => {
+    const { port, connections } = await speaks((socket) => socket.write(OK));
+    const egress = guard(LOOPBACK);
+    const now = performance.now.bind(performance);
+    let later = 0;
+    const clock = vi.spyOn(performance, 'now').mockImplementation(() => now() + later);
+    try {
+      // idle for 15 seconds at most in between
+      for (later of [0, 14_000, 28_000, 42_000]) {
+        await egress.send({ url: url(port), keep });
+        expect(connections()).toBe(1);
+      }
+      for (later of [56_000, 69_000]) await egress.send({ url: url(port), keep });
+      expect(connections()).toBe(2);
+    } finally {
+      clock.mockRestore();
+    }
+  });
+
+  test('are limited in number: those used longest ago end first', async () => {
+    const { port, connections, open } = await speaks((socket) => socket.write(OK));
+    const egress = guard(LOOPBACK);
+    const send = (n: number) => egress.send({ url: url(port), keep: `lane-${n}` });
+    for (let n = 0; n < 260; n++) await send(n);
+    await expect.poll(() => open.size).toBe(256);
+    await send(259);
+    await send(4);
+    expect(connections()).toBe(260);
+    await send(0);
+    expect(connections()).toBe(261);
+  });
+
+  test('over TLS are kept for the name whose certificate was checked', async () => {
+    Object.assign(dns.names, { 'good.test': ['127.0.0.1'], 'bad.test': ['127.0.0.1'] });
+    const { port, connections } = await listen(https.createServer(await ca.issue(['good.test']), echo));
+    const egress = guard(LOOPBACK, true);
+    const send = (name: string) => egress.send({ url: url(port, name, 'https'), keep });
+    for (const _ of [1, 2, 3]) expect((await send('good.test')).status).toBe(200);
+    expect(connections()).toBe(1);
+    expect((await failureOf(send('bad.test'))).failure).toBe('TLS_ERROR');
+    expect((await send('good.test')).status).toBe(200);
+    expect(connections()).toBe(2);
   });
 });
 

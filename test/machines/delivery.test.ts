@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
+import { transition } from 'xstate';
 import { chartOf } from '../../machines/chart.ts';
 import {
   BACK_OFF,
@@ -117,6 +118,12 @@ describe('the machine of deliveries', () => {
           at += later;
           const before = snapshot;
           const [next, effects] = stepDelivery(stored(before), { ...event, at } as DeliveryEvent);
+          // a step is XState's own
+          const [theirs, actions] = transition(deliveryMachine, stored(before), { ...event, at } as DeliveryEvent);
+          expect([next.value, next.context]).toEqual([theirs.value, theirs.context]);
+          expect(effects).toEqual(
+            actions.filter(({ type }) => type === 'wakeAt').map(({ type, params }) => ({ type, params })),
+          );
           const { nextAt, attempts, startedAt } = next.context;
           // something is due if and only if it is retrying, and the timer is always told
           expect(nextAt !== null).toBe(next.value === 'retrying');

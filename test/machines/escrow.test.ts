@@ -11,12 +11,12 @@ import {
   type HoldSnapshot,
   holdMachine,
   holdRefusal,
-  metAt,
   restoreHold,
   stepHold,
   timeline,
   unreadableHolds,
 } from '../../machines/escrow.ts';
+import { metAt } from '../../machines/requirement.ts';
 import { HOLD_KIND_NAMES, type HoldKind, holdKind } from '../../server/domain/hold-kinds.ts';
 import { RELEASES } from '../../server/escrow/kinds.ts';
 import { tally } from '../../server/escrow/quorum.ts';

@@ -262,6 +262,11 @@ describe('a bundle', () => {
 });
 
 describe('the content of a bundle', () => {
+  it('is not packed when it is too large for anybody to open', async () => {
+    const lists = [{ name: 'long', version: 1, values: ['x'.repeat(64 * 1024 * 1024)] }];
+    await expect(packBundle({ ...CONTENT, lists }, how)).rejects.toThrow('the content is larger than 64 MB');
+  });
+
   const policies = Object.entries({
     guarded:
       '@scope("payments") permit(principal, action, resource);\nforbid(principal, action, resource) when { context has path };',

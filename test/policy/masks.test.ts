@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
+import { approverView } from '../../server/policy/evaluation/approver-view.ts';
 import { applyMasks, MASKED, parseExact, parseMask } from '../../server/policy/evaluation/masks.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
 
@@ -160,4 +161,16 @@ test('numbers of a masked document are unchanged', () => {
   expect(JSON.stringify(applyMasks(parseExact(text), [parseMask('$.ssn'), parseMask('$.list[*].x')]))).toBe(
     text.replace('12345678901234567890', '"[masked]"'),
   );
+});
+
+test('what an agent writes like a mask is told apart from one, also when a proxy has prepared it', () => {
+  const forged = { card: '4111', note: 'card is [masked]', '[masked]': [MASKED] };
+  const masks = [{ annotations: { mask: ['$.card'] } }] as never;
+  const shown = approverView({ action_type: 'payment', arguments: forged }, masks).arguments;
+  expect(shown).toEqual({
+    card: MASKED,
+    note: 'card is [masked]⟦as sent⟧',
+    '[masked]⟦as sent⟧': ['[masked]⟦as sent⟧'],
+  });
+  expect(approverView({ action_type: 'payment', arguments: shown }, [], 'proxy').arguments).toEqual(shown);
 });

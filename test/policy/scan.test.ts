@@ -81,6 +81,15 @@ describe('the scan before the engine', () => {
     expect(refusal(`"\\\n${'('.repeat(41)}`)?.message).toMatch(/without a closing quote/);
   });
 
+  it.each(['\n', '\r', '\r\n'])(
+    'refuses a string that goes on in another line, where code may look like a comment: %j',
+    (end) => {
+      const text = `permit(principal, action, resource) when { "a" == "b${end}// c" || true };`;
+      expect(refusal(text)).toMatchObject({ line: 1, column: 51, message: expect.stringContaining('another line') });
+      expect(refusal(text.replace(end, '\\n'))).toBeUndefined();
+    },
+  );
+
   it('refuses an unterminated string in linear time', () => {
     for (const source of ['permit(principal, action, resource) when { "x', '"', '"\\"', `"${'\\"'.repeat(32_000)}`]) {
       expect(refusal(source)?.message, source.slice(0, 50)).toMatch(/without a closing quote/);

@@ -134,7 +134,14 @@ describe('a text that reads its session', () => {
 
   test('names what its policy declares, and says where it does not', () => {
     expect(compile(when('\ncontext.session.str.hasTag("order_statsu[order_id]")')).errors).toEqual([
-      { line: 2, column: 28, message: 'no @fact of this policy declares "order_statsu"; did you mean "order_status"?' },
+      {
+        ...{
+          line: 2,
+          column: 28,
+          message: 'no @fact of this policy declares "order_statsu"; did you mean "order_status"?',
+        },
+        fix: expect.objectContaining({ line: 2, column: 29, length: 12, text: 'order_status' }),
+      },
     ]);
     expect(compile(when('context.session.num.hasTag("x y")')).errors[0]!.message).toMatch(/^write the name of a fact/);
     expect(compile(when('context.session.called.hasTag("a b c")')).errors[0]!.message).toMatch(

@@ -70,7 +70,7 @@ test('there are many of them, each with its files', () => {
   expect([...ids].sort()).toEqual(folders);
 });
 
-describe.each(TEMPLATES)('the template $id', ({ id, source, denied, allowed }) => {
+describe.each(TEMPLATES)('the template $id', ({ id, source, denied, allowed, held }) => {
   test('has no errors and no warnings, and decides its examples as described', () => {
     expect(compilePolicy(host, id, source, schemaFor(), ['known-payees'])).toMatchObject({ errors: [], warnings: [] });
     const engine = new PolicyEngine(contentOf({ [id]: source }, null, LISTS));
@@ -78,6 +78,7 @@ describe.each(TEMPLATES)('the template $id', ({ id, source, denied, allowed }) =
       settle(engine.match(request({ tool_server: undefined, ...call })), NO_STATE).decision;
     expect(decide(denied)).toBe('deny');
     if (allowed) expect(decide(allowed)).toBe('allow');
+    if (held) expect(decide(held)).toBe('escrow');
     engine.dispose();
   });
 });

@@ -2,9 +2,16 @@ import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { ANNOTATION_NAMES } from '../../server/domain/annotations.ts';
+import type { ActionRequest } from '../../server/domain/policy.ts';
 import { openBundle } from '../../server/policy/bundle.ts';
 import { actionHash } from '../../server/policy/evaluation/action-hash.ts';
-import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
+import { conditionsOf } from '../../server/policy/evaluation/cedar/parse.ts';
+import { Question } from '../../server/policy/evaluation/cedar/question.ts';
+import { ASK } from '../../server/policy/evaluation/cedar/values.ts';
+import { decisionHost, PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
+import { mapRequest } from '../../server/policy/evaluation/request.ts';
+import { actionEntities } from '../../server/policy/language/schema.ts';
+import { CONDITION_FACTS, type ConditionVector } from '../vectors/policy/conditions.ts';
 import { generate, vectorKey } from '../vectors/policy/generate.ts';
 
 const VECTORS = new URL('../vectors/', import.meta.url);
@@ -46,6 +53,28 @@ describe('the published vectors', () => {
       expect(JSON.parse(JSON.stringify(settle(engine.match(request), state))), name).toEqual(verdict);
     }
     engine.dispose();
+  });
+
+  it('the compiled conditions find what Cedar found, or ask it', () => {
+    const { conditions, requests } = json('policy/conditions.json');
+    const texts = conditions.map(
+      ({ condition }: ConditionVector) => `permit(principal, action, resource) when { ${condition} };`,
+    );
+    const compiled = conditionsOf(decisionHost, texts);
+    const questions = requests.map(
+      (request: ActionRequest) => new Question(mapRequest(request, actionEntities()).values, CONDITION_FACTS),
+    );
+    let asked = 0;
+    for (const [n, { condition, answers }] of conditions.entries()) {
+      for (const [r, question] of questions.entries()) {
+        const found = compiled[n]?.(question) ?? ASK;
+        if (found === ASK) asked++;
+        else expect(found ? 'T' : 'F', `${condition}, request ${r}`).toBe(answers[r]);
+      }
+    }
+    const all = conditions.map(({ answers }: ConditionVector) => answers).join('');
+    for (const outcome of 'TFE') expect(all.split(outcome).length - 1).toBeGreaterThan(10);
+    expect(asked).toBeLessThan(all.length / 4);
   });
 
   it('every decision and every annotation occurs in them', () => {

@@ -19,8 +19,8 @@ import { CLIENTS, type Place } from '../../server/proxy/clients/table.ts';
 import { mcpOptions } from '../../server/proxy/options.ts';
 import { temporaryDirectory } from './support.ts';
 
-const PROXY_KEY = newSecret('key');
-const AGENT_KEY = newSecret('agent');
+const PROXY_KEY = newSecret('key', 'acme');
+const AGENT_KEY = newSecret('agent', 'acme');
 
 test('each client has its file where its documentation says, on each system', () => {
   const on = (platform: NodeJS.Platform, home: string, env: Place['env'] = {}) =>

@@ -2,6 +2,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, describe, expect, test } from 'vitest';
+import { newSecret } from '../../server/domain/secret.ts';
 import { ConfigError } from '../../server/lib/settings.ts';
 import { readConfig } from '../../server/proxy/config.ts';
 import { TestCa } from '../helpers/tls.ts';
@@ -14,7 +15,7 @@ function file(content: unknown): string {
   writeFileSync(name, typeof content === 'string' ? content : JSON.stringify(content));
   return name;
 }
-const KEY = `svc_key_${'k'.repeat(38)}`;
+const KEY = newSecret('key', 'acme');
 const ROUTES = { routes: [{ path: '/*', to: 'https://api.example.test' }] };
 const read = (env: Record<string, string>, routes: unknown = ROUTES) =>
   readConfig({ SVC_PROXY_KEY: KEY, SVC_PROXY_ROUTES: file(routes), ...env }, { routes: true });
@@ -73,7 +74,7 @@ describe('the settings of the proxy', () => {
     const name = file(`${KEY}\n`);
     const config = read({ SVC_PROXY_KEY: '', SVC_PROXY_KEY_FILE: name });
     expect(config.key()).toBe(KEY);
-    const next = `svc_key_${'n'.repeat(38)}`;
+    const next = newSecret('key', 'acme');
     writeFileSync(name, next);
     expect(config.key()).toBe(next);
     writeFileSync(name, 'wrong-secret');

@@ -3,8 +3,10 @@ import http from 'node:http';
 import { syncBuiltinESMExports } from 'node:module';
 import type { AddressInfo } from 'node:net';
 import path from 'node:path';
+import { gunzipSync } from 'node:zlib';
 import { afterEach, beforeAll, expect, test } from 'vitest';
 import { createLog } from '../../server/lib/log.ts';
+import { traceOf } from '../../server/lib/trace.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
 import { Enforcer } from '../../server/proxy/decide.ts';
 import { Governance } from '../../server/proxy/governance.ts';
@@ -15,7 +17,7 @@ import { Spool, SpoolError } from '../../server/proxy/spool.ts';
 import { StopWatch } from '../../server/proxy/stops.ts';
 import { TestClock, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
-import { type Governed, governed, temporaryDirectory } from './support.ts';
+import { eventsOf, type Governed, governed, temporaryDirectory } from './support.ts';
 
 /** What the operating system answers is put in its place here: the spool is told that its disk failed. */
 
@@ -45,7 +47,7 @@ function open(dir: string, options: { keep?: boolean } = {}): Spool {
 }
 const event = (id: string) => () => ({ event_id: id });
 const ids = async (spool: Spool) =>
-  ((await spool.batch(1000, 1e6))?.events ?? []).map(({ event_id, proxy_seq }) => [event_id, proxy_seq]);
+  eventsOf(await spool.batch(1000, 1e6)).map(({ event_id, proxy_seq }) => [event_id, proxy_seq]);
 
 /** What a process finds that starts where this one was killed just now. */
 async function afterCrash(dir: string): Promise<unknown[]> {
@@ -100,6 +102,64 @@ test('after a flush that failed nothing is built on what may be there, and what 
   expect(await afterCrash(dir)).toEqual([['a', 1]]);
 });
 
+test('of a group whose flush fails all are refused, also those that came while it went on', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  let failing: ((error: Error) => void) | undefined;
+  fail({
+    fdatasync: ((_fd: number, done: (error: Error) => void) => {
+      failing = done;
+    }) as never,
+  });
+  const refused = Promise.allSettled(['b', 'c', 'd'].map((id) => spool.append(event(id), true)));
+  await until(() => failing, 'it is flushed');
+  const late = Promise.allSettled(['e', 'f'].map((id) => spool.append(event(id), false)));
+  failing!(new Error('input/output error'));
+  for (const { status } of [...(await refused), ...(await late)]) expect(status).toBe('rejected');
+  heal();
+  expect(spool).toMatchObject({ decided: 1, pending: 1 });
+  expect(await afterCrash(dir)).toEqual([['a', 1]]);
+});
+
+test('nothing is said to be stored before the flush of its group has ended, and what comes meanwhile waits for the next', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  const flushes: (() => void)[] = [];
+  fail({
+    fdatasync: ((fd: number, done: (error: Error | null) => void) => {
+      flushes.push(() => real.fdatasync(fd, done));
+    }) as never,
+  });
+  const told: string[] = [];
+  const append = (id: string) => spool.append(event(id), false).then(() => told.push(id));
+  const first = [append('a'), append('b')];
+  await until(() => flushes.length === 1, 'the first group is flushed');
+  const second = [append('c'), append('d')];
+  expect(await afterCrash(dir), 'a crash now may find what nobody was told of, in order').toEqual([
+    ['a', 1],
+    ['b', 2],
+  ]);
+  expect(told).toEqual([]);
+  expect(spool).toMatchObject({ decided: 0, pending: 0 });
+  expect(await spool.batch(100, 1e6), 'nor is it sent').toBeUndefined();
+  flushes[0]!();
+  await Promise.all(first);
+  expect(told).toEqual(['a', 'b']);
+  await until(() => flushes.length === 2, 'the second group is flushed');
+  expect(told).toEqual(['a', 'b']);
+  heal();
+  flushes[1]!();
+  await Promise.all(second);
+  expect(told).toEqual(['a', 'b', 'c', 'd']);
+  expect(await ids(spool)).toEqual([
+    ['a', 1],
+    ['b', 2],
+    ['c', 3],
+    ['d', 4],
+  ]);
+});
+
 test('where what failed cannot be taken away either, nothing more is taken', async () => {
   const dir = temporaryDirectory();
   const spool = open(dir);
@@ -139,13 +199,13 @@ test('what is acknowledged up to the end of a segment, or just before it, leaves
     again.acknowledge((await again.batch(count, 1e9))!);
     expect([through, segments().length]).toEqual([through, left]);
     const rest = await again.batch(1000, 1e9);
-    expect(rest!.events.map(({ proxy_seq }) => proxy_seq)).toEqual(
+    expect(eventsOf(rest).map(({ proxy_seq }) => proxy_seq)).toEqual(
       Array.from({ length: total - through }, (_, n) => through + 1 + n),
     );
     await again.close();
     const after = make();
     expect(after).toMatchObject({ acknowledged: through, pending: total - through, decided: total });
-    expect((await after.batch(1, 1e9))!.events[0]).toMatchObject({ event_id: `e${through + 1}` });
+    expect(eventsOf(await after.batch(1, 1e9))[0]).toMatchObject({ event_id: `e${through + 1}` });
     await after.close();
   }
 });
@@ -174,6 +234,48 @@ test('events are sent again no sooner than the control plane asks for', async ()
     expect(times[1]! - times[0]!).toBeGreaterThan(2000 * 0.8 - 50);
   } finally {
     await sender.stop(0);
+    stub.close();
+    stub.closeAllConnections();
+  }
+});
+
+test('the control plane gets the texts of the spool in one body, inputs under the ids of their events', async () => {
+  const bodies: unknown[] = [];
+  const stub = http.createServer(async (request, response) => {
+    const parts: Buffer[] = [];
+    for await (const part of request) parts.push(part as Buffer);
+    bodies.push(JSON.parse(gunzipSync(Buffer.concat(parts)).toString()));
+    // of the second body, one that it does not have
+    const rejected = [{ index: 1, code: 'VALIDATION_FAILED', detail: 'no' }];
+    response.end(JSON.stringify({ accepted: 2, duplicates: 0, rejected, rejected_inputs: [] }));
+  });
+  await new Promise<void>((resolve) => stub.listen(0, '127.0.0.1', resolve));
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  const control = new ControlPlane(`http://127.0.0.1:${(stub.address() as AddressInfo).port}`, () => 'key');
+  const sender = new Sender({ spool, control, log: createLog('silent') });
+  try {
+    await spool.append(event('a'), false, { event_id: 'a', projection: '{"a":"\t"}' });
+    await spool.append(event('b'), false);
+    await spool.append(event('c'), false, { event_id: 'c', projection: '{}' });
+    expect(await sender.drain()).toBe(true);
+    await spool.append(event('d'), false);
+    expect(await sender.drain()).toBe(true);
+    expect(bodies).toEqual([
+      {
+        events: ['a', 'b', 'c'].map((event_id, n) => ({ event_id, proxy_seq: n + 1 })),
+        inputs: [
+          { event_id: 'a', projection: '{"a":"\t"}' },
+          { event_id: 'c', projection: '{}' },
+        ],
+      },
+      { events: [{ event_id: 'd', proxy_seq: 4 }] },
+    ]);
+    const aside = readFileSync(path.join(dir, 'refused.jsonl'), 'utf8').trim().split('\n');
+    expect(aside.map((line) => JSON.parse(line))).toEqual([
+      { why: 'VALIDATION_FAILED: no', event: { event_id: 'b', proxy_seq: 2 } },
+    ]);
+  } finally {
     stub.close();
     stub.closeAllConnections();
   }
@@ -213,6 +315,7 @@ test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked
     tool_name: 'api',
     arguments: { amount: 1 },
     summary: 'pay',
+    trace: traceOf(undefined),
   };
   try {
     fail({ writeSync: full as never });

@@ -400,8 +400,9 @@ describe('a running proxy', () => {
         'GET /v1/proxies',
         world.tenant.admin,
       );
-      return body.proxies[0];
-    }, 'it is listed');
+      // its first poll lists it; what it has comes with its first report
+      return body.proxies.find(({ version }) => version);
+    }, 'it has reported');
     expect(seen).toMatchObject({
       proxy_id: 'edge-1',
       version: '1.0.0',

@@ -125,7 +125,7 @@ require('node:readline').createInterface({ input: process.stdin }).on('line', (l
     if (name === 'go-on') for (const one of waiting.splice(0)) say({ id: one, result: result('waited') });
     if (name === 'go-on') return say({ id, result: result('went on') });
     if (name === 'wait') waiting.push(id);
-    if (name === 'masked') then = () => speak(id);
+    if (name === 'masked') then = () => speak(id), require('node:fs').writeFileSync(__dirname + '/masked', '');
     // the masked one speaks when the other is the last that is open
     if (name === 'wait') then();
   } else if (method === undefined) {
@@ -168,10 +168,10 @@ describe.each(['in a session', 'without one'])('what a masked call says on the w
   });
 
   test('does not reach the agent, nor by another call that is open beside it', async () => {
-    // afterwards the calls reach the server in their order
     tool(0, 'go-on');
     await answer(0);
     tool(2, 'masked');
+    await until(() => existsSync(path.join(dir, 'masked')), 'the masked call at the server');
     tool(1, 'wait');
     expect(JSON.stringify(await answer(2))).toContain('[masked]');
     tool(3, 'go-on');

@@ -14,6 +14,7 @@ function admitted(spent: boolean): Admitted & { outcomes: string[] } {
     stands: () => true,
     answered: (answer) => answer,
     ended: (o) => outcomes.push(o),
+    onCut: () => () => {},
     outcomes,
   };
 }

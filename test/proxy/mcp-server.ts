@@ -93,6 +93,16 @@ const TOOLS: Tool[] = [
   ['add', (_, { a, b }) => says(`${Number(a) + Number(b)}`), { type: 'object', properties: { a: {}, b: {} } }],
   ['big', (_, { length }) => says('x'.repeat(Number(length))), { type: 'object', properties: { length: {} } }],
   ['env', () => says(JSON.stringify(process.env))],
+  ['meta', (ctx) => says(JSON.stringify(ctx.mcpReq._meta ?? {}))],
+  [
+    'wait',
+    async (ctx, { to }) => {
+      wrote(`waiting ${to}`);
+      await delay(60_000, undefined, { signal: ctx.mcpReq.signal }).catch(() => wrote(`cancelled ${to}`));
+      return says('waited');
+    },
+    strings('to'),
+  ],
   [
     'transfer',
     async (ctx, { to }) => {
@@ -384,7 +394,9 @@ async function listen(port: number): Promise<void> {
     const parts: Buffer[] = [];
     for await (const part of request) parts.push(part as Buffer);
     const body = parts.length > 0 ? Buffer.concat(parts).toString() : undefined;
-    const answer = await serve(request, body).catch((error) =>
+    const gone = new AbortController();
+    response.once('close', () => gone.abort());
+    const answer = await serve(request, body, gone.signal).catch((error) =>
       Response.json({ error: String(error) }, { status: 500 }),
     );
     response.writeHead(answer.status, Object.fromEntries(answer.headers)).flushHeaders();
@@ -394,13 +406,18 @@ async function listen(port: number): Promise<void> {
     response.once('close', () => stream.destroy());
     stream.pipe(response);
   });
-  const serve = async ({ headers, method = 'GET', url = '/' }: IncomingMessage, body: string | undefined) => {
+  const serve = async (
+    { headers, method = 'GET', url = '/' }: IncomingMessage,
+    body: string | undefined,
+    signal: AbortSignal,
+  ) => {
     const host = new URL(`http://${headers.host}`).hostname;
     if (!['127.0.0.1', 'localhost', '[::1]'].includes(host)) return new Response(null, { status: 403 });
     if (headers.origin !== undefined && new URL(headers.origin).hostname !== host)
       return new Response(null, { status: 403 });
     const request = new Request(new URL(url, `http://${headers.host}`), {
       method,
+      signal,
       headers: Object.entries(headers).map(([name, value]) => [name, String(value)]) as [string, string][],
       ...(body !== undefined && { body }),
     });

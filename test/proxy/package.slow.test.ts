@@ -6,6 +6,7 @@ import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js'
 import { beforeAll, expect, test } from 'vitest';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
+import { Collector } from '../telemetry/collector.ts';
 import { decisions, governed, temporaryDirectory } from './support.ts';
 
 /** The package as a person gets it: packed, and installed into an empty folder. */
@@ -42,12 +43,13 @@ test('says what it can, and refuses what it does not know with 2', () => {
   expect(() => run(folder, command, 'frobnicate')).toThrow(expect.objectContaining({ status: 2 }));
 });
 
-test('governs a call to the file server, and needs little memory for it', async () => {
+/** Reads a file through the packed proxy; `inspect` looks at it while it runs. */
+async function readFileThrough(env: Record<string, string>, inspect: (pid: number) => Promise<void> | void) {
   const world = await governed(server, {
     files: 'permit(principal in AgentRole::"clerk", action == Action::"tool_call", resource in ToolServer::"files");',
   });
   const home = path.join(folder, 'files');
-  mkdirSync(home);
+  mkdirSync(home, { recursive: true });
   writeFileSync(path.join(home, 'a.txt'), 'hello');
   const transport = new StdioClientTransport({
     command: process.execPath,
@@ -58,9 +60,10 @@ test('governs a call to the file server, and needs little memory for it', async 
     cwd: folder,
     env: {
       ...world.env,
+      ...env,
       PATH: process.env.PATH!,
       SVC_AGENT_KEY: world.agentKey,
-      SVC_PROXY_DIR: path.join(folder, 'p'),
+      SVC_PROXY_DIR: path.join(folder, 'p', world.tenant.id),
     },
     stderr: 'ignore',
   });
@@ -72,14 +75,28 @@ test('governs a call to the file server, and needs little memory for it', async 
     expect(answer).toMatchObject({ content: [{ text: 'hello' }] });
     expect(answer._meta).toMatchObject({ 'svc/decision': { decision: 'allow' } });
     await until(async () => (await decisions(server, world.tenant)).length > 0, 'the record is there');
-    const status = readFileSync(`/proc/${transport.pid}/status`, 'utf8');
+    await inspect(transport.pid!);
+  } finally {
+    await client.close();
+  }
+}
+
+test('governs a call to the file server, and needs little memory for it', async () => {
+  await readFileThrough({}, (pid) => {
+    const status = readFileSync(`/proc/${pid}/status`, 'utf8');
     const bytes = (what: string) => Number(new RegExp(`${what}:\\s+(\\d+) kB`).exec(status)![1]) * 1024;
     console.log(
       `resident: ${(bytes('VmRSS') / 1e6).toFixed(1)} MB, its own: ${(bytes('RssAnon') / 1e6).toFixed(1)} MB`,
     );
     // the rest are pages of Node's own program, which all its processes share; how many of them are there is chance
     expect(bytes('RssAnon')).toBeLessThan(55e6);
-  } finally {
-    await client.close();
-  }
+  });
+});
+
+test('sends its spans where there is a collector', async () => {
+  const collector = await Collector.start();
+  await readFileThrough({ OTEL_EXPORTER_OTLP_ENDPOINT: collector.url }, async () => {
+    const span = await collector.find(({ name }) => name === 'tools/call read_text_file', 'the span of the call');
+    expect(span).toMatchObject({ service: 'svc-proxy', failed: false });
+  });
 });

@@ -1,4 +1,6 @@
+import type { ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer } from 'node:net';
+import fc from 'fast-check';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { PolicyEngine } from '../../server/policy/evaluation/evaluate.ts';
 import type { Route } from '../../server/proxy/config.ts';
@@ -41,6 +43,26 @@ describe('a path', () => {
     ]) {
       expect(() => readTarget(target), target).toThrow(Refusal);
     }
+  });
+
+  test('that is plain is read as any other is', () => {
+    const part = fc.constantFrom(...'/aZ9~-_.%;:@+*!$&', '%2e', '%41', '..', '//', 'é', '\\');
+    fc.assert(
+      fc.property(fc.array(part, { maxLength: 12 }), (parts) => {
+        const target = `/${parts.join('')}`;
+        const read = (text: string) => {
+          try {
+            return readTarget(text).path;
+          } catch (error) {
+            if (error instanceof Refusal) return undefined;
+            throw error;
+          }
+        };
+        // what has a query is not taken for plain
+        expect(read(target)).toBe(read(`${target}?`));
+      }),
+      { numRuns: 3000 },
+    );
   });
 
   test('goes to the most specific route, and stays within its upstream', () => {
@@ -128,6 +150,10 @@ describe('on the wire', () => {
       [
         { path: '/api/*', to: upstream.url, timeout_seconds: 0.3 },
         { path: '/gone/*', to: 'http://127.0.0.1:9', tool: 'api' },
+        {
+          ...{ path: '/own/*', to: upstream.url, tool: 'api' },
+          headers: { 'X-Forwarded-Proto': 'gopher', Via: 'me', 'X-Key': 'route', Accept_Language: 'de', http: 'x' },
+        },
       ],
       { ...world.env, SVC_PROXY_BODY_BYTES: '2000' },
     ).start();
@@ -173,6 +199,78 @@ describe('on the wire', () => {
     expect(await raw(`TRACE /api/x HTTP/1.1\r\n${head()}connection: close\r\n\r\n`)).toMatch(/^HTTP\/1\.1 405 /);
   });
 
+  test('each header is passed on once: the route’s own in place of the agent’s, the proxy’s in place of both', async () => {
+    let raw: string[] = [];
+    const { respond } = upstream;
+    upstream.respond = (_request, response, { rawHeaders }) => {
+      raw = rawHeaders;
+      response.end();
+    };
+    const headers = {
+      ...{ 'x-key': 'agent', 'accept-language': 'fr', 'x-forwarded-proto': 'ftp', 'x-forwarded-for': '6.6.6.6' },
+      ...{ via: '1.0 mine', 'x-svc-session-id': 's', 'x-plain': 'yes', under_score: 'no', traceparent: 'none' },
+    };
+    try {
+      await proxy.call(200, 'POST /own/x', world.agentKey, { body: { a: 1 }, headers });
+    } finally {
+      upstream.respond = respond;
+    }
+    const sent = raw.flatMap((name, n) => (n % 2 === 0 ? [[name.toLowerCase(), raw[n + 1]!] as const] : []));
+    expect(sent.length, JSON.stringify(sent)).toBe(new Set(sent.map(([name]) => name)).size);
+    const said = Object.fromEntries(sent);
+    expect(said).toMatchObject({
+      ...{
+        'x-key': 'route',
+        accept_language: 'de',
+        http: 'x',
+        'x-forwarded-proto': 'http',
+        'x-forwarded-for': '127.0.0.1',
+      },
+      ...{ via: '1.0 mine, 1.1 svc-proxy', 'x-plain': 'yes', 'content-length': '7' },
+      ...{ host: new URL(upstream.url).host, 'x-forwarded-host': new URL(proxy.url).host },
+    });
+    expect(said.traceparent).toMatch(/^00-[0-9a-f]{32}-[0-9a-f]{16}-01$/);
+    for (const name of ['accept-language', 'under_score', 'x-svc-session-id', 'authorization']) {
+      expect(said).not.toHaveProperty(name);
+    }
+  });
+
+  test('an answer comes whole, of whatever length and in whatever parts', async () => {
+    const { respond } = upstream;
+    const long = 'x'.repeat(700_000);
+    const answers: Record<string, (response: ServerResponse) => void> = {
+      none: (response) => response.writeHead(204).end(),
+      unchanged: (response) => response.writeHead(304, { etag: '"1"' }).end(),
+      empty: (response) => response.writeHead(200, { 'content-length': 0 }).end(),
+      short: (response) => response.writeHead(200, { 'content-length': 2 }).end('ok'),
+      long: (response) => {
+        response.writeHead(200, { 'content-length': 2 * long.length }).write(long);
+        setImmediate(() => response.end(long));
+      },
+      parts: (response) => {
+        response.writeHead(200).write('a');
+        setImmediate(() => response.end('b'));
+      },
+    };
+    upstream.respond = ({ url }, response) => answers[url.slice(1)]!(response);
+    const expected = { none: '', unchanged: '', empty: '', short: 'ok', long: long + long, parts: 'ab' };
+    try {
+      for (const [name, text] of Object.entries(expected)) {
+        const status = { none: 204, unchanged: 304 }[name] ?? 200;
+        const answer = await proxy.call(status, `GET /api/${name}`, world.agentKey);
+        expect(answer.text, name).toBe(text);
+        expect(answer.headers.get('x-svc-decision'), name).toBe('allow');
+        expect(answer.headers.get('x-svc-event-id'), name).toMatch(/^evt_/);
+      }
+      for (const name of ['short', 'empty', 'long']) {
+        const { text } = await proxy.call(200, `HEAD /api/${name}`, world.agentKey);
+        expect(text).toBe('');
+      }
+    } finally {
+      upstream.respond = respond;
+    }
+  });
+
   test('too long a body, a slow and an absent upstream have answers of their own', async () => {
     await proxy.call(413, 'POST /api/x', world.agentKey, { body: { text: 'x'.repeat(3000) } });
     const { gzipSync } = await import('node:zlib');
@@ -184,7 +282,9 @@ describe('on the wire', () => {
     await proxy.call(200, 'POST /api/x', world.agentKey, { body: gzipSync('{"a": 1}'), headers });
     expect(upstream.received.at(-1)).toMatchObject({ body: '{"a":1}' });
     await proxy.call(415, 'POST /api/x', world.agentKey, { body: 'x', headers: { 'content-type': 'text/plain' } });
-    expect((await proxy.call(502, 'GET /gone/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_FAILED' });
+    expect((await proxy.call(502, 'GET /gone/x', world.agentKey)).body).toMatchObject({
+      ...{ code: 'UPSTREAM_FAILED', detail: 'the upstream could not be reached' },
+    });
     const respond = upstream.respond;
     upstream.respond = () => {};
     expect((await proxy.call(504, 'GET /api/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_TIMEOUT' });
@@ -216,7 +316,8 @@ describe('on the wire', () => {
       for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) {
         await own.call(200, 'GET /first', world.agentKey);
         lines.splice(0);
-        await own.call(502, `${method} /second`, world.agentKey);
+        const { body } = await own.call(502, `${method} /second`, world.agentKey);
+        expect(body).toMatchObject({ code: 'UPSTREAM_FAILED', detail: expect.stringContaining('is not known') });
         expect(lines).toEqual([`${method} /second HTTP`]);
       }
       await own.call(200, 'GET /first', world.agentKey);
@@ -226,6 +327,60 @@ describe('on the wire', () => {
     } finally {
       await own.kill();
       await new Promise((resolve) => breaking.close(resolve));
+    }
+  });
+
+  test('a connection that nothing uses is closed before the upstream closes it, as it announces', async () => {
+    let closed = () => {};
+    const byProxy = new Promise<void>((resolve) => {
+      closed = resolve;
+    });
+    const announcing = createServer((socket) => {
+      socket.on('error', () => {}).once('end', closed);
+      socket.on('data', () => socket.write('HTTP/1.1 204 No Content\r\nkeep-alive: timeout=2\r\n\r\n'));
+    });
+    await new Promise<void>((resolve) => announcing.listen(0, '127.0.0.1', resolve));
+    const { port } = announcing.address() as AddressInfo;
+    const own = await new ProxyProcess(
+      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
+      world.env,
+    ).start();
+    await own.ready();
+    try {
+      await own.call(204, 'GET /first', world.agentKey);
+      await byProxy;
+      // over another connection
+      await own.call(204, 'POST /second', world.agentKey);
+    } finally {
+      await own.kill();
+      await new Promise((resolve) => announcing.close(resolve));
+    }
+  });
+
+  test('an upstream that changes the protocol unasked gets an end, and the agent none of it', async () => {
+    let ended: () => void = () => {};
+    const closed = new Promise<void>((resolve) => {
+      ended = resolve;
+    });
+    const changing = createServer((socket) => {
+      socket.on('error', () => {}).on('close', ended);
+      socket.on('data', () =>
+        socket.write('HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n'),
+      );
+    });
+    await new Promise<void>((resolve) => changing.listen(0, '127.0.0.1', resolve));
+    const { port } = changing.address() as AddressInfo;
+    const own = await new ProxyProcess(
+      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
+      world.env,
+    ).start();
+    await own.ready();
+    try {
+      expect((await own.call(502, 'GET /x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_FAILED' });
+      await closed;
+    } finally {
+      await own.kill();
+      await new Promise((resolve) => changing.close(resolve));
     }
   });
 

@@ -18,6 +18,7 @@ import fc from 'fast-check';
 import { afterEach, expect, test } from 'vitest';
 import { type Batch, Spool, SpoolError, type SpoolOptions } from '../../server/proxy/spool.ts';
 import { until } from '../helpers/until.ts';
+import { eventsOf } from './support.ts';
 
 const dirs: string[] = [];
 const opened: Spool[] = [];
@@ -44,7 +45,7 @@ const segments = (dir: string) =>
   readdirSync(dir)
     .filter((name) => name.endsWith('.spool'))
     .sort();
-const ids = (batch: Batch | undefined) => batch?.events.map(({ event_id }) => event_id);
+const ids = (batch: Batch | undefined) => batch && eventsOf(batch).map(({ event_id }) => event_id);
 
 test('events come out in the order they went in, once acknowledged never again, over any restart', async () => {
   const operation = fc.oneof(
@@ -89,8 +90,8 @@ test('events come out in the order they went in, once acknowledged never again, 
         else if (step.op === 'send') {
           const batch = await spool.batch(step.most, 1e6);
           if (!batch) continue;
-          expect(ids(batch)).toEqual(stored.slice(acknowledged, acknowledged + batch.events.length));
-          for (const one of batch.events) {
+          expect(ids(batch)).toEqual(stored.slice(acknowledged, acknowledged + batch.items.length));
+          for (const one of eventsOf(batch)) {
             const text = JSON.stringify(one);
             expect(text, 'what was sent once is sent the same again').toBe(sent.get(one.event_id) ?? text);
             sent.set(one.event_id, text);
@@ -142,7 +143,7 @@ test('what became of an action goes with its event, or the event goes without it
   spool.settle(1, { outcome: 'HTTP 500', total_latency_ms: 99 });
   spool.settle(77, { outcome: 'nobody', total_latency_ms: 0 });
   await spool.append(event('d'), false);
-  expect((await spool.batch(100, 1e6))?.events).toMatchObject([
+  expect(eventsOf(await spool.batch(100, 1e6))).toMatchObject([
     { event_id: 'a', outcome: 'HTTP 200', total_latency_ms: 12 },
   ]);
 
@@ -153,8 +154,8 @@ test('what became of an action goes with its event, or the event goes without it
   await spool.append(event('e'), false);
   await spool.close();
   const again = await open(dir, options).batch(4, 1e6);
-  expect(again?.events).toEqual(late?.events);
-  expect(again?.events[1]).not.toHaveProperty('outcome');
+  expect(eventsOf(again)).toEqual(eventsOf(late));
+  expect(eventsOf(again)[1]).not.toHaveProperty('outcome');
 });
 
 test('a note that went along with an event leaves the spool as usable as before', async () => {
@@ -166,9 +167,9 @@ test('a note that went along with an event leaves the spool as usable as before'
   }
   const batch = await until(async () => {
     const next = await spool.batch(100, 1e6);
-    return next?.events.length === 4 && next;
+    return next?.items.length === 4 && next;
   }, 'the last note is on the disk');
-  expect(batch.events.map(({ outcome }) => outcome)).toEqual(['ok', 'ok', 'ok', 'ok']);
+  expect(eventsOf(batch).map(({ outcome }) => outcome)).toEqual(['ok', 'ok', 'ok', 'ok']);
 });
 
 test('an action that was under way when the process ended is sent without an outcome', async () => {
@@ -298,7 +299,7 @@ test('a write that fails leaves no gap and no trace', async () => {
       .catch((error) => Promise.reject(error)),
   ).rejects.toThrow('no such event');
   await spool.append(event('b'), false);
-  expect((await spool.batch(100, 1e6))?.events).toMatchObject([
+  expect(eventsOf(await spool.batch(100, 1e6))).toMatchObject([
     { event_id: 'a', proxy_seq: 1 },
     { event_id: 'b', proxy_seq: 2 },
   ]);
@@ -308,7 +309,7 @@ test('what the control plane refuses for good is kept beside', async () => {
   const dir = temporary();
   const spool = open(dir);
   await spool.append(event('a'), false);
-  spool.setAside({ event_id: 'a' }, 'VALIDATION_FAILED');
+  spool.setAside(Buffer.from('{"event_id":"a"}'), 'VALIDATION_FAILED');
   appendFileSync(path.join(dir, 'unrelated'), 'x');
   expect(JSON.parse(readFileSync(path.join(dir, 'refused.jsonl'), 'utf8'))).toEqual({
     why: 'VALIDATION_FAILED',
@@ -337,4 +338,38 @@ test('with a note of what was sent that is not whole, all that is there is sent 
   }
   writeFileSync(note, whole);
   expect(await left()).toBe(1);
+});
+
+test('each text is sent as it was stored, whatever is in it and however long it is, with its own input', async () => {
+  const dir = temporary();
+  const spool = open(dir, { maxBytes: 64 * 1024 * 1024, outcomeWaitMs: 1e9 });
+  const odd = ['\t', '\n', '\r\n', '\0', '"\\', '\u2028', '💶', '\ud800', 'null', '"}\t{"'];
+  // longer than what is read at once, among shorter ones
+  const lengths = [0, 10, 200_000, 5, 130_000, 131_072, 300_000, 1];
+  const stored = [];
+  for (const [n, text] of odd.entries()) {
+    const made = { event_id: `e${n}`, text };
+    const input = n % 2 === 0 ? { event_id: `e${n}`, projection: text + 'x'.repeat(lengths[n] ?? 0) } : undefined;
+    const outcome = { outcome: `HTTP ${text}`, total_latency_ms: n };
+    const seq = await spool.append(() => ({ ...made }), n % 3 === 0, input);
+    if (n % 3 === 0) spool.settle(seq, outcome);
+    stored.push({ event: { ...made, proxy_seq: seq, ...(n % 3 === 0 && outcome) }, input });
+  }
+  const read = async (from: Spool) => {
+    const batch = await until(async () => {
+      const next = await from.batch(100, 1e9);
+      return next?.items.length === odd.length && next;
+    }, 'all of them are there');
+    return batch.items.map(({ event, input }) => [event.toString(), input?.toString()]);
+  };
+  const before = await read(spool);
+  expect(before).toEqual(stored.map(({ event, input }) => [JSON.stringify(event), input && JSON.stringify(input)]));
+  await spool.close();
+  expect(await read(open(dir)), 'also after a restart').toEqual(before);
+});
+
+test('an event whose outcome is waited for has none yet', async () => {
+  const spool = open(temporary());
+  await expect(spool.append(() => ({ event_id: 'a', outcome: 'aborted' }), true)).rejects.toThrow(TypeError);
+  expect(await spool.append(() => ({ event_id: 'b', outcome: 'aborted' }), false)).toBe(1);
 });

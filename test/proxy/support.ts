@@ -6,6 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { expect } from 'vitest';
+import type { Batch } from '../../server/proxy/spool.ts';
 import { atEnd } from '../helpers/cleanups.ts';
 import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
@@ -215,4 +216,9 @@ export async function decisions(server: TestServer, tenant: TestTenant): Promise
     if (!body.has_more) return all.reverse();
     after = encodeURIComponent(body.next_cursor);
   }
+}
+
+/** The events of a batch of the spool, as the control plane reads them. */
+export function eventsOf(batch: Batch | undefined): Record<string, unknown>[] {
+  return (batch?.items ?? []).map(({ event }) => JSON.parse(event.toString()));
 }

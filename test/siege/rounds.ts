@@ -12,6 +12,10 @@ export const ROUNDS = {
   freezeMs: SIEGE ? 10_000 : 4000,
   /** How often Redis is emptied and restarted. */
   outages: SIEGE ? 10 : 1,
+  /** How often the primary of the database is killed and its standby promoted. */
+  failovers: SIEGE ? 20 : 1,
+  /** How often a node of a cluster with Citus is killed. */
+  nodes: SIEGE ? 51 : 0,
   /** Released holds, and how many requests want to consume each of them at once. */
   holds: SIEGE ? 100 : 4,
   consumes: SIEGE ? 200 : 30,

@@ -354,6 +354,42 @@ describe('a proxy', () => {
     );
   });
 
+  test('counts from its first poll on, before it has ever reported', async () => {
+    const own = await server.tenant();
+    await own.set({ poll_seconds: 60 });
+    const [one, other] = [await own.key('proxy'), await own.key('proxy')];
+    const poll = (who: Credential, query: string, status = 200) =>
+      server.call(status, `GET /v1/stops/document?${query}`, who);
+    await poll(one, 'proxy_id=edge');
+    // the name is taken, and these are none
+    await poll(other, 'proxy_id=edge&applied_seq=7');
+    for (const id of ['control-plane', 'Control%00Plane', '', 'a%00']) await poll(other, `proxy_id=${id}`, 400);
+    await until(
+      async () => (await server.call<{ proxies: unknown[] }>(200, 'GET /v1/proxies', own.admin)).body.proxies.length,
+      'it is known',
+    );
+    const made = await stop(own.admin, { target_kind: 'agent', target_id: 'bot-1' });
+    expect(made.proxies).toMatchObject({ applied: 0, pending: [{ proxy_id: 'edge' }] });
+    await poll(other, `proxy_id=edge&applied_seq=${made.seq}`);
+    await poll(one, `proxy_id=edge&applied_seq=${made.seq}`);
+    const { body } = await server.call<Stop>(200, `GET /v1/stops/${made.id}?wait=20`, own.admin);
+    expect(body.proxies).toMatchObject({ applied: 1, pending: [], unreachable: [] });
+    // its report is that of the same proxy
+    await server.call(200, 'POST /v1/proxies/heartbeat', one, { proxy_id: 'edge' });
+    await server.call(409, 'POST /v1/proxies/heartbeat', other, { proxy_id: 'edge' });
+    // one key introduces no more of them than it may report for
+    const { key } = other;
+    await Promise.all(
+      Array.from({ length: 130 }, (_, n) =>
+        fetch(`${server.url}/v1/stops/document?proxy_id=many-${n}`, { headers: { authorization: `Bearer ${key}` } }),
+      ),
+    );
+    await until(async () => {
+      const { body } = await server.call<{ proxies: unknown[] }>(200, 'GET /v1/proxies', own.admin);
+      return body.proxies.length === 101;
+    }, 'the rest is dropped, and the other stays');
+  });
+
   test('cannot speak for another, and what a hostile one says costs the others nothing', async () => {
     const own = await server.tenant();
     const [good, bad] = [await own.key('proxy'), await own.key('proxy')];

@@ -1,7 +1,8 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { EVENT_TYPES } from '../../server/domain/events.ts';
-import { cardOf, oneLine } from '../../server/subscriptions/destinations/card.ts';
+import { oneLine } from '../../server/lib/visible.ts';
+import { cardOf } from '../../server/subscriptions/destinations/card.ts';
 import type { Message } from '../../server/subscriptions/destinations/destination.ts';
 import { adapterOf, typeOfTarget } from '../../server/subscriptions/destinations/index.ts';
 
@@ -76,6 +77,7 @@ describe('the card of a hold', () => {
     ['Approve', 'https://dashboard.test/approvals/esc_1?vote=approve'],
     ['Deny', 'https://dashboard.test/approvals/esc_1?vote=deny'],
     ['Open', 'https://dashboard.test/approvals/esc_1'],
+    ['Stop the agent…', 'https://dashboard.test/stops?stop=agent&id=agent-1'],
   ];
 
   test('in Slack shows what an approver needs, with buttons into the dashboard', () => {
@@ -105,7 +107,7 @@ describe('the card of a hold', () => {
     ]);
     const buttons = blocks.flatMap((block) => block.elements ?? []);
     expect(buttons.map((button) => [button.text.text, button.url])).toEqual(links);
-    expect(buttons.map((button) => button.style)).toEqual(['primary', 'danger', undefined]);
+    expect(buttons.map((button) => button.style)).toEqual(['primary', 'danger', undefined, undefined]);
   });
 
   test('in Teams is an Adaptive Card with the same', () => {
@@ -129,6 +131,21 @@ describe('the card of a hold', () => {
       expect(lines).toContain(line);
     }
     expect(content.actions.map(({ title, url }) => [title, url])).toEqual(links);
+  });
+
+  test('leads to the form that stops this very agent, or to none', () => {
+    const link = (agent_id: unknown) =>
+      cardOf(message('escrow.created', { ...HOLD, agent_id })).buttons.find(({ label }) => label.startsWith('Stop'));
+    const url = new URL(link('a b/../c&id=other#?')!.url);
+    expect([url.pathname, url.hash]).toEqual(['/stops', '']);
+    expect([...url.searchParams]).toEqual([
+      ['stop', 'agent'],
+      ['id', 'a b/../c&id=other#?'],
+    ]);
+    expect(link('1e3')!.url).toMatch(/id=%221e3%22$/);
+    for (const id of ['bot\u202e-1', 'bot\u200b', 'bot\n', ' bot', '', '\ud800', 'x'.repeat(201), 7, undefined]) {
+      expect(link(id), JSON.stringify(id)).toBeUndefined();
+    }
   });
 
   test('that is decided has no buttons to vote with', () => {
@@ -228,7 +245,7 @@ describe('a card of anything', () => {
     fc.assert(
       fc.property(nasty, fc.integer({ min: 1, max: 500 }), (text, max) => {
         const line = oneLine(text, max);
-        expect(line).not.toMatch(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u);
+        expect(line).not.toMatch(/[[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]--[\uFE0E\uFE0F]]/v);
         expect([...line].length).toBeLessThanOrEqual(max);
         expect(line.isWellFormed()).toBe(true);
       }),
@@ -257,7 +274,7 @@ test('a card of tools names them in quotes, so that no name can be read as a sen
   const { facts, buttons } = cardOf(message('tool.changed', { tool_server: 'crm', tools, count: 30 }));
   const shown = Object.fromEntries(facts).Tools!;
   expect(shown).toMatch(/^“refund” \(new behavior\), “x’’, ‘‘approved” /);
-  expect(shown).toContain('“evil”');
+  expect(shown).toContain('“⟦U+202E⟧evil”');
   expect(shown).toMatch(/and 25 more$/);
   expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools' }]);
 });

@@ -822,4 +822,22 @@ describe('a proxy that falls silent', () => {
       ['proxy.offline', 'proxy-1'],
     ]);
   });
+
+  test('is reported by the interval that is in force now, not by the one when it last reported', async () => {
+    await fresh();
+    const { fleet } = server.core;
+    const proxy = await tenant.key('proxy');
+    const admin = await tenant.person('admin');
+    const poll = (poll_seconds: number) =>
+      server.call(200, 'PATCH /v1/settings', admin, { poll_seconds, reason: 'as agreed' });
+    const { id } = await subscribe({ event_types: ['proxy.offline'] });
+    await poll(3600);
+    await server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'proxy-2', version: '1.0.0' });
+    server.clock.advance(46_000);
+    expect(await fleet.due()).not.toContain(tenant.id);
+    await poll(15);
+    // the server's own job may be there first
+    for (const tenantId of await fleet.due()) await fleet.notifyOffline(tenantId, 15);
+    await settled(id, ([one]) => one?.status === 'delivered');
+  });
 });

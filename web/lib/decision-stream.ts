@@ -3,7 +3,7 @@ import { onHint } from './live.ts';
 import { type Answers, api, type Inputs } from './trpc.ts';
 
 export type DecisionRow = Answers['events']['list']['events'][number];
-type Filters = Omit<Inputs['events']['list'], 'order' | 'after' | 'limit' | 'since'>;
+type Filters = Omit<Inputs['events']['list'], 'order' | 'after' | 'limit'>;
 
 const PAGE = 60;
 /** A stream shows at most this many; older decisions are on the list page. */

@@ -20,7 +20,7 @@ export function useServerForm<Values extends Record<string, unknown>>({
 }) {
   const form = useForm<Values>(input);
   const refused = (error: unknown) => {
-    const { errors = [], detail, title } = problemOf(error);
+    const { code, errors = [], detail, title } = problemOf(error);
     const found: FormErrors = {};
     for (const { pointer, message } of errors) {
       const name = Object.keys(form.values).find((one) => {
@@ -30,7 +30,7 @@ export function useServerForm<Values extends Record<string, unknown>>({
       const place = name ?? FORM;
       found[place] = found[place] ? `${found[place]}; ${message}` : message;
     }
-    if (errors.length === 0) found[FORM] = detail ?? title;
+    if (errors.length === 0) found[FORM] = code === 'UNREACHABLE' ? title : (detail ?? title);
     form.setErrors(found);
     const first = Object.keys(form.values).find((name) => found[name]);
     if (first) form.getInputNode(first)?.focus();

@@ -27,9 +27,19 @@ type Message = { who: string } & (
 type Said = Message extends infer One ? (One extends unknown ? Omit<One, 'who'> : never) : never;
 
 /** The queries that each hint invalidates. */
-const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
+const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: unknown }[]> = {
   events: () => [trpc.events.summary.pathFilter(), trpc.events.list.pathFilter()],
-  holds: () => [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()],
+  holds: (ids) => {
+    if (ids.has('') || ids.size > MOST_SINGLE) return [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()];
+    return [
+      ...[...ids].flatMap((id) => [trpc.escrow.get.queryFilter({ id }), trpc.machines.escrow.queryFilter({ id })]),
+      // the long list places these few holds by itself
+      {
+        ...trpc.escrow.list.pathFilter(),
+        predicate: ({ queryKey }: { queryKey: readonly unknown[] }) => !isPaged(queryKey),
+      },
+    ];
+  },
   policies: () => [
     trpc.policies.pathFilter(),
     trpc.lists.pathFilter(),
@@ -55,6 +65,16 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   stops: () => [trpc.stops.pathFilter(), trpc.escrow.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
+/** So many changes at once are read one by one; where there are more, the lists are read again. */
+export const MOST_SINGLE = 10;
+/** The key of a list whose pages a page of the dashboard keeps up to date by itself ends with this. */
+export const PAGES = 'pages';
+const isPaged = (queryKey: readonly unknown[]) => queryKey.at(-1) === PAGES;
+
+/** What goes into `meta` of a query whose every request is recorded as a look of the person: it is asked once. */
+export const RECORDED = { recorded: true };
+const EVERYTHING = { predicate: ({ meta }: { meta?: Record<string, unknown> | undefined }) => !meta?.recorded };
+
 const CHANNEL = 'svc-live';
 /** Hints within this time are handled together. */
 const GATHER_MS = 250;
@@ -67,7 +87,7 @@ const LONGEST_PAUSE_MS = 15_000;
 
 const listeners = new Set<(hint: Hint) => void>();
 const watchers = new Set<() => void>();
-const gathered = new Set<string>();
+const gathered = new Map<string, Set<string>>();
 let state: State = 'off';
 let running: { stop(): void } | undefined;
 /** The person whose data this page shows. */
@@ -100,11 +120,14 @@ function act(hint: Hint): void {
     setTimeout(() => {
       const topics = [...gathered];
       gathered.clear();
-      const filters = topics.includes('*') ? [{}] : topics.flatMap((topic) => STALE[topic]?.() ?? []);
+      const filters = topics.some(([topic]) => topic === '*')
+        ? [EVERYTHING]
+        : topics.flatMap(([topic, ids]) => STALE[topic]?.(ids) ?? []);
       for (const filter of filters) askAgain(filter as object);
     }, GATHER_MS);
   }
-  gathered.add(hint.topic);
+  const ids = gathered.get(hint.topic) ?? new Set();
+  gathered.set(hint.topic, ids.add(hint.id));
 }
 
 function askAgain(filter: object): void {

@@ -1,24 +1,10 @@
-import { useEffect, useReducer, useSyncExternalStore } from 'react';
+import { useEffect, useReducer } from 'react';
+import { keptChoice } from './kept-choice.ts';
+import type { Zone } from './moment.ts';
 
-/** Whether times are shown in the reader's time zone or in UTC; stored in the browser. */
-export type Zone = 'local' | 'utc';
-const KEY = 'svc-zone';
-const listeners = new Set<() => void>();
+export type { Zone };
 
-export function useZone(): [Zone, (zone: Zone) => void] {
-  const zone = useSyncExternalStore(
-    (listener) => {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
-    },
-    () => (localStorage.getItem(KEY) === 'utc' ? 'utc' : 'local'),
-  );
-  const choose = (next: Zone) => {
-    localStorage.setItem(KEY, next);
-    for (const listener of listeners) listener();
-  };
-  return [zone, choose];
-}
+export const useZone: () => [Zone, (zone: Zone) => void] = keptChoice<Zone>('svc-zone', ['local', 'utc']).use;
 
 /** A moment in full, such as `2026-11-21 16:04:09 UTC`. */
 export function fullTime(at: string | Date, zone: Zone): string {
@@ -34,6 +20,12 @@ export function fullTime(at: string | Date, zone: Zone): string {
 
 export function clockTime(at: string | Date, zone: Zone): string {
   return fullTime(at, zone).slice(11, 19);
+}
+
+/** The day with its name, such as `Tuesday, 2026-11-17`. */
+export function dayTime(at: string | Date, zone: Zone): string {
+  const day = new Date(at).toLocaleDateString('en', { weekday: 'long', ...(zone === 'utc' && { timeZone: 'UTC' }) });
+  return `${day}, ${fullTime(at, zone).slice(0, 10)}`;
 }
 
 const UNITS: [unit: string, seconds: number][] = [

@@ -26,7 +26,7 @@ export interface NavEntry {
   icon: typeof IconFileText;
   /** The lowest role that sees this entry. */
   least: Role;
-  group: 'Decide' | 'Prove' | 'Connect' | 'Manage';
+  group: 'Decide' | 'Prove' | 'Connect' | 'Manage' | 'Help';
   /** The counter shown next to it. */
   count?: 'holds' | 'reviews';
 }
@@ -42,7 +42,6 @@ export const NAV: readonly NavEntry[] = [
   { to: '/review', label: 'Review', icon: IconGitPullRequest, least: 'viewer', group: 'Decide', count: 'reviews' },
   { to: '/forensics', label: 'Forensics', icon: IconShieldCheck, least: 'viewer', group: 'Prove' },
   { to: '/audit', label: 'Audit', icon: IconHistory, least: 'viewer', group: 'Prove' },
-  { to: '/machines', label: 'Lifecycles', icon: IconSitemap, least: 'viewer', group: 'Prove' },
   { to: '/agents', label: 'Agents', icon: IconRobot, least: 'viewer', group: 'Connect' },
   { to: '/tools', label: 'Tools', icon: IconTools, least: 'viewer', group: 'Connect' },
   { to: '/proxies', label: 'Proxies', icon: IconServerBolt, least: 'viewer', group: 'Connect' },
@@ -51,4 +50,5 @@ export const NAV: readonly NavEntry[] = [
   { to: '/team', label: 'Team', icon: IconUsers, least: 'admin', group: 'Manage' },
   { to: '/sign-on', label: 'Sign-on', icon: IconLogin2, least: 'admin', group: 'Manage' },
   { to: '/settings', label: 'Settings', icon: IconSettings, least: 'viewer', group: 'Manage' },
+  { to: '/machines', label: 'State machines', icon: IconSitemap, least: 'admin', group: 'Help' },
 ];

@@ -23,6 +23,8 @@ export interface Template {
   denied: ExampleCall;
   /** One that it allows, where it allows any by itself. */
   allowed?: ExampleCall;
+  /** One that a single person releases, where there is such. */
+  held?: ExampleCall;
 }
 
 const files = import.meta.glob<string>(['../templates/*/policy.cedar', '../templates/*/tests.yaml'], {
@@ -39,6 +41,7 @@ const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
     about: 'Small refunds pass, larger ones wait for a person, and accounts are never deleted.',
     denied: { agent_role: 'support', tool_name: 'delete_account', arguments: { user: 'u-1' } },
     allowed: { agent_role: 'support', tool_name: 'refund', arguments: { amount: 20 } },
+    held: { agent_role: 'support', tool_name: 'refund', arguments: { amount: 900 } },
   },
   {
     id: 'read-only',
@@ -100,6 +103,7 @@ const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
     about: 'Commands that look and test pass, a push waits for a person, and nothing can be appended.',
     denied: { agent_role: 'coder', tool_name: 'shell', arguments: { command: 'ls; rm -rf /' } },
     allowed: { agent_role: 'coder', tool_name: 'shell', arguments: { command: 'ls src' } },
+    held: { agent_role: 'coder', tool_name: 'shell', arguments: { command: 'git push origin fix/typo' } },
   },
   {
     id: 'mail',
@@ -111,6 +115,7 @@ const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
       arguments: { to: 'eve@elsewhere.example', attachments: ['a.pdf'] },
     },
     allowed: { agent_role: 'assistant', tool_name: 'send_mail', arguments: { to: 'ada@example.com' } },
+    held: { agent_role: 'assistant', tool_name: 'send_mail', arguments: { to: 'eve@elsewhere.example' } },
   },
   {
     id: 'read-before-write',

@@ -1,6 +1,7 @@
 import { Button, Group, Text } from '@mantine/core';
 import { IconDeviceDesktop } from '@tabler/icons-react';
 import type { Answers } from '../lib/trpc.ts';
+import { Hostile } from '../ui/hostile.tsx';
 import { Tag } from '../ui/status.tsx';
 import { When } from '../ui/time.tsx';
 
@@ -26,7 +27,9 @@ export function SessionList({ sessions, onEnd }: { sessions: readonly Session[];
           <div className="lines-main">
             <Group gap={8}>
               <IconDeviceDesktop size={16} stroke={1.7} aria-hidden />
-              <strong>{browserOf(session.user_agent)}</strong>
+              <strong>
+                <Hostile text={browserOf(session.user_agent)} />
+              </strong>
               {session.current ? <Tag tone="ok">this one</Tag> : null}
             </Group>
             <Text size="sm" c="dimmed">

@@ -1,17 +1,18 @@
 import { ActionIcon, AppShell, Burger, Group, Text, useMantineColorScheme, VisuallyHidden } from '@mantine/core';
-import { useDisclosure } from '@mantine/hooks';
+import { useDisclosure, useHotkeys, useNetwork } from '@mantine/hooks';
 import {
   IconBook,
   IconBrightnessAuto,
   IconLogout,
   IconMoon,
+  IconSearch,
   IconSun,
   IconWorld,
   IconWorldOff,
 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Link, Outlet, useRouterState } from '@tanstack/react-router';
-import { Fragment, useEffect, useRef } from 'react';
+import { Fragment, lazy, Suspense, useEffect, useRef } from 'react';
 import { startLive, useLive } from '../lib/live.ts';
 import { useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
@@ -19,11 +20,17 @@ import { useZone } from '../lib/time.ts';
 import { trpc } from '../lib/trpc.ts';
 import { CONTENT, focusContent } from '../ui/focus.ts';
 import { Mark } from '../ui/mark.tsx';
+import { Notice } from '../ui/notice.tsx';
 import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
+const Palette = lazy(() => import('./palette.tsx'));
+
 /** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
+  const [finding, find] = useDisclosure();
+  // wherever the focus is, in the editor of policies too
+  useHotkeys([['mod+K', find.open]], [], true);
   const [opened, menu] = useDisclosure();
   const path = useRouterState({ select: (state) => state.location.pathname });
   const { id, tenant } = useMe();
@@ -63,6 +70,9 @@ export function Shell() {
         <AppShell.Section visibleFrom="sm" py={6}>
           <Brand />
         </AppShell.Section>
+        <AppShell.Section>
+          <FindButton open={find.open} />
+        </AppShell.Section>
         <AppShell.Section grow style={{ overflowY: 'auto' }}>
           <Navigation />
         </AppShell.Section>
@@ -72,10 +82,37 @@ export function Shell() {
         </AppShell.Section>
       </AppShell.Navbar>
       <AppShell.Main id={CONTENT} tabIndex={-1} style={{ outline: 'none' }}>
+        <Offline />
         <StopBanner />
         <Outlet />
       </AppShell.Main>
+      {finding ? (
+        <Suspense>
+          <Palette onClose={find.close} />
+        </Suspense>
+      ) : null}
     </AppShell>
+  );
+}
+
+function Offline() {
+  if (useNetwork().online) return null;
+  return (
+    <div style={{ marginBottom: 'var(--mantine-spacing-md)' }}>
+      <Notice tone="wait" title="You are offline" urgent>
+        What you see may be out of date. It goes on by itself when you are connected.
+      </Notice>
+    </div>
+  );
+}
+
+function FindButton({ open }: { open: () => void }) {
+  const keys = /Mac|iPhone|iPad/.test(navigator.platform) ? '⌘K' : 'Ctrl K';
+  return (
+    <button type="button" className="find" onClick={open}>
+      <IconSearch size={16} stroke={1.7} aria-hidden />
+      Find <kbd>{keys}</kbd>
+    </button>
   );
 }
 
@@ -101,7 +138,7 @@ function Navigation() {
         return (
           <Fragment key={to}>
             {n > 0 && entries[n - 1]?.group !== group ? <div className="nav-group">{group}</div> : null}
-            <Link to={to} activeOptions={{ exact: to === '/' }}>
+            <Link to={to} activeOptions={{ exact: to === '/', includeSearch: false }}>
               <Shape size={18} stroke={1.7} aria-hidden />
               {label}
               {number > 0 ? (
@@ -114,7 +151,7 @@ function Navigation() {
           </Fragment>
         );
       })}
-      <div className="nav-group">Help</div>
+      {entries.at(-1)?.group === 'Help' ? null : <div className="nav-group">Help</div>}
       <a href="/docs" target="_blank" rel="noopener">
         <IconBook size={18} stroke={1.7} aria-hidden />
         Documentation

@@ -6,11 +6,13 @@ import type { Decision } from '../../server/domain/decision.ts';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
 import { count, money } from '../lib/words.ts';
+import { Hostile } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 import { Notice } from '../ui/notice.tsx';
 import { ErrorState, Loading } from '../ui/states.tsx';
 import { DECISION, DecisionTag, Tag, type Tone } from '../ui/status.tsx';
 import { When } from '../ui/time.tsx';
+import { MakeTest } from './make-test.tsx';
 
 type Found = Answers['simulations']['get'];
 type ChangeGroup = NonNullable<Found['groups']>[number];
@@ -96,12 +98,12 @@ export function SimulationPanel({ policyId, version }: { policyId: string; versi
       {error && data === undefined ? <ErrorState error={error} /> : null}
       {data === undefined && !error ? <Loading lines={3} /> : null}
       {data === null ? <Text c="dimmed">This version was not simulated yet.</Text> : null}
-      {data ? <Simulation found={data} /> : null}
+      {data ? <Simulation found={data} policyId={policyId} /> : null}
     </Paper>
   );
 }
 
-function Simulation({ found }: { found: Found }) {
+function Simulation({ found, policyId }: { found: Found; policyId: string }) {
   const { status, progress, failure } = found;
   if (status === 'queued' || status === 'running') {
     const { checked, total } = progress;
@@ -124,10 +126,10 @@ function Simulation({ found }: { found: Found }) {
     );
   }
   if (status === 'cancelled') return <Text c="dimmed">The simulation was cancelled.</Text>;
-  return <Result found={found} />;
+  return <Result found={found} policyId={policyId} />;
 }
 
-function Result({ found }: { found: Found }) {
+function Result({ found, policyId }: { found: Found; policyId: string }) {
   const { decisions = 0, changed = 0, unknown = 0, one_in, current, window, groups = [], more_groups = 0 } = found;
   const { drift, simulated_limits = [], pruned = 0 } = found;
   const byDirection = Map.groupBy(groups, ({ direction }) => direction);
@@ -140,10 +142,10 @@ function Result({ found }: { found: Found }) {
         </Notice>
       )}
       <Text mb="sm">
-        {count(decisions, 'decision')} from <When at={window.from} exact /> to <When at={window.to} exact />:{' '}
+        Of {count(decisions, 'decision')} from <When at={window.from} exact /> to <When at={window.to} exact />,{' '}
         {changed === 0 ? 'none would change' : `${changed.toLocaleString()} would change`}
-        {unknown > 0 ? `, ${unknown.toLocaleString()} unknown` : ''}. {pruned.toLocaleString()} are out of reach of what
-        changed.
+        {unknown > 0 ? ` and ${unknown.toLocaleString()} cannot be told` : ''}.
+        {pruned > 0 ? ` The changed rules concern none of ${pruned.toLocaleString()} of them.` : ''}
         {one_in ? ` Only one decision in ${one_in} was looked at.` : ''}
       </Text>
       {[...byDirection].map(([direction, list]) => (
@@ -161,7 +163,11 @@ function Result({ found }: { found: Found }) {
           </Group>
           <ul className="plain-list simulation-groups">
             {list.map((group) => (
-              <GroupLine key={JSON.stringify([group.was, group.becomes, group.simulated])} group={group} />
+              <GroupLine
+                key={JSON.stringify([group.was, group.becomes, group.simulated])}
+                group={group}
+                policyId={policyId}
+              />
             ))}
           </ul>
         </section>
@@ -208,12 +214,12 @@ function Verdict({ found }: { found: Found }) {
   );
 }
 
-function GroupLine({ group }: { group: ChangeGroup }) {
-  const { was, becomes, tools, agents, ranges, examples, simulated } = group;
+function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }) {
+  const { was, becomes, tools, agents, ranges, examples, simulated, unpriced } = group;
   const sums = Object.entries(group.money);
   return (
     <li>
-      <Group gap={6}>
+      <Group gap="4px 10px">
         <DecisionTag decision={was.decision} />
         <span aria-hidden>→</span>
         <VisuallyHidden component="span">becomes</VisuallyHidden>
@@ -221,22 +227,32 @@ function GroupLine({ group }: { group: ChangeGroup }) {
         <strong>{count(group.count, 'decision')}</strong>
         <span>{count(agents, 'agent')}</span>
         {sums.map(([currency, sum]) => (
-          <strong key={currency}>{currency === 'other' ? `${sum} (no currency)` : money(Number(sum), currency)}</strong>
+          <strong key={currency}>
+            {currency === 'other' ? `${Number(sum).toLocaleString()} (no currency)` : money(Number(sum), currency)}
+          </strong>
         ))}
+        {unpriced > 0 ? <span>amounts of {unpriced.toLocaleString()} not kept</span> : null}
         {simulated ? <Tag tone="quiet">simulated limit</Tag> : null}
       </Group>
       <div className="simulation-detail">
         {tools.map(({ name, count: n }) => (
-          <bdi key={name} className="mono">
-            {name} ({n.toLocaleString()})
-          </bdi>
+          <span key={name}>
+            <span className="dim">tool</span>{' '}
+            <span className="mono">
+              <Hostile text={name} /> ({n.toLocaleString()})
+            </span>
+          </span>
         ))}
         {ranges.map(({ path, least, most }) => (
-          <bdi key={path} className="mono">
-            {path} {least === most ? least : `${least}–${most}`}
-          </bdi>
+          <span key={path}>
+            <span className="dim">
+              <Hostile text={path} />
+            </span>{' '}
+            <span className="mono">{least === most ? least : `${least} – ${most}`}</span>
+          </span>
         ))}
         <span>
+          <span className="dim">decided by</span>{' '}
           {was.rule_id === becomes.rule_id ? (
             <span className="mono">{becomes.rule_id}</span>
           ) : (
@@ -248,13 +264,20 @@ function GroupLine({ group }: { group: ChangeGroup }) {
         </span>
       </div>
       <details>
-        <summary>{examples.length === group.count ? 'The decisions' : `The newest ${examples.length}`}</summary>
+        <summary>
+          {examples.length < group.count
+            ? `The newest ${examples.length}`
+            : group.count === 1
+              ? 'The decision'
+              : 'The decisions'}
+        </summary>
         <ul className="plain-list simulation-examples">
           {examples.map((event) => (
             <li key={event}>
               <PageLink to="/decisions" search={{ event }} className="mono">
                 {event}
-              </PageLink>
+              </PageLink>{' '}
+              <MakeTest compact decision={{ event_id: event, decision: was.decision, policyId }} />
             </li>
           ))}
         </ul>
@@ -295,30 +318,33 @@ function Matrix({ found: { matrix = {} } }: { found: Found }) {
   return (
     <details>
       <summary>All decisions, before and after</summary>
-      <table className="simulation-matrix">
-        <thead>
-          <tr>
-            <th scope="col">Live policies</th>
-            {names.map((name) => (
-              <th key={name} scope="col">
-                {DECISION[name][0]}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {names.map((was) => (
-            <tr key={was}>
-              <th scope="row">{DECISION[was][0]}</th>
-              {names.map((becomes) => (
-                <td key={becomes} data-changed={was !== becomes && matrix[was]?.[becomes] ? true : undefined}>
-                  {(matrix[was]?.[becomes] ?? 0).toLocaleString()}
-                </td>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: on a narrow screen it is scrolled, also by keys */}
+      <section className="simulation-scroll" aria-label="All decisions, before and after" tabIndex={0}>
+        <table className="simulation-matrix">
+          <thead>
+            <tr>
+              <th scope="col">Live policies ↓ this version →</th>
+              {names.map((name) => (
+                <th key={name} scope="col">
+                  {DECISION[name][0]}
+                </th>
               ))}
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {names.map((was) => (
+              <tr key={was}>
+                <th scope="row">{DECISION[was][0]}</th>
+                {names.map((becomes) => (
+                  <td key={becomes} data-changed={was !== becomes && matrix[was]?.[becomes] ? true : undefined}>
+                    {(matrix[was]?.[becomes] ?? 0).toLocaleString()}
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </section>
     </details>
   );
 }

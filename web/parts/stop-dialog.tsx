@@ -1,4 +1,5 @@
-import { Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
+import '@mantine/core/styles/Checkbox.css';
+import { Checkbox, Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
 import { STOP_KINDS, STOP_MODES, type StopKind, type StopMode } from '../../server/domain/stops.ts';
 import { toastDone } from '../lib/errors.tsx';
 import { useServerForm } from '../lib/form.ts';
@@ -20,7 +21,7 @@ const ORDER = [
 type Target = { kind: StopKind; id: string } | undefined;
 
 /** Asks what to stop, and why. */
-export default function StopDialog({ target, onClose }: { target: Target; onClose: () => void }) {
+export default function StopDialog({ target, onClose }: { target?: Target; onClose: () => void }) {
   return (
     <Modal opened onClose={onClose} title={<strong>Stop now</strong>} closeButtonProps={{ 'aria-label': 'Close' }}>
       <StopForm target={target} onDone={onClose} />
@@ -36,6 +37,7 @@ function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
       target_kind: (target?.kind ?? 'agent') as string,
       target_id: target?.id ?? '',
       mode: 'deny' as string,
+      abort: false,
       minutes: '',
       reason: '',
     },
@@ -44,13 +46,14 @@ function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
   const ready = (target_kind === 'tenant' || target_id.trim() !== '') && reason.trim() !== '';
   return (
     <form
-      onSubmit={form.onSubmit(async ({ minutes }) => {
+      onSubmit={form.onSubmit(async ({ minutes, abort }) => {
         if (!ready || form.submitting) return;
         try {
           const { proxies } = await api.stops.create.mutate({
             target_kind: target_kind as StopKind,
             ...(target_kind !== 'tenant' && { target_id: target_id.trim() }),
             mode: mode as StopMode,
+            abort: abort && mode === 'deny',
             reason: reason.trim(),
             ...(minutes !== '' && { until: new Date(Date.now() + Number(minutes) * 60_000).toISOString() }),
             wait: 2,
@@ -95,6 +98,13 @@ function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
           description={STOP_MODES[mode as StopMode]}
           {...form.getInputProps('mode')}
         />
+        {mode === 'deny' ? (
+          <Checkbox
+            label="Also cut what is under way"
+            description="Proxies give up calls that they have already forwarded. What the tool has done by then is done."
+            {...form.getInputProps('abort', { type: 'checkbox' })}
+          />
+        ) : null}
         <NativeSelect
           label="How long"
           data={Object.entries(ENDS).map(([value, label]) => ({ value, label }))}

@@ -7,6 +7,7 @@ import { lazy, Suspense } from 'react';
 import type { StopKind } from '../../server/domain/stops.ts';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
+import { Hostile } from '../ui/hostile.tsx';
 import { Notice } from '../ui/notice.tsx';
 
 /** On every page there is only the button; the form comes when it is pressed. */
@@ -29,7 +30,10 @@ export function TargetOf({ stop }: { stop: Pick<Stop, 'target_kind' | 'target_id
   if (stop.target_kind === 'tenant') return <>everything</>;
   return (
     <>
-      {KIND_WORDS[stop.target_kind].toLowerCase()} <bdi className="mono">{stop.target_id}</bdi>
+      {KIND_WORDS[stop.target_kind].toLowerCase()}{' '}
+      <span className="mono">
+        <Hostile text={stop.target_id} />
+      </span>
     </>
   );
 }
@@ -55,21 +59,25 @@ export function StopBanner() {
           {first!.mode === 'deny' ? 'Denied: ' : 'Held for a person: '}
           <TargetOf stop={first!} />
           {'. '}
-          <bdi>{first!.reason}</bdi> <Link to="/stops">{stops.length === 1 ? 'Look at it' : 'See all of them'}</Link>
+          <Hostile text={first!.reason} />{' '}
+          <Link to="/stops">{stops.length === 1 ? 'Look at it' : 'See all of them'}</Link>
         </span>
       </Notice>
     </div>
   );
 }
 
+/** The form that stops, with its target filled in. */
+export function PreparedStop({ target, onClose }: { target: { kind: StopKind; id: string }; onClose: () => void }) {
+  return (
+    <Suspense fallback={null}>
+      <StopDialog target={target} onClose={onClose} />
+    </Suspense>
+  );
+}
+
 /** The button that stops something, for those who may. */
-export function StopButton({
-  target,
-  fullWidth = false,
-}: {
-  target?: { kind: StopKind; id: string };
-  fullWidth?: boolean;
-}) {
+export function StopButton({ fullWidth = false }: { fullWidth?: boolean }) {
   const me = useMe();
   const [opened, dialog] = useDisclosure();
   if (!me.has('approver')) return null;
@@ -88,7 +96,7 @@ export function StopButton({
       </Button>
       {opened ? (
         <Suspense fallback={null}>
-          <StopDialog target={target} onClose={dialog.close} />
+          <StopDialog onClose={dialog.close} />
         </Suspense>
       ) : null}
     </>

@@ -1,7 +1,8 @@
 import { Button, Group, Modal, Stack, Text, Textarea, TextInput } from '@mantine/core';
-import type { ReactNode } from 'react';
+import type { KeyboardEvent, ReactNode } from 'react';
 import { useServerForm } from '../lib/form.ts';
 import { rescueFocus } from './focus.ts';
+import { Hostile } from './hostile.tsx';
 
 /**
  * Asks for confirmation of something irreversible. With `typed` the person must type that word; with `reason` they must
@@ -17,6 +18,7 @@ export function ConfirmDialog({
   typed,
   reason,
   size,
+  focusAction = false,
   onConfirm,
 }: {
   opened: boolean;
@@ -27,9 +29,11 @@ export function ConfirmDialog({
   action: string;
   danger?: boolean;
   typed?: string;
-  reason?: { label: string; required?: boolean; placeholder?: string };
+  reason?: { label: string; required?: boolean; placeholder?: string; description?: string };
   /** The width. */
   size?: string;
+  /** The focus begins on the button of the action: only for a dialog that another key has opened. */
+  focusAction?: boolean | undefined;
   onConfirm: (reason: string) => Promise<unknown>;
 }) {
   return (
@@ -37,15 +41,24 @@ export function ConfirmDialog({
       opened={opened}
       onClose={onClose}
       size={size}
-      title={<strong>{title}</strong>}
+      title={
+        <strong>
+          <Hostile text={title} />
+        </strong>
+      }
       closeButtonProps={{ 'aria-label': 'Close' }}
       // the focus is back on the button that opened the dialog, unless the action removed it
       onExitTransitionEnd={() => setTimeout(rescueFocus, 50)}
     >
-      <Body {...{ onClose, children, action, danger, typed, reason, onConfirm }} />
+      <Body {...{ onClose, children, action, danger, typed, reason, focusAction, onConfirm }} />
     </Modal>
   );
 }
+
+/** Who types, and is in no field, would open the dialog by the first letter of a word, and confirm it by the space after. */
+const noSpace = (event: KeyboardEvent) => {
+  if (event.key === ' ') event.preventDefault();
+};
 
 function Body({
   onClose,
@@ -54,6 +67,7 @@ function Body({
   danger,
   typed,
   reason,
+  focusAction,
   onConfirm,
 }: Omit<Parameters<typeof ConfirmDialog>[0], 'opened' | 'title' | 'size'>) {
   const form = useServerForm({ initialValues: { word: '', why: '' } });
@@ -72,12 +86,13 @@ function Body({
           <Textarea
             label={reason.label}
             placeholder={reason.placeholder}
+            description={reason.description}
             required={reason.required}
             {...form.getInputProps('why')}
             minRows={2}
             autosize
             maxLength={2000}
-            data-autofocus
+            data-autofocus={focusAction ? undefined : true}
           />
         ) : null}
         {typed === undefined ? null : (
@@ -95,10 +110,21 @@ function Body({
         )}
         <Group justify="flex-end" gap="xs">
           {/* the irreversible action must not get the key press that opened the dialog */}
-          <Button variant="default" onClick={onClose} data-autofocus={reason || typed ? undefined : true}>
+          <Button
+            variant="default"
+            onClick={onClose}
+            data-autofocus={reason || typed || focusAction ? undefined : true}
+          >
             Cancel
           </Button>
-          <Button type="submit" color={danger ? 'red.8' : undefined} disabled={!ready} loading={form.submitting}>
+          <Button
+            type="submit"
+            color={danger ? 'red.8' : undefined}
+            disabled={!ready}
+            loading={form.submitting}
+            data-autofocus={focusAction || undefined}
+            {...(focusAction && { onKeyDown: noSpace, onKeyUp: noSpace })}
+          >
             {action}
           </Button>
         </Group>

@@ -1,5 +1,5 @@
 import { Skeleton } from '@mantine/core';
-import type { MouseEvent, ReactNode } from 'react';
+import { Fragment, type MouseEvent, type ReactNode } from 'react';
 import { ErrorState } from './states.tsx';
 
 export interface Column<Row> {
@@ -32,6 +32,8 @@ export function DataTable<Row>({
   onOpen,
   selected,
   isNew,
+  group,
+  fixed = false,
 }: {
   /** The accessible name of the table. */
   label: string;
@@ -47,6 +49,10 @@ export function DataTable<Row>({
   selected?: string;
   /** The row was added since the page was opened. */
   isNew?: (row: Row) => boolean;
+  /** What a row belongs to, such as its day: a heading above the first of the rows that follow each other with it. */
+  group?: (row: Row) => string;
+  /** Columns keep their widths whatever is in them, for texts that others wrote; those without a width share the rest. */
+  fixed?: boolean;
 }) {
   if (error && !rows) return <ErrorState error={error} retry={retry} />;
   if (rows?.length === 0) return <div className="grid-frame">{empty}</div>;
@@ -57,7 +63,7 @@ export function DataTable<Row>({
   };
   return (
     <div className="grid-frame">
-      <table className="grid" aria-label={label} aria-busy={!rows}>
+      <table className="grid" data-fixed={fixed || undefined} aria-label={label} aria-busy={!rows}>
         <thead>
           <tr>
             {columns.map((column) => (
@@ -68,25 +74,33 @@ export function DataTable<Row>({
           </tr>
         </thead>
         <tbody>
-          {rows?.map((row) => (
-            <tr
-              key={rowKey(row)}
-              data-link={onOpen ? true : undefined}
-              aria-selected={selected === undefined ? undefined : selected === rowKey(row)}
-              className={isNew?.(row) ? 'arrived' : undefined}
-              onClick={onOpen && open(row)}
-            >
-              {columns.map((column) => (
-                <td
-                  key={column.header}
-                  data-label={column.bare || column.header === ACTIONS ? undefined : column.header}
-                  data-main={column.main || undefined}
-                  data-align={column.align}
-                >
-                  {column.cell(row)}
-                </td>
-              ))}
-            </tr>
+          {rows?.map((row, n) => (
+            <Fragment key={rowKey(row)}>
+              {group && (n === 0 || group(rows[n - 1]!) !== group(row)) ? (
+                <tr className="grid-group">
+                  <th scope="rowgroup" colSpan={columns.length}>
+                    {group(row)}
+                  </th>
+                </tr>
+              ) : null}
+              <tr
+                data-link={onOpen ? true : undefined}
+                aria-selected={selected === undefined ? undefined : selected === rowKey(row)}
+                className={isNew?.(row) ? 'arrived' : undefined}
+                onClick={onOpen && open(row)}
+              >
+                {columns.map((column) => (
+                  <td
+                    key={column.header}
+                    data-label={column.bare || column.header === ACTIONS ? undefined : column.header}
+                    data-main={column.main || undefined}
+                    data-align={column.align}
+                  >
+                    {column.cell(row)}
+                  </td>
+                ))}
+              </tr>
+            </Fragment>
           )) ??
             [90, 70, 80, 60, 75].map((width) => (
               <tr key={width}>

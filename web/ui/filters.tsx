@@ -1,7 +1,8 @@
 import { ActionIcon, Button, TextInput } from '@mantine/core';
 import { useDebouncedCallback } from '@mantine/hooks';
 import { type IconFileText, IconX } from '@tabler/icons-react';
-import { useEffect, useState } from 'react';
+import { useEffect, useId, useState } from 'react';
+import { exactly } from '../../server/domain/sought.ts';
 import { EmptyState } from './states.tsx';
 
 /** A text filter that is applied when the typing pauses. */
@@ -11,46 +12,68 @@ export function TextFilter({
   onChange,
   width,
   placeholder,
+  suggestions,
 }: {
   label: string;
   value: string | undefined;
   onChange: (value: string | undefined) => void;
   width?: number;
   placeholder?: string;
+  /**
+   * Values that are offered while somebody types. With them, a text that is none of them is how the value begins, in capitals
+   * or not: the filter then ends in `*`.
+   */
+  suggestions?: readonly string[] | undefined;
 }) {
-  const [text, setText] = useState(value ?? '');
+  const typed = (suggestions && value?.endsWith('*') ? value.slice(0, -1) : value) ?? '';
+  const [text, setText] = useState(typed);
+  const list = useId();
   // the URL can also change through the back button
-  useEffect(() => setText(value ?? ''), [value]);
-  const tell = useDebouncedCallback((next: string) => onChange(next.trim() || undefined), 350);
+  useEffect(() => setText(typed), [typed]);
+  const filterOf = (next: string) => {
+    const known = suggestions?.find((one) => one.toLowerCase() === next.toLowerCase());
+    if (known !== undefined) return exactly(known);
+    return next === '' || !suggestions || next.endsWith('*') ? next || undefined : `${next}*`;
+  };
+  const tell = useDebouncedCallback((next: string) => onChange(filterOf(next.trim())), 350);
   return (
-    <TextInput
-      label={label}
-      value={text}
-      spellCheck={false}
-      placeholder={placeholder}
-      onChange={(event) => {
-        setText(event.currentTarget.value);
-        tell(event.currentTarget.value);
-      }}
-      w={width}
-      rightSection={
-        text ? (
-          <ActionIcon
-            variant="subtle"
-            color="gray"
-            size="sm"
-            aria-label={`Clear ${label}`}
-            onClick={() => {
-              setText('');
-              tell.cancel();
-              onChange(undefined);
-            }}
-          >
-            <IconX size={14} />
-          </ActionIcon>
-        ) : null
-      }
-    />
+    <div style={{ width }}>
+      <TextInput
+        label={label}
+        value={text}
+        spellCheck={false}
+        placeholder={placeholder}
+        {...(suggestions && { list, autoComplete: 'off' })}
+        onChange={(event) => {
+          setText(event.currentTarget.value);
+          tell(event.currentTarget.value);
+        }}
+        rightSection={
+          text ? (
+            <ActionIcon
+              variant="subtle"
+              color="gray"
+              size="sm"
+              aria-label={`Clear ${label}`}
+              onClick={() => {
+                setText('');
+                tell.cancel();
+                onChange(undefined);
+              }}
+            >
+              <IconX size={14} />
+            </ActionIcon>
+          ) : null
+        }
+      />
+      {suggestions ? (
+        <datalist id={list}>
+          {suggestions.map((one) => (
+            <option key={one} value={one} />
+          ))}
+        </datalist>
+      ) : null}
+    </div>
   );
 }
 

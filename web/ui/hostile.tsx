@@ -1,27 +1,105 @@
+import { type ReactNode, useLayoutEffect, useRef, useState } from 'react';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
-import { visible } from '../../server/policy/evaluation/approver-view.ts';
+import { pieces, visible } from '../../server/lib/visible.ts';
 import './hostile.css';
 
+/** The pieces of a text: what cannot be seen, or turns the direction of writing, is a chip with its code. */
+function Pieces({ text }: { text: string }) {
+  return pieces(text).map((piece, n) =>
+    piece.code ? (
+      // biome-ignore lint/suspicious/noArrayIndexKey: the pieces of a text have no other name
+      <span key={n} className="chip" title="A character that would otherwise be invisible">
+        {piece.text}
+      </span>
+    ) : (
+      piece.text
+    ),
+  );
+}
+
 /**
- * A text that a tool server wrote: what cannot be seen, or turns the direction of writing, is a chip with its code, and nothing
- * of it is markup. Its direction does not reach what stands around it.
+ * A text that an agent, a tool or a tenant wrote: nothing in it is invisible and nothing of it is markup. Its direction does
+ * not reach what stands around it. It takes as much room as it needs; where that could move something else, it stands in a
+ * `Line` or `Clamped`.
  */
 export function Hostile({ text }: { text: string }) {
-  const parts = visible(text).split(/(⟦U\+[0-9A-F]{4,6}⟧|[␀-␟␡])/);
   return (
     <bdi className="hostile">
-      {parts.map((part, n) =>
-        n % 2 === 1 ? (
-          // biome-ignore lint/suspicious/noArrayIndexKey: the parts of a text have no other name
-          <span key={n} className="chip" title="A character that would otherwise be invisible">
-            {part.replace(/[⟦⟧]/g, '')}
-          </span>
-        ) : (
-          part
-        ),
-      )}
+      <Pieces text={text} />
     </bdi>
   );
+}
+
+/** Exactly one line, whatever is in it: what does not fit is cut off, and nothing else moves. */
+export function Line({ children, className = '' }: { children: ReactNode; className?: string }) {
+  return <div className={`one-line ${className}`}>{children}</div>;
+}
+
+/** A name that an agent or a tool chose, in the middle of our words: it looks different from them, and has little room. */
+export function Name({ text }: { text: string }) {
+  return (
+    <bdi className="hostile name" title={visible(text)}>
+      <Pieces text={text} />
+    </bdi>
+  );
+}
+
+/**
+ * A text of others in exactly so many lines, whatever its length, until somebody asks for all of it. The button has its
+ * place even when it is not needed: nothing moves by what the text is.
+ */
+export function Clamped({ text, lines = 1, what }: { text: string; lines?: number; what: string }) {
+  const box = useRef<HTMLDivElement>(null);
+  const [cut, setCut] = useState(false);
+  const [open, setOpen] = useState(false);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another text has another length
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (!element || open) return;
+    const look = () =>
+      setCut(element.scrollHeight > element.clientHeight + 1 || element.scrollWidth > element.clientWidth + 1);
+    look();
+    const observer = new ResizeObserver(look);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, [text, open]);
+  return (
+    <div className="clamped">
+      <div
+        ref={box}
+        className={open ? undefined : lines === 1 ? 'one-line' : 'some-lines'}
+        style={open || lines === 1 ? undefined : { height: `${lines}lh`, WebkitLineClamp: lines }}
+      >
+        <Hostile text={text} />
+      </div>
+      <button
+        type="button"
+        className="show-all"
+        data-needed={cut || open || undefined}
+        aria-expanded={open}
+        aria-label={`${open ? 'Show less' : 'Show all'} of ${what}`}
+        onClick={() => setOpen(!open)}
+      >
+        {open ? 'Less' : 'Show all'}
+      </button>
+    </div>
+  );
+}
+
+/** Lines of JSON or plain text: each text in quotes keeps its direction to itself. */
+export function HostileLines({ text }: { text: string }) {
+  return text.split('\n').map((line, n) => (
+    // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
+    <span key={n}>
+      {n > 0 ? '\n' : null}
+      {line.split(/("(?:[^"\\]|\\.)*"|\t)/).map(
+        (part, m) =>
+          // biome-ignore-start lint/suspicious/noArrayIndexKey: nor do their parts
+          part === '\t' ? part : m % 2 === 1 ? <Hostile key={m} text={part} /> : <Pieces key={m} text={part} />,
+        // biome-ignore-end lint/suspicious/noArrayIndexKey: as above
+      )}
+    </span>
+  ));
 }
 
 /** A definition as lines of plain text, for comparing: nothing in it is invisible. */
@@ -38,4 +116,15 @@ export function definitionText(definition: ToolDefinition | undefined): string {
     ...(outputSchema ? [`results: ${json(outputSchema)}`] : []),
     ...(annotations ? [`annotations: ${json(annotations)}`] : []),
   ].join('\n');
+}
+
+/** What a person wrote, line by line. */
+export function Said({ text }: { text: string }) {
+  return text.split(/\r\n?|\n/).map((line, n) => (
+    // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
+    <span key={n}>
+      {n > 0 ? '\n' : null}
+      <Hostile text={line} />
+    </span>
+  ));
 }

@@ -22,5 +22,5 @@ export const ButtonLink = createLink((props: ButtonProps & Html) => <Button comp
 
 /** The name of a row as a button, for a row whose details open on the same page. */
 export const RowButton = (props: { onClick: () => void; 'aria-label'?: string; children: ReactNode }) => (
-  <Anchor component="button" type="button" c="inherit" fw={600} ta="left" {...props} />
+  <Anchor component="button" type="button" c="inherit" fw={600} ta="left" display="block" maw="100%" {...props} />
 );

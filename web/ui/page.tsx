@@ -1,5 +1,6 @@
 import { Text, Title } from '@mantine/core';
 import { Fragment, type ReactNode, useEffect } from 'react';
+import { visible } from '../../server/lib/visible.ts';
 import { DocsLink } from './link.tsx';
 
 /** A page with its heading, which is also the title of the tab. */
@@ -22,7 +23,7 @@ export function Page({
 }) {
   const name = tab ?? (typeof title === 'string' ? title : '');
   useEffect(() => {
-    document.title = name ? `${name} · Agent Governance` : 'Agent Governance';
+    document.title = name ? `${visible(name)} · Agent Governance` : 'Agent Governance';
   }, [name]);
   return (
     <>

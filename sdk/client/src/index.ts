@@ -1,18 +1,22 @@
-import createFetchClient, { type Client } from 'openapi-fetch';
-import type { paths } from './schema.ts';
-
+export {
+  AgentClient,
+  type EvaluateRequest,
+  type Evaluation,
+  type Hold,
+  type HoldStatus,
+  permitted,
+  type Result,
+} from './agent.ts';
+export {
+  type ErrorCode,
+  MaskError,
+  type Problem,
+  ProblemError,
+  SvcError,
+  UnavailableError,
+  WebhookError,
+} from './errors.ts';
+export { type ClientOptions, createClient } from './http.ts';
+export { mask } from './mask.ts';
 export type { components, operations, paths } from './schema.ts';
-
-/**
- * A client of the API whose paths, parameters, bodies and answers are typed by the server's OpenAPI document. `key` is an
- * API key or an agent key. A call resolves with `data`, or with `error` (an RFC 9457 problem); it rejects only when
- * there was no answer.
- */
-export function createClient(options: { baseUrl: string; key: string; fetch?: typeof fetch }): Client<paths> {
-  const { baseUrl, key, fetch } = options;
-  return createFetchClient<paths>({
-    baseUrl,
-    headers: { authorization: `Bearer ${key}` },
-    ...(fetch && { fetch: (request) => fetch(request) }),
-  });
-}
+export { verifyWebhook, type Webhook } from './webhooks.ts';

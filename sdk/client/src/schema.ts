@@ -298,6 +298,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/keys/{id}/rotate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Replace a key: the answer has the new one, and the old one works on for a while
+         * @description The new key has the label and the rights of the old one, and is valid for as long as that was. The old one expires when the overlap ends; with 0 at once.
+         */
+        post: operations["keys-rotate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/keys/{id}": {
         parameters: {
             query?: never;
@@ -327,6 +347,26 @@ export interface paths {
         put?: never;
         /** Create an agent key; the response is the only place where the plaintext appears */
         post: operations["agentKeys-create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agent-keys/{id}/rotate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Replace a key: the answer has the new one, and the old one works on for a while
+         * @description The new key has the label and the rights of the old one, and is valid for as long as that was. The old one expires when the overlap ends; with 0 at once.
+         */
+        post: operations["agentKeys-rotate"];
         delete?: never;
         options?: never;
         head?: never;
@@ -624,7 +664,7 @@ export interface paths {
         };
         /**
          * List policies
-         * @description Most recently changed first. `agent_role` also finds policies that apply to every role.
+         * @description Most recently changed first, or by id. `agent_role` also finds policies that apply to every role.
          */
         get: operations["policies-list"];
         put?: never;
@@ -912,8 +952,28 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Comment on the newest version without deciding */
+        /**
+         * Comment on the newest version without deciding
+         * @description A comment begins a thread, or answers one. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.
+         */
         post: operations["policies-comment"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/comments/{comment_id}/resolve": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Resolve a thread, or open it again */
+        post: operations["policies-resolve"];
         delete?: never;
         options?: never;
         head?: never;
@@ -965,6 +1025,66 @@ export interface paths {
         get: operations["policies-summary"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/rules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the rules of live policies, or those that can apply to an agent or to a tool
+         * @description By the scopes of the rules alone: their conditions depend on the request. Those that name the agent, one of its roles, the tool or its server come first. At most 500.
+         */
+        get: operations["rules-list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/rules/unused": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the rules of live policies that no decision has met lately
+         * @description Looks through the newest 40,000 decisions of these days, and through the newest 10,000 of each kind that is not `allow`. `complete` says whether these were all. A record names at most 64 of the rules that matched.
+         */
+        get: operations["rules-unused"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/tests/from-decision": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Make a test of a decision; the suite is returned, not saved
+         * @description Appends the decision to the suite of the newest version, or to the one that is sent: its request, narrowed to what the policies read, and what was decided, or `should` have been. Values under `@mask` paths become placeholders, for admins only where no statement compares them. The result is verified by the policies of the time and of now. Each call is in the audit log, as reading the request is.
+         */
+        post: operations["decisionTests-make"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1171,6 +1291,23 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/proxies/{proxy_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Forget a proxy that is out of service; one that still reports comes back */
+        delete: operations["proxies-remove"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1385,6 +1522,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agents/{agent_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read what is known of an agent
+         * @description An agent needs no entry: of an id that nobody knows, the answer has nothing but the id.
+         */
+        get: operations["tools-agent"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agents/{agent_id}/labels": {
         parameters: {
             query?: never;
@@ -1414,7 +1571,7 @@ export interface paths {
         };
         /**
          * List holds, newest first
-         * @description With order=expires_at, the soonest to expire first. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.
+         * @description With order=expires_at, the soonest to expire first; with value or risk, the highest first as it was stated, whatever the currency, and holds without one last. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.
          */
         get: operations["escrow-list"];
         put?: never;
@@ -1429,6 +1586,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/escrow/summary": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Sum up what became of recent holds: how many, how soon, and what value */
+        get: operations["escrow-summary"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/escrow/{id}": {
         parameters: {
             query?: never;
@@ -1436,7 +1610,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Read a hold; an agent key reads only its own */
+        /**
+         * Read a hold; an agent key reads only its own
+         * @description With `wait`, the answer comes when the hold has another status than `status`, and as it is after so many seconds otherwise.
+         */
         get: operations["escrow-get"];
         put?: never;
         post?: never;
@@ -1457,7 +1634,7 @@ export interface paths {
         put?: never;
         /**
          * Approve or reject a held action
-         * @description One vote per person. One rejection ends the hold, whatever its type.
+         * @description One vote per person. One rejection ends the hold, whatever its type. With `shown_hash`, the vote is refused when the hold is no longer what was read: another vote or a report may have changed what this one does.
          */
         post: operations["escrow-vote"];
         delete?: never;
@@ -1730,9 +1907,49 @@ export interface paths {
         put?: never;
         /**
          * Decide on an agent’s action and record the decision
-         * @description The answer is 200 for every decision. The retry after a release sends X-Svc-Escrow-Id: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.
+         * @description The answer is 200 for every decision. To go on after a release, repeat the request with `resume: true`, best with the `call_id` of the first request: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id. A call whose hold was rejected or cancelled or has expired is denied. A request without `call_id` may name its hold in X-Svc-Escrow-Id instead.
          */
         post: operations["evaluate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/evaluate/batch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Decide on several actions of an agent
+         * @description At most 50, each as by POST /v1/evaluate, in their order: what an earlier one takes of limits, or does in its session, counts for the later ones. Each result is that of its request alone: a decision, or the problem that POST /v1/evaluate would answer, with the new hold of POLICY_CHANGED as `escrow_id`. A malformed request does not keep the others from being decided. Each request counts against the rate limit of the key.
+         */
+        post: operations["evaluateBatch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/practice": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Ask as an agent would, for practice
+         * @description The policies in force decide, and the decision is recorded, with the agent `~practice` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that whoever asked may approve as well. Repeated with `resume: true` it uses the release of its hold.
+         */
+        post: operations["practice"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1788,7 +2005,7 @@ export interface paths {
         };
         /**
          * List decision events
-         * @description Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name, policy_id, agent_role), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.
+         * @description Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.
          */
         get: operations["events-list"];
         put?: never;
@@ -1819,6 +2036,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/events/counts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count the decisions in a range by time and by field
+         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 10,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
+         */
+        get: operations["events-counts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events/{id}": {
         parameters: {
             query?: never;
@@ -1828,6 +2065,26 @@ export interface paths {
         };
         /** Read one decision event in full */
         get: operations["events-get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/events/{id}/rules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read the rules of a decision, as they were then
+         * @description Those that its record names. With `conditions`, for approvers and admins: also the rules whose scope fits the request and that did not match, and what each condition is found to be on what is kept of the request. Nothing is said of the conditions of a rule that may read a value under a `@mask` path. With `conditions`, each call is in the audit log.
+         */
+        get: operations["events-rules"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1848,6 +2105,26 @@ export interface paths {
          * @description As long as it is kept. Values under the `@mask` paths of any policy in force, or in force at the decision, are replaced; only admins read without masks. Each call is in the audit log.
          */
         get: operations["events-input"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/find": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Find something by a part of its name, or by its id
+         * @description At most 5 of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest 20,000. By `#` and a number: the record at that position.
+         */
+        get: operations["find"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2077,6 +2354,23 @@ export interface paths {
         };
         /** List packages, the newest first */
         get: operations["forensics-list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/forensics/packages/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read a package: what it is of, and which files are in it */
+        get: operations["forensics-package"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2452,7 +2746,7 @@ export interface paths {
         };
         /**
          * The signed document of the stops in force
-         * @description A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` and `applied_seq` say which document the proxy has applied.
+         * @description A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` says who asks, and `applied_seq` which document it has applied.
          */
         get: operations["get-v1-stops-document"];
         put?: never;
@@ -2848,6 +3142,23 @@ export interface webhooks {
         put?: never;
         /** A version is enforced without approval, in an emergency */
         post: operations["webhook-policy-break_glass"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "policy.tests_broken": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Tests of an enforced version fail by now, such as after a change of a list or of the tool registry */
+        post: operations["webhook-policy-tests_broken"];
         delete?: never;
         options?: never;
         head?: never;
@@ -3604,6 +3915,21 @@ export interface components {
                 reason?: string;
             };
         };
+        PolicyProblem: {
+            line: number;
+            column: number;
+            message: string;
+            /** @description a change of the text that obviously mends it */
+            fix?: {
+                title: string;
+                line: number;
+                column: number;
+                /** @description how many UTF-16 units it replaces */
+                length: number;
+                /** @description what stands there then */
+                text: string;
+            };
+        };
         MutationRun: {
             /** @description neither text has errors; otherwise nothing was run */
             valid: boolean;
@@ -3652,6 +3978,24 @@ export interface components {
                 /** Format: date-time */
                 decided_at: string;
                 comment?: string;
+                /** @description of a comment */
+                id?: string;
+                /** @description the id of the comment that it answers, which began the thread */
+                thread?: string;
+                /** @description the line that a thread is about */
+                place?: {
+                    /** @enum {string} */
+                    part: "text" | "tests";
+                    version: number;
+                    line: number;
+                    quote: string;
+                };
+                /** @description who said that the thread is settled; absent while it is not */
+                resolved?: {
+                    by: string;
+                    /** Format: date-time */
+                    at: string;
+                };
             };
             reviews?: {
                 /** @enum {string} */
@@ -3660,7 +4004,88 @@ export interface components {
                 /** Format: date-time */
                 decided_at: string;
                 comment?: string;
+                /** @description of a comment */
+                id?: string;
+                /** @description the id of the comment that it answers, which began the thread */
+                thread?: string;
+                /** @description the line that a thread is about */
+                place?: {
+                    /** @enum {string} */
+                    part: "text" | "tests";
+                    version: number;
+                    line: number;
+                    quote: string;
+                };
+                /** @description who said that the thread is settled; absent while it is not */
+                resolved?: {
+                    by: string;
+                    /** Format: date-time */
+                    at: string;
+                };
             }[];
+        };
+        RuleInForce: {
+            rule_id: string;
+            policy_id: string;
+            version: number;
+            /** @enum {string} */
+            effect: "permit" | "forbid" | "guardrail";
+            reason: string | null;
+            /** @description its text */
+            cedar: string;
+            /**
+             * Format: date-time
+             * @description when this version of its policy was written
+             */
+            written_at: string;
+            /** @description it names the agent, a role, the tool or the server; others are for any */
+            named: boolean;
+        };
+        UnusedRule: {
+            rule_id: string;
+            policy_id: string;
+            version: number;
+            /** @enum {string} */
+            effect: "permit" | "forbid" | "guardrail";
+            reason: string | null;
+            /** @description its text */
+            cedar: string;
+            /**
+             * Format: date-time
+             * @description when this version of its policy was written
+             */
+            written_at: string;
+        };
+        TestFromDecision: {
+            /** @description the suite with the new test at its end */
+            tests_source: string;
+            test: {
+                name: string;
+                /** @description in the suite */
+                line: number;
+                column: number;
+                /** @description with the defaults of the suite */
+                request: {
+                    [key: string]: unknown;
+                };
+                expect: components["schemas"]["TestExpectation"];
+            };
+            /**
+             * @description how much of the request the test has: `read`: what the newest version and the live policies read; `read_then`: also what the policies of the time read; `whole`: all of it, because less would decide otherwise
+             * @enum {string}
+             */
+            kept: "read" | "read_then" | "whole";
+            /** @description the policies of the time decide on the test what the record says */
+            verified: boolean;
+            /** @description arguments with a placeholder in place of a value that is masked */
+            masked: string[];
+            /** @description arguments that are masked, and are in the test because a statement compares them, or without masks */
+            unmasked: string[];
+            /** @description the newest version passes the test */
+            ok: boolean;
+            /** @description what the newest version decides on it */
+            got: components["schemas"]["Verdict"];
+            differences: string[];
         };
         Simulation: {
             id: string;
@@ -3754,6 +4179,8 @@ export interface components {
                 money: {
                     [key: string]: string;
                 };
+                /** @description decisions of which is not kept whether the requests stated an amount: `money` is without theirs */
+                unpriced: number;
                 /** @description the numbers that the differing statements read */
                 ranges: {
                     path: string;
@@ -4006,6 +4433,31 @@ export interface components {
             /** @description how many agent keys it has that work */
             keys: number;
         };
+        AgentDetail: {
+            id: string;
+            /** @description of its keys, and of its last decision */
+            roles: string[];
+            /** @description what policies read as labels */
+            labels: string[];
+            proposal: {
+                by: string;
+                /** Format: date-time */
+                at: string;
+                what: {
+                    /** @description what policies read as labels */
+                    labels: string[];
+                };
+            } | null;
+            /** @description when its labels were set */
+            updated_at: string | null;
+            updated_by: string | null;
+            /** @description its last decision, or the last use of a key (to the minute or so) */
+            last_seen: string | null;
+            /** @description how many agent keys it has that work */
+            keys: number;
+            /** @description the people who own its keys that work */
+            owners: string[];
+        };
         EscrowHold: {
             id: string;
             agent_role: string;
@@ -4119,11 +4571,48 @@ export interface components {
             cancelled_at?: string;
             /** Format: date-time */
             consumed_at?: string;
+            /** @description sha256 of the hold as it is shown here, with its votes and reports: what a vote can name */
+            shown_hash?: string;
             /** @description the stop that keeps it from being used; approvals stay possible */
             stopped?: {
                 stop_id: string;
                 reason: string;
             };
+        };
+        HoldSummary: {
+            /** Format: date-time */
+            since: string;
+            /** @description what was opened before this time is not all counted: there were more than 2,000 holds of a state */
+            complete_since: string | null;
+            /** @description the holds that were opened in this time, by their state now */
+            states: {
+                held: number;
+                released: number;
+                rejected: number;
+                consumed: number;
+                expired: number;
+                cancelled: number;
+            };
+            /** @description of those, the ones that people released or rejected, and how long that took from their opening */
+            decided: {
+                count: number;
+                p50_seconds: number | null;
+                p95_seconds: number | null;
+            };
+            /** @description the stated values, never summed over currencies */
+            money: {
+                /** @description as the agents wrote it, in capitals */
+                currency: string | null;
+                holds: number;
+                /** @description of holds that wait */
+                held: number;
+                /** @description of holds that were released, whether or not they were used */
+                released: number;
+                /** @description of holds that were rejected or cancelled, or that expired */
+                refused: number;
+            }[];
+            /** @description how many there are beyond these */
+            more_currencies: number;
         };
         StopDetail: {
             id: string;
@@ -4135,6 +4624,8 @@ export interface components {
             /** @enum {string} */
             mode: "deny" | "freeze";
             reason: string;
+            /** @description proxies cut what was under way */
+            abort: boolean;
             /** @description the person, or the key that belongs to nobody */
             created_by: string;
             /** Format: date-time */
@@ -4175,6 +4666,8 @@ export interface components {
             /** @enum {string} */
             mode: "deny" | "freeze";
             reason: string;
+            /** @description proxies cut what was under way */
+            abort: boolean;
             /** @description the person, or the key that belongs to nobody */
             created_by: string;
             /** Format: date-time */
@@ -4266,6 +4759,10 @@ export interface components {
             bundle_hash: string;
             deny_reason?: string;
             masks?: string[];
+            /** @description with apply_masks; the text [masked] where a mask covers them all */
+            arguments?: {
+                [key: string]: unknown;
+            } | string;
             /** @description seconds */
             retry_after?: number;
             action_hash: string;
@@ -4276,11 +4773,44 @@ export interface components {
                 hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
                 required_approvals: number;
                 current_approvals: number;
+                /** @description the seats of the quorum that no approval has taken yet */
+                missing_seats: {
+                    group: string;
+                    count: number;
+                }[];
+                /** @description how many approvers of which groups it needs */
+                quorum?: {
+                    group: string;
+                    count: number;
+                }[];
+                conditions: {
+                    condition_id: string;
+                    description?: string;
+                    satisfied: boolean;
+                }[];
+                /** @description why it is held, in the words of the rules */
+                reason?: string;
+                /** @description the rules that hold it */
+                rule_ids: string[];
                 /** Format: date-time */
                 expires_at: string;
+                /**
+                 * Format: date-time
+                 * @description when time releases it
+                 */
+                release_at?: string;
+                /** @description how long it may be used after its release */
+                execute_within_seconds?: number;
                 status_url: string;
+                /** @description where people approve it */
+                page_url: string;
             };
             evaluation_us: number;
+        };
+        EvaluationRefused: {
+            error: components["schemas"]["Problem"];
+            /** @description with POLICY_CHANGED: the new hold to wait for */
+            escrow_id?: string;
         };
         SessionFact: {
             agent_id: string;
@@ -4294,6 +4824,8 @@ export interface components {
             expires_at: string;
             /** @description the decision on the call that said it */
             event_id: string;
+            /** @description the tool that was called; null until the decision is recorded */
+            tool_name: string | null;
             /** @description the agent itself said so */
             reported: boolean;
         };
@@ -4345,6 +4877,67 @@ export interface components {
                 at: string;
             } | null;
         };
+        DecisionCounts: {
+            /** Format: date-time */
+            since: string;
+            /** Format: date-time */
+            until: string;
+            bucket_seconds: number;
+            /** @description the records in the range, whatever the filters */
+            records: number;
+            /** @description how many of them were looked at for the facets */
+            counted: number;
+            /** @description the decisions in the range that match the filters */
+            matching: number;
+            /** @description true: the numbers are estimated from a sample that is spread evenly over the range; rare values may be missing */
+            estimated: {
+                buckets: boolean;
+                facets: boolean;
+            };
+            buckets: {
+                /**
+                 * Format: date-time
+                 * @description the start of the bucket
+                 */
+                at: string;
+                allow: number;
+                allow_with_masking: number;
+                deny: number;
+                escrow: number;
+                rate_limited: number;
+            }[];
+            /** @description of each field, the 12 values that most of the matching decisions have */
+            facets: {
+                decision: {
+                    value: string;
+                    count: number;
+                }[];
+                agent_id: {
+                    value: string;
+                    count: number;
+                }[];
+                agent_role: {
+                    value: string;
+                    count: number;
+                }[];
+                tool_name: {
+                    value: string;
+                    count: number;
+                }[];
+                rule_id: {
+                    value: string;
+                    count: number;
+                }[];
+                policy_id: {
+                    value: string;
+                    count: number;
+                }[];
+                proxy_id: {
+                    value: string;
+                    count: number;
+                }[];
+            };
+        };
         DecisionEventDetail: {
             id: string;
             event_type: string;
@@ -4393,7 +4986,7 @@ export interface components {
                 /** @description the stop that denied the action, or held it */
                 stop?: string;
                 /**
-                 * @description nobody could tell how much of a limit was left
+                 * @description the remaining limit was unknown
                  * @constant
                  */
                 uncounted?: true;
@@ -4422,8 +5015,9 @@ export interface components {
             input_hash: string | null;
             /** @description the salted hash of the action hash, with the same salt as the input */
             action_ref?: string;
-            /** @description the W3C trace that the action belongs to */
+            /** @description the W3C trace that the action belongs to, as the agent says; where it said nothing valid, one that begins with the decision */
             trace_id?: string;
+            /** @description of the decision in that trace; what is done for it has this span as its parent */
             span_id?: string;
             /** @description the person for whom the agent acts */
             on_behalf_of?: string;
@@ -4444,6 +5038,41 @@ export interface components {
                 alg: string;
             };
         };
+        DecisionRules: {
+            event_id: string;
+            /** @description the policies of the decision are stored; otherwise there are no rules here */
+            known: boolean;
+            rules: {
+                rule_id: string;
+                policy_id: string;
+                version: number;
+                /** @enum {string} */
+                effect: "permit" | "forbid" | "guardrail";
+                /** @description the rule that decided */
+                decided: boolean;
+                /** @description the record names it among those that matched */
+                matched: boolean;
+                reason: string | null;
+                /** @description its text */
+                cedar: string;
+                /** @description null unless they were asked for, and the request is kept */
+                conditions: {
+                    text: string;
+                    /** @description in `cedar` */
+                    line: number;
+                    column: number;
+                    /**
+                     * @description `not_asked`: what stands before it decided; `masked`: the rule reads a masked value
+                     * @enum {string}
+                     */
+                    outcome: "true" | "false" | "not_asked" | "masked";
+                }[] | null;
+            }[];
+            /** @description rules whose scope fits the request, and that are not listed */
+            more: number;
+            /** @description what the conditions were evaluated on again */
+            asked: ("input" | "projection") | null;
+        };
         DecisionInput: {
             event_id: string;
             /** @description the whole request; null when it was erased or not kept */
@@ -4458,6 +5087,13 @@ export interface components {
             intact: boolean;
             /** @description the paths whose values were replaced; null without masks */
             masks: string[] | null;
+        };
+        Found: {
+            /** @enum {string} */
+            kind: "policy" | "rule" | "hold" | "agent" | "tool" | "person" | "session" | "trace" | "decision" | "audit";
+            id: string;
+            /** @description the server of a tool, the name of a person, the state of a hold */
+            detail: string;
         };
         Checkpoint: {
             /** @enum {string} */
@@ -4482,7 +5118,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -4609,7 +5245,7 @@ export interface components {
             title: string;
             status: number;
             /** @enum {string} */
-            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "STOPPED" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "SIMULATION_REQUIRED" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
+            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "STOPPED" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "INPUT_GONE" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "SIMULATION_REQUIRED" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_BROAD" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
             detail?: string;
             instance?: string;
             request_id?: string;
@@ -4620,6 +5256,36 @@ export interface components {
                 line?: number;
                 column?: number;
             }[];
+        };
+        EvaluateRequest: {
+            action_type: string;
+            tool_name: string;
+            /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides */
+            tool_pin?: string;
+            tool_server?: string;
+            method?: string;
+            /** @description a URL or a path */
+            resource?: string;
+            arguments?: {
+                [key: string]: unknown;
+            };
+            session_id?: string;
+            action_summary?: string;
+            estimated_value?: number;
+            value_currency?: string;
+            /** @description 1 when absent */
+            risk_score?: number;
+            context?: {
+                [key: string]: unknown;
+            };
+            /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
+            call_id?: string;
+            /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
+            attempt?: string;
+            /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
+            resume?: boolean;
+            /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
+            apply_masks?: boolean;
         };
         EscrowPayload: {
             /** @description the type of the event */
@@ -4676,6 +5342,22 @@ export interface components {
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
             reason?: string;
+        };
+        BrokenTestsPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            policy_id: string;
+            /** @description the enforced version */
+            version: number;
+            /** @description how many of its tests fail now */
+            failed: number;
+            /** @description the names of the first 20 of them */
+            tests: string[];
         };
         KeyPayload: {
             /** @description the type of the event */
@@ -4810,6 +5492,8 @@ export interface components {
             /** @enum {string} */
             mode: "deny" | "freeze";
             reason: string;
+            /** @description proxies cut what was under way */
+            abort: boolean;
             until: string | null;
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
@@ -5081,6 +5765,16 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description TOO_BROAD: Reading this takes too long */
+        TOO_BROAD: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description POLICY_INVALID: The policy text has errors */
         POLICY_INVALID: {
             headers: {
@@ -5091,7 +5785,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description VERSION_CHANGED: The policy, tool or list changed since this version was read */
+        /** @description VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
         VERSION_CHANGED: {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -5101,7 +5795,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool or list changed since this version was read */
+        /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
         "INVALID_STATUS-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -5131,8 +5825,18 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description CONFLICT: The resource already exists or is in use; VERSION_CHANGED: The policy, tool or list changed since this version was read */
+        /** @description CONFLICT: The resource already exists or is in use; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
         "CONFLICT-VERSION_CHANGED": {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
+        /** @description INPUT_GONE: Too little of the input of this decision is still kept */
+        INPUT_GONE: {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -5161,8 +5865,8 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description ALREADY_VOTED: This person has voted already; INVALID_STATUS: The resource is in a status that does not allow this */
-        "ALREADY_VOTED-INVALID_STATUS": {
+        /** @description ALREADY_VOTED: This person has already voted; INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
+        "ALREADY_VOTED-INVALID_STATUS-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -5181,7 +5885,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description ALREADY_CONSUMED: The hold was consumed already; INVALID_STATUS: The resource is in a status that does not allow this */
+        /** @description ALREADY_CONSUMED: The hold was already consumed; INVALID_STATUS: The resource is in a status that does not allow this */
         "ALREADY_CONSUMED-INVALID_STATUS": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -5213,6 +5917,16 @@ export interface components {
         };
         /** @description STOPPED: The action is stopped */
         STOPPED: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
+        /** @description ALREADY_CONSUMED: The hold was already consumed; POLICY_CHANGED: The policy now asks for more than was approved */
+        "ALREADY_CONSUMED-POLICY_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -5319,9 +6033,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-hew428",
+                     *       "tenant_id": "t1-zig3yu",
                      *       "user": {
-                     *         "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *         "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -5416,14 +6130,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m82cjbmf3mqdbb834bwxtkfw",
+                     *           "id": "ses_01m83n22at93rc6x566cvdwpz5",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T19:43:43.247Z",
-                     *           "last_seen_at": "2026-11-22T19:43:43.247Z",
-                     *           "expires_at": "2026-11-23T19:43:43.247Z"
+                     *           "created_at": "2026-11-23T07:31:21.050Z",
+                     *           "last_seen_at": "2026-11-23T07:31:21.050Z",
+                     *           "expires_at": "2026-11-24T07:31:21.050Z"
                      *         }
                      *       ]
                      *     }
@@ -5533,14 +6247,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m82cjbmf3mqdbb834bwxtkfw",
+                     *           "id": "ses_01m83n22at93rc6x566cvdwpz5",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T19:43:43.247Z",
-                     *           "last_seen_at": "2026-11-22T19:43:43.247Z",
-                     *           "expires_at": "2026-11-23T19:43:43.247Z"
+                     *           "created_at": "2026-11-23T07:31:21.050Z",
+                     *           "last_seen_at": "2026-11-23T07:31:21.050Z",
+                     *           "expires_at": "2026-11-24T07:31:21.050Z"
                      *         }
                      *       ]
                      *     }
@@ -5659,7 +6373,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "id": "usr_01m83n1zqrk25yz5n42rq58dya",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -5667,13 +6381,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T19:43:42.963Z",
+                     *           "created_at": "2026-11-23T07:31:18.392Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -5681,8 +6395,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T19:43:43.171Z",
-                     *           "last_login": "2026-11-22T19:43:43.247Z",
+                     *           "created_at": "2026-11-23T07:31:20.224Z",
+                     *           "last_login": "2026-11-23T07:31:21.050Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -5730,7 +6444,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *       "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -5738,8 +6452,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T19:43:43.171Z",
-                     *       "last_login": "2026-11-22T19:43:43.247Z",
+                     *       "created_at": "2026-11-23T07:31:20.224Z",
+                     *       "last_login": "2026-11-23T07:31:21.050Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -5904,14 +6618,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m82cjdc690jvq7dqctppb181",
+                     *           "id": "inv_01m83n2ktr44kbed1qtd57dyhn",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T19:43:45.030Z",
-                     *           "sent_at": "2026-11-22T19:43:45.030Z",
-                     *           "expires_at": "2026-11-29T19:43:45.030Z"
+                     *           "created_at": "2026-11-23T07:31:38.968Z",
+                     *           "sent_at": "2026-11-23T07:31:38.968Z",
+                     *           "expires_at": "2026-11-30T07:31:38.968Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -6074,25 +6788,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m82cjd7tqnzw9qdw3b8c4v1k",
+                     *           "id": "key_01m83n2j64xw90mzje4x2gtfbs",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *           "created_at": "2026-11-22T19:43:44.890Z"
+                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "created_at": "2026-11-23T07:31:37.299Z"
                      *         },
                      *         {
-                     *           "id": "key_01m82cjbhtrbhmk2q0wbyr120k",
+                     *           "id": "key_01m83n21bw1x5c3wpt1f5whkfk",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:43.163Z",
-                     *           "last_used_at": "2026-11-22T19:43:43.372Z"
+                     *           "created_by": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:20.070Z",
+                     *           "last_used_at": "2026-11-23T07:31:21.942Z"
                      *         }
                      *       ]
                      *     }
@@ -6149,14 +6863,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m82cjfqvxqt7x8zn58nst076",
+                     *       "id": "key_01m83n3qwfzwrks41fv5nwm3bj",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T19:43:47.452Z"
+                     *       "created_at": "2026-11-23T07:32:15.891Z"
                      *     }
                      */
                     "application/json": {
@@ -6175,6 +6889,72 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "keys-rotate": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "overlap_seconds": 3600
+                 *     }
+                 */
+                "application/json": {
+                    /**
+                     * @description how long the old key works on, at most
+                     * @default 86400
+                     */
+                    overlap_seconds?: number;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            201: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @description of the new key */
+                        id: string;
+                        key: string;
+                        prefix: string;
+                        /** Format: date-time */
+                        created_at: string;
+                        /** Format: date-time */
+                        expires_at?: string;
+                        /**
+                         * Format: date-time
+                         * @description until when the old key works
+                         */
+                        previous_expires_at: string;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -6237,23 +7017,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m82cjd88h1py2kgxveskn4k3",
+                     *           "id": "agk_01m83n2jdkzzkv77y66jky3ngs",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "owner_id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T19:43:44.904Z"
+                     *           "created_at": "2026-11-23T07:31:37.525Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
+                     *           "id": "agk_01m83n22s86bnq2z4pcem3zy8g",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T19:43:43.307Z",
-                     *           "last_used_at": "2026-11-22T19:43:44.412Z"
+                     *           "created_at": "2026-11-23T07:31:21.522Z",
+                     *           "last_used_at": "2026-11-23T07:31:32.287Z"
                      *         }
                      *       ]
                      *     }
@@ -6311,13 +7091,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m82cjfrmkjwdje4yfwy9yeag",
+                     *       "id": "agk_01m83n3r21qe9cd0nr9jfa4brr",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *       "created_at": "2026-11-22T19:43:47.476Z"
+                     *       "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *       "created_at": "2026-11-23T07:32:16.068Z"
                      *     }
                      */
                     "application/json": {
@@ -6337,6 +7117,72 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "agentKeys-rotate": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "overlap_seconds": 3600
+                 *     }
+                 */
+                "application/json": {
+                    /**
+                     * @description how long the old key works on, at most
+                     * @default 86400
+                     */
+                    overlap_seconds?: number;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            201: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @description of the new key */
+                        id: string;
+                        key: string;
+                        prefix: string;
+                        /** Format: date-time */
+                        created_at: string;
+                        /** Format: date-time */
+                        expires_at?: string;
+                        /**
+                         * Format: date-time
+                         * @description until when the old key works
+                         */
+                        previous_expires_at: string;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -6397,10 +7243,10 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-hew428",
+                     *       "audience": "https://control.example/tenants/t1-zig3yu",
                      *       "workload_trust": [
                      *         {
-                     *           "id": "wlt_1",
+                     *           "id": "wlt_2",
                      *           "label": "a pipeline",
                      *           "issuer": "https://127.0.0.1",
                      *           "audience": "https://127.0.0.1/tenants/t",
@@ -6413,7 +7259,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-22T19:43:45.140Z",
+                     *           "created_at": "2026-11-23T07:31:40.938Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -6552,12 +7398,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "id": "usr_01m83n1zqrk25yz5n42rq58dya",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -6787,11 +7633,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m82cjdew0n6k1kznb1pns169",
+                     *           "id": "stc_01m83n2n6bb1e9qeagqt62byjn",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *           "created_at": "2026-11-22T19:43:45.116Z",
+                     *           "proposed_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "created_at": "2026-11-23T07:31:40.363Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -6945,7 +7791,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-hew428"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-zig3yu"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -7418,6 +8264,8 @@ export interface operations {
                 review?: "open" | "break_glass";
                 agent_role?: string;
                 scope?: string;
+                q?: string;
+                order?: "updated_at" | "id" | "status";
                 limit?: number;
                 offset?: number;
             };
@@ -7446,9 +8294,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:43.374Z",
-                     *           "updated_at": "2026-11-22T19:43:45.324Z",
+                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:21.944Z",
+                     *           "updated_at": "2026-11-23T07:31:43.360Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -7489,6 +8337,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -7538,9 +8387,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *       "created_at": "2026-11-22T19:43:47.154Z",
-                     *       "updated_at": "2026-11-22T19:43:47.154Z",
+                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *       "created_at": "2026-11-23T07:32:14.299Z",
+                     *       "updated_at": "2026-11-23T07:32:14.299Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -7675,8 +8524,8 @@ export interface operations {
                      */
                     "application/json": {
                         valid: boolean;
-                        errors: components["schemas"]["Diagnostic"][];
-                        warnings: components["schemas"]["Diagnostic"][];
+                        errors: components["schemas"]["PolicyProblem"][];
+                        warnings: components["schemas"]["PolicyProblem"][];
                     };
                 };
             };
@@ -8035,9 +8884,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *       "created_at": "2026-11-22T19:43:43.374Z",
-                     *       "updated_at": "2026-11-22T19:43:45.324Z",
+                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *       "created_at": "2026-11-23T07:31:21.944Z",
+                     *       "updated_at": "2026-11-23T07:31:43.360Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -8045,28 +8894,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:45.324Z",
+                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:43.360Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:43.374Z",
+                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:21.944Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *             "decided_at": "2026-11-22T19:43:44.358Z"
+                     *             "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *             "decided_at": "2026-11-23T07:31:31.691Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *               "decided_at": "2026-11-22T19:43:44.358Z"
+                     *               "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *               "decided_at": "2026-11-23T07:31:31.691Z"
                      *             }
                      *           ]
                      *         }
@@ -8240,9 +9089,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *       "created_at": "2026-11-22T19:43:43.374Z",
-                     *       "updated_at": "2026-11-22T19:43:47.395Z",
+                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *       "created_at": "2026-11-23T07:31:21.944Z",
+                     *       "updated_at": "2026-11-23T07:32:15.656Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -8541,6 +9390,16 @@ export interface operations {
                 "application/json": {
                     version: number;
                     comment: string;
+                    /** @description the comment that began a thread, of this version or an older one */
+                    reply_to?: string;
+                    /** @description the line that it is about */
+                    place?: {
+                        /** @enum {string} */
+                        part: "text" | "tests";
+                        line: number;
+                        /** @description an older version whose line it is; default: the reviewed one */
+                        version?: number;
+                    };
                 };
             };
         };
@@ -8561,7 +9420,59 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["VERSION_CHANGED"];
+            409: components["responses"]["CONFLICT-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "policies-resolve": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+                comment_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "version": 1,
+                 *       "resolved": true
+                 *     }
+                 */
+                "application/json": {
+                    version: number;
+                    /** @default true */
+                    resolved?: boolean;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Policy"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -8594,20 +9505,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *       "created_at": "2026-11-22T19:43:43.374Z",
+                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *       "created_at": "2026-11-23T07:31:21.944Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *         "decided_at": "2026-11-22T19:43:44.358Z"
+                     *         "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *         "decided_at": "2026-11-23T07:31:31.691Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "decided_at": "2026-11-22T19:43:44.358Z"
+                     *           "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "decided_at": "2026-11-23T07:31:31.691Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -8636,6 +9547,24 @@ export interface operations {
                             /** Format: date-time */
                             decided_at: string;
                             comment?: string;
+                            /** @description of a comment */
+                            id?: string;
+                            /** @description the id of the comment that it answers, which began the thread */
+                            thread?: string;
+                            /** @description the line that a thread is about */
+                            place?: {
+                                /** @enum {string} */
+                                part: "text" | "tests";
+                                version: number;
+                                line: number;
+                                quote: string;
+                            };
+                            /** @description who said that the thread is settled; absent while it is not */
+                            resolved?: {
+                                by: string;
+                                /** Format: date-time */
+                                at: string;
+                            };
                         };
                         reviews?: {
                             /** @enum {string} */
@@ -8644,6 +9573,24 @@ export interface operations {
                             /** Format: date-time */
                             decided_at: string;
                             comment?: string;
+                            /** @description of a comment */
+                            id?: string;
+                            /** @description the id of the comment that it answers, which began the thread */
+                            thread?: string;
+                            /** @description the line that a thread is about */
+                            place?: {
+                                /** @enum {string} */
+                                part: "text" | "tests";
+                                version: number;
+                                line: number;
+                                quote: string;
+                            };
+                            /** @description who said that the thread is settled; absent while it is not */
+                            resolved?: {
+                                by: string;
+                                /** Format: date-time */
+                                at: string;
+                            };
                         }[];
                         policy_id: string;
                         dsl_source: string;
@@ -8697,6 +9644,20 @@ export interface operations {
                      *       ],
                      *       "rules_changed": [
                      *         "guard#0"
+                     *       ],
+                     *       "rules": [
+                     *         {
+                     *           "rule_id": "guard#0",
+                     *           "change": "changed",
+                     *           "was": "Permits agents in the role \"clerk\": any action with the tool \"read\".",
+                     *           "now": "Permits any agent: any action with the tool \"write\"."
+                     *         },
+                     *         {
+                     *           "rule_id": "guard#1",
+                     *           "change": "removed",
+                     *           "was": "Permits agents in the role \"clerk\": any action with the tool \"pay\". Then: held for 1 approval; the hold expires after 1 hour.",
+                     *           "now": null
+                     *         }
                      *       ]
                      *     }
                      */
@@ -8711,6 +9672,14 @@ export interface operations {
                         rules_added: string[];
                         rules_removed: string[];
                         rules_changed: string[];
+                        /** @description the same rules in words, before and after; null where there is none, or it does not compile */
+                        rules: {
+                            rule_id: string;
+                            /** @enum {string} */
+                            change: "added" | "changed" | "removed";
+                            was: string | null;
+                            now: string | null;
+                        }[];
                     };
                 };
             };
@@ -8803,6 +9772,197 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "rules-list": {
+        parameters: {
+            query?: {
+                agent_id?: string;
+                agent_roles?: string;
+                tool_name?: string;
+                tool_server?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "rules": [
+                     *         {
+                     *           "rule_id": "guard#0",
+                     *           "policy_id": "guard",
+                     *           "version": 2,
+                     *           "effect": "permit",
+                     *           "reason": null,
+                     *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
+                     *           "written_at": "2026-11-23T07:31:43.360Z",
+                     *           "named": false
+                     *         }
+                     *       ],
+                     *       "more": 0
+                     *     }
+                     */
+                    "application/json": {
+                        rules: components["schemas"]["RuleInForce"][];
+                        /** @description how many there are beyond these */
+                        more: number;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "rules-unused": {
+        parameters: {
+            query?: {
+                days?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "rules": [
+                     *         {
+                     *           "rule_id": "guard#0",
+                     *           "policy_id": "guard",
+                     *           "version": 2,
+                     *           "effect": "permit",
+                     *           "reason": null,
+                     *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
+                     *           "written_at": "2026-11-23T07:31:43.360Z"
+                     *         }
+                     *       ],
+                     *       "more": 0,
+                     *       "of": 1,
+                     *       "since": "2026-10-24T07:31:53.186Z",
+                     *       "looked_at": 3,
+                     *       "complete": true
+                     *     }
+                     */
+                    "application/json": {
+                        rules: components["schemas"]["UnusedRule"][];
+                        /** @description how many there are beyond these */
+                        more: number;
+                        /** @description how many rules the live policies have */
+                        of: number;
+                        /** Format: date-time */
+                        since: string;
+                        /** @description how many decisions were looked through */
+                        looked_at: number;
+                        /** @description false: there were more decisions in these days */
+                        complete: boolean;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "decisionTests-make": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "event_id": "evt_none"
+                 *     }
+                 */
+                "application/json": {
+                    event_id: string;
+                    /**
+                     * @description false, to have the values as they were: admins only
+                     * @default true
+                     */
+                    mask?: boolean;
+                    /** @description what should have been decided; absent: the decision was right */
+                    should?: {
+                        /** @enum {string} */
+                        decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                        rule?: string;
+                        rules?: string[];
+                        masks?: string[];
+                        hold?: {
+                            /** @enum {string} */
+                            kind?: "single" | "multi_party" | "conditional" | "time_delayed";
+                            approvals?: number;
+                            ttl_seconds?: number;
+                        };
+                        reason?: string;
+                    };
+                    /** @description the suite to append to, empty for a new one; default: that of the newest version */
+                    tests_source?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TestFromDecision"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT"];
+            410: components["responses"]["INPUT_GONE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["POLICY_INVALID"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "simulations-start": {
         parameters: {
             query?: never;
@@ -8890,16 +10050,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-23T19:11:14.637Z",
-                     *         "to": "2026-11-22T19:11:14.637Z"
+                     *         "from": "2026-10-24T07:31:39.788Z",
+                     *         "to": "2026-11-23T07:31:39.788Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-22T19:11:14.637Z",
+                     *       "created_at": "2026-11-23T07:31:39.788Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-22T19:11:14.637Z",
+                     *       "finished_at": "2026-11-23T07:31:39.788Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -8954,6 +10114,7 @@ export interface operations {
                      *           "money": {
                      *             "EUR": "1.00"
                      *           },
+                     *           "unpriced": 0,
                      *           "ranges": [],
                      *           "examples": [
                      *             "evt_1"
@@ -9057,16 +10218,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-23T19:11:14.637Z",
-                     *             "to": "2026-11-22T19:11:14.637Z"
+                     *             "from": "2026-10-24T07:31:39.788Z",
+                     *             "to": "2026-11-23T07:31:39.788Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-22T19:11:14.637Z",
+                     *           "created_at": "2026-11-23T07:31:39.788Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-22T19:11:14.637Z",
+                     *           "finished_at": "2026-11-23T07:31:39.788Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -9158,8 +10319,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *             "created_at": "2026-11-22T19:43:44.852Z",
+                     *             "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *             "created_at": "2026-11-23T07:31:36.830Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -9220,8 +10381,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *         "created_at": "2026-11-22T19:43:44.852Z",
+                     *         "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *         "created_at": "2026-11-23T07:31:36.830Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -9236,8 +10397,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:44.852Z",
+                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:36.830Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -9250,8 +10411,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
-                     *           "created_at": "2026-11-22T19:43:44.798Z",
+                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "created_at": "2026-11-23T07:31:36.400Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -9672,8 +10833,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T19:43:45.266Z",
-                     *           "last_seen_at": "2026-11-22T19:43:45.266Z",
+                     *           "key_id": "key_01m83n21bw1x5c3wpt1f5whkfk",
+                     *           "first_seen_at": "2026-11-23T07:31:42.470Z",
+                     *           "last_seen_at": "2026-11-23T07:31:42.470Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -9692,6 +10854,8 @@ export interface operations {
                             spooled_events?: number;
                             /** Format: date-time */
                             started_at?: string;
+                            /** @description the key that it reported with */
+                            key_id: string;
                             /** Format: date-time */
                             first_seen_at: string;
                             /** Format: date-time */
@@ -9709,6 +10873,39 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "proxies-remove": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                proxy_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -9737,18 +10934,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
-                     *           "key_hash": "sha256:97c9ac41e058e2c71d90bee405e8b2d5ce3f208c5811d237e0f5c5057d670a7e",
+                     *           "id": "agk_01m83n22s86bnq2z4pcem3zy8g",
+                     *           "key_hash": "sha256:2ffce368906202065adf49637a361fe6d085057168027d4322c7ae4724a56938",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv"
+                     *           "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya"
                      *         },
                      *         {
-                     *           "id": "agk_01m82cjd88h1py2kgxveskn4k3",
-                     *           "key_hash": "sha256:158071a0cea75f7a6663851a24ec61a32b0ca52249fc04afbdbf3e6436b69378",
+                     *           "id": "agk_01m83n2jdkzzkv77y66jky3ngs",
+                     *           "key_hash": "sha256:a4aa3794203caea0390a5ce65171b40773b7ea9777df548646500dca37e3ceb1",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82cjbj3njs5gx7dr3t5zs26"
+                     *           "owner_id": "usr_01m83n21h0ywd12gyry8mt6e3h"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -9899,8 +11096,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-22T19:43:44.687Z",
-                     *           "last_seen": "2026-11-22T19:43:44.687Z"
+                     *           "first_seen": "2026-11-23T07:31:35.877Z",
+                     *           "last_seen": "2026-11-23T07:31:35.877Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -9957,8 +11154,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-22T19:43:44.687Z",
-                     *       "last_seen": "2026-11-22T19:43:44.687Z",
+                     *       "first_seen": "2026-11-23T07:31:35.877Z",
+                     *       "last_seen": "2026-11-23T07:31:35.877Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -9989,9 +11186,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-22T19:43:44.687Z",
-                     *           "last_seen": "2026-11-22T19:43:44.687Z",
-                     *           "reported_by": "key_01m82cjbhtrbhmk2q0wbyr120k",
+                     *           "first_seen": "2026-11-23T07:31:35.877Z",
+                     *           "last_seen": "2026-11-23T07:31:35.877Z",
+                     *           "reported_by": "key_01m83n21bw1x5c3wpt1f5whkfk",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -10302,8 +11499,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-22T19:43:44.687Z",
-                     *           "last_seen": "2026-11-22T19:43:44.687Z",
+                     *           "first_seen": "2026-11-23T07:31:35.877Z",
+                     *           "last_seen": "2026-11-23T07:31:35.877Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -10425,7 +11622,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-22T19:14:39.160Z",
+                     *           "last_seen": "2026-11-23T07:31:42.097Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -10450,6 +11647,55 @@ export interface operations {
                         total: number;
                         next: string | null;
                     };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-agent": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                agent_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "agent-1",
+                     *       "roles": [
+                     *         "clerk"
+                     *       ],
+                     *       "labels": [],
+                     *       "proposal": null,
+                     *       "updated_at": null,
+                     *       "updated_by": null,
+                     *       "last_seen": "2026-11-23T07:31:42.097Z",
+                     *       "keys": 1,
+                     *       "owners": [
+                     *         "usr_01m83n1zqrk25yz5n42rq58dya"
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["AgentDetail"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -10520,7 +11766,8 @@ export interface operations {
                 action_type?: string;
                 min_value?: number;
                 max_value?: number;
-                order?: "created_at" | "expires_at";
+                mine?: "needed" | "voted";
+                order?: "created_at" | "expires_at" | "value" | "risk";
                 after?: string;
                 limit?: number;
                 offset?: number;
@@ -10544,11 +11791,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
+                     *           "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
+                     *           "opened_by": "agk_01m83n22s86bnq2z4pcem3zy8g",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -10570,8 +11817,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T20:43:44.565Z",
-                     *           "created_at": "2026-11-22T19:43:44.565Z",
+                     *           "expires_at": "2026-11-23T08:31:34.688Z",
+                     *           "created_at": "2026-11-23T07:31:34.688Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -10585,7 +11832,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m82cjbbk52r23jqq2ansp2yv"
+                     *             "usr_01m83n1zqrk25yz5n42rq58dya"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -10610,6 +11857,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -10621,6 +11869,8 @@ export interface operations {
             header?: {
                 /** @description 1 to 255 printable characters. The same key with another body is CONFLICT. */
                 "Idempotency-Key"?: string;
+                /** @description The W3C trace context of the decision that the hold is opened for */
+                traceparent?: string;
             };
             path?: never;
             cookie?: never;
@@ -10723,9 +11973,65 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "escrow-summary": {
+        parameters: {
+            query?: {
+                hours?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "since": "2026-11-22T07:31:59.276Z",
+                     *       "complete_since": null,
+                     *       "states": {
+                     *         "held": 1,
+                     *         "released": 0,
+                     *         "rejected": 0,
+                     *         "consumed": 0,
+                     *         "expired": 0,
+                     *         "cancelled": 0
+                     *       },
+                     *       "decided": {
+                     *         "count": 0,
+                     *         "p50_seconds": null,
+                     *         "p95_seconds": null
+                     *       },
+                     *       "money": [],
+                     *       "more_currencies": 0
+                     *     }
+                     */
+                    "application/json": components["schemas"]["HoldSummary"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "escrow-get": {
         parameters: {
-            query?: never;
+            query?: {
+                wait?: number;
+                status?: "held" | "released" | "rejected" | "consumed" | "expired" | "cancelled";
+            };
             header?: never;
             path: {
                 id: string;
@@ -10745,11 +12051,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
+                     *       "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
+                     *       "opened_by": "agk_01m83n22s86bnq2z4pcem3zy8g",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -10771,8 +12077,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T20:43:44.565Z",
-                     *       "created_at": "2026-11-22T19:43:44.565Z",
+                     *       "expires_at": "2026-11-23T08:31:34.688Z",
+                     *       "created_at": "2026-11-23T07:31:34.688Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -10786,7 +12092,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m82cjbbk52r23jqq2ansp2yv"
+                     *         "usr_01m83n1zqrk25yz5n42rq58dya"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -10828,6 +12134,8 @@ export interface operations {
                     decision: "approve" | "reject";
                     /** @default  */
                     reason?: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
                 };
             };
         };
@@ -10861,7 +12169,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["ALREADY_VOTED-INVALID_STATUS"];
+            409: components["responses"]["ALREADY_VOTED-INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -11047,14 +12355,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m82cjdfscjgzma5s9abjhe5k",
+                     *           "id": "stp_01m83n2nszg3tcwzzj2cjzyesz",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
-                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *           "created_at": "2026-11-22T19:43:45.149Z",
+                     *           "abort": false,
+                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "created_at": "2026-11-23T07:31:41.081Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -11117,6 +12426,11 @@ export interface operations {
                     /** @description agents, approvers and the audit log see it */
                     reason: string;
                     /**
+                     * @description proxies also cut the calls that are under way for the target; only with deny
+                     * @default false
+                     */
+                    abort?: boolean;
+                    /**
                      * Format: date-time
                      * @description it ends by itself then; without it, it must be lifted
                      */
@@ -11177,14 +12491,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m82cjdfscjgzma5s9abjhe5k",
+                     *       "id": "stp_01m83n2nszg3tcwzzj2cjzyesz",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
-                     *       "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *       "created_at": "2026-11-22T19:43:45.149Z",
+                     *       "abort": false,
+                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *       "created_at": "2026-11-23T07:31:41.081Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -11195,7 +12510,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-22T19:43:45.266Z"
+                     *             "last_seen_at": "2026-11-23T07:31:42.470Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -11290,7 +12605,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
+                     *           "id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -11300,8 +12615,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T19:43:45.058Z",
-                     *           "updated_at": "2026-11-22T19:43:45.058Z"
+                     *           "created_at": "2026-11-23T07:31:39.344Z",
+                     *           "updated_at": "2026-11-23T07:31:39.344Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -11365,7 +12680,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -11420,7 +12735,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
+                     *       "id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -11430,8 +12745,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T19:43:45.058Z",
-                     *       "updated_at": "2026-11-22T19:43:45.058Z"
+                     *       "created_at": "2026-11-23T07:31:39.344Z",
+                     *       "updated_at": "2026-11-23T07:31:39.344Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -11472,7 +12787,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -11564,7 +12879,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -11647,7 +12962,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
                 limit?: number;
                 cursor?: string;
             };
@@ -11672,9 +12987,9 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_2",
-                     *           "subscription_id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
-                     *           "event_id": "oev_2",
+                     *           "id": "dlv_3",
+                     *           "subscription_id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
                      *           "attempts": 1,
@@ -11682,7 +12997,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T19:43:45.195Z",
+                     *           "created_at": "2026-11-23T07:31:41.998Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -11731,9 +13046,9 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_2",
-                     *       "subscription_id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
-                     *       "event_id": "oev_2",
+                     *       "id": "dlv_3",
+                     *       "subscription_id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
                      *       "attempts": 1,
@@ -11741,7 +13056,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T19:43:45.195Z",
+                     *       "created_at": "2026-11-23T07:31:41.998Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -11878,11 +13193,13 @@ export interface operations {
     evaluate: {
         parameters: {
             query?: never;
-            header: {
-                /** @description The tenant of the agent key */
-                "X-Svc-Tenant": string;
-                /** @description The released hold that a retry uses */
+            header?: {
+                /** @description The tenant of the agent key; refused where that is another one */
+                "X-Svc-Tenant"?: string;
+                /** @description The released hold that a retry without call_id uses */
                 "X-Svc-Escrow-Id"?: string;
+                /** @description The W3C trace context of the agent’s call; kept in the record */
+                traceparent?: string;
             };
             path?: never;
             cookie?: never;
@@ -11930,6 +13247,14 @@ export interface operations {
                     context?: {
                         [key: string]: unknown;
                     };
+                    /** @description names this call of a tool, such as its tool_call_id: however often it is asked for, it is held once, consumes its hold once and counts once, and is answered the same. Known to the agent alone; for 24 hours after the answer, and for 7 days after the end of its hold */
+                    call_id?: string;
+                    /** @description with call_id, names this attempt to make the call: once it was permitted to another attempt, CONFLICT. So a call that is replayed is not made twice by one permit */
+                    attempt?: string;
+                    /** @description go on with a hold of this very action that was released: it is consumed, and the action permitted */
+                    resume?: boolean;
+                    /** @description answer the `arguments` of a permitted action with its masks applied; what a tool answers is for the caller to mask */
+                    apply_masks?: boolean;
                 };
             };
         };
@@ -11946,13 +13271,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m82cjfs7bz557se93tczpne9",
+                     *       "event_id": "evt_01m83n3r4tmdz3y379ggsbrj85",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:620c6061ac70ec06fa2a14d858532d17fb7a4113a89b0bea05da797ccdde3ae2",
+                     *       "bundle_hash": "sha256:5d2d2d433129c2df69143fc1a81529ca3869364fa2a2b74f9613b8c7edf48e5d",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 24649
+                     *       "evaluation_us": 30499
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -11962,7 +13287,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["AGENT_MISMATCH-FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            /** @description ALREADY_CONSUMED: The hold was consumed already; INVALID_STATUS: The resource is in a status that does not allow this; POLICY_CHANGED: The policy now asks for more than was approved */
+            /** @description ALREADY_CONSUMED: The hold was already consumed; CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; POLICY_CHANGED: The policy now asks for more than was approved */
             409: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -11978,6 +13303,138 @@ export interface operations {
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["HASH_MISMATCH"];
+            423: components["responses"]["STOPPED"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    evaluateBatch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The tenant of the agent key; refused where that is another one */
+                "X-Svc-Tenant"?: string;
+                /** @description The W3C trace context of the agent’s call; kept in the record */
+                traceparent?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "requests": [
+                 *         {
+                 *           "action_type": "tool_call",
+                 *           "tool_name": "read",
+                 *           "arguments": {
+                 *             "a": "b"
+                 *           },
+                 *           "call_id": "call_1"
+                 *         },
+                 *         {
+                 *           "action_type": "tool_call",
+                 *           "tool_name": "pay",
+                 *           "arguments": {
+                 *             "amount": 900
+                 *           },
+                 *           "call_id": "call_2"
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    requests: components["schemas"]["EvaluateRequest"][];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        results: (components["schemas"]["Evaluation"] | components["schemas"]["EvaluationRefused"])[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    practice: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "agent_role": "clerk",
+                 *       "tool_name": "read"
+                 *     }
+                 */
+                "application/json": {
+                    agent_role: string;
+                    tool_name: string;
+                    arguments?: {
+                        [key: string]: unknown;
+                    };
+                    resume?: boolean;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "decision": "allow",
+                     *       "event_id": "evt_01m83n3r9ak881dyn326pz53zj",
+                     *       "policy_id": "guard",
+                     *       "rule_id": "guard#0",
+                     *       "policy_version": 3,
+                     *       "bundle_hash": "sha256:5d2d2d433129c2df69143fc1a81529ca3869364fa2a2b74f9613b8c7edf48e5d",
+                     *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
+                     *       "evaluation_us": 738
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Evaluation"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            409: components["responses"]["ALREADY_CONSUMED-POLICY_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            423: components["responses"]["STOPPED"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12083,8 +13540,11 @@ export interface operations {
                 tool_name?: string;
                 agent_id?: string;
                 agent_role?: string;
+                rule_id?: string;
                 policy_id?: string;
                 session_id?: string;
+                proxy_id?: string;
+                trace_id?: string;
                 since?: string;
                 until?: string;
                 after?: string;
@@ -12110,7 +13570,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-23104-4",
+                     *           "id": "event-28807-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -12122,10 +13582,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T19:43:45.247Z"
+                     *           "created_at": "2026-11-23T07:31:42.097Z"
                      *         },
                      *         {
-                     *           "id": "event-23104-3",
+                     *           "id": "event-28807-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -12137,7 +13597,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T19:43:45.247Z"
+                     *           "created_at": "2026-11-23T07:31:42.097Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -12154,6 +13614,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12182,12 +13643,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T19:43:46.468Z",
-                     *       "until": "2026-11-22T19:43:46.468Z",
+                     *       "since": "2026-11-22T07:32:02.969Z",
+                     *       "until": "2026-11-23T07:32:02.969Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T19:43:46.468Z",
+                     *           "at": "2026-11-22T07:32:02.969Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -12195,7 +13656,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T20:43:46.468Z",
+                     *           "at": "2026-11-22T08:32:02.969Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -12206,7 +13667,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T19:43:45.247Z"
+                     *         "at": "2026-11-23T07:31:42.097Z"
                      *       }
                      *     }
                      */
@@ -12216,6 +13677,139 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "events-counts": {
+        parameters: {
+            query?: {
+                decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                tool_name?: string;
+                agent_id?: string;
+                agent_role?: string;
+                rule_id?: string;
+                policy_id?: string;
+                session_id?: string;
+                proxy_id?: string;
+                trace_id?: string;
+                since?: string;
+                until?: string;
+                buckets?: number;
+                utc_offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "since": "2026-11-23T07:31:35.712Z",
+                     *       "until": "2026-11-23T07:32:03.369Z",
+                     *       "bucket_seconds": 1,
+                     *       "records": 3,
+                     *       "counted": 3,
+                     *       "matching": 3,
+                     *       "estimated": {
+                     *         "buckets": false,
+                     *         "facets": false
+                     *       },
+                     *       "buckets": [
+                     *         {
+                     *           "at": "2026-11-23T07:31:35.000Z",
+                     *           "allow": 0,
+                     *           "allow_with_masking": 0,
+                     *           "deny": 0,
+                     *           "escrow": 1,
+                     *           "rate_limited": 0
+                     *         },
+                     *         {
+                     *           "at": "2026-11-23T07:31:36.000Z",
+                     *           "allow": 0,
+                     *           "allow_with_masking": 0,
+                     *           "deny": 0,
+                     *           "escrow": 0,
+                     *           "rate_limited": 0
+                     *         }
+                     *       ],
+                     *       "facets": {
+                     *         "decision": [
+                     *           {
+                     *             "value": "allow",
+                     *             "count": 1
+                     *           },
+                     *           {
+                     *             "value": "deny",
+                     *             "count": 1
+                     *           }
+                     *         ],
+                     *         "agent_id": [
+                     *           {
+                     *             "value": "agent-1",
+                     *             "count": 3
+                     *           }
+                     *         ],
+                     *         "agent_role": [
+                     *           {
+                     *             "value": "clerk",
+                     *             "count": 3
+                     *           }
+                     *         ],
+                     *         "tool_name": [
+                     *           {
+                     *             "value": "read",
+                     *             "count": 2
+                     *           },
+                     *           {
+                     *             "value": "pay",
+                     *             "count": 1
+                     *           }
+                     *         ],
+                     *         "rule_id": [
+                     *           {
+                     *             "value": "guard#1",
+                     *             "count": 1
+                     *           }
+                     *         ],
+                     *         "policy_id": [
+                     *           {
+                     *             "value": "guard",
+                     *             "count": 3
+                     *           }
+                     *         ],
+                     *         "proxy_id": [
+                     *           {
+                     *             "value": "proxy-1",
+                     *             "count": 2
+                     *           },
+                     *           {
+                     *             "value": "control-plane",
+                     *             "count": 1
+                     *           }
+                     *         ]
+                     *       }
+                     *     }
+                     */
+                    "application/json": components["schemas"]["DecisionCounts"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12243,7 +13837,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m82cjcrz44z0eqfyv76f112q",
+                     *       "id": "evt_01m83n2da2frkaw36ngktvzzv9",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -12254,35 +13848,92 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 205414,
-                     *       "created_at": "2026-11-22T19:43:44.652Z",
+                     *       "evaluation_us": 2883303,
+                     *       "created_at": "2026-11-23T07:31:35.712Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
-                     *       "key_id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
+                     *       "escrow_id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
+                     *       "key_id": "agk_01m83n22s86bnq2z4pcem3zy8g",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-22T19:43:44.415Z",
+                     *       "timestamp": "2026-11-23T07:31:32.290Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:0a59564a2b3fb9054eaf1804aaf07353dde5d91488b20b3150d9730f1e41eea2",
-                     *       "input_hash": "sha256:58ac0f5974d6e378b0051768c8545090399727ca0fbd7baece11560195ee438a",
-                     *       "action_ref": "sha256:a961272897739f4680db2c3a0a0ac86d01279b417cfb75dd01b58da91c1878dc",
+                     *       "ask_commit": "sha256:716adffe4743e9dcbb47246f571434026548abde7c357e426b3727e4e1f3134c",
+                     *       "input_hash": "sha256:30f1d3269eda8f2f28d54946e6bf340e3d50726d3953c62b91341b505589e196",
+                     *       "action_ref": "sha256:64889be5f6bbcd338a6cdca62205fe7509058fcc182fee60ed1eb237505bdbd9",
+                     *       "trace_id": "7433844986b1dd172485c246495461cb",
+                     *       "span_id": "b5cc13a5cef6050f",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:664e7cc98bdfbcfe7c44c686bd364948f45c9a621a6c0230ad7e75e87541f981"
+                     *         "bundle_hash": "sha256:a38436971f53b4223247b0dfbeb4b920686ad6471167aa80c93ddf4a444b3535"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45",
-                     *         "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
+                     *         "prev_hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522",
+                     *         "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
                      */
                     "application/json": components["schemas"]["DecisionEventDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "events-rules": {
+        parameters: {
+            query?: {
+                conditions?: "true" | "false";
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "event_id": "evt_01m83n2da2frkaw36ngktvzzv9",
+                     *       "known": true,
+                     *       "rules": [
+                     *         {
+                     *           "rule_id": "guard#1",
+                     *           "policy_id": "guard",
+                     *           "version": 1,
+                     *           "effect": "permit",
+                     *           "decided": true,
+                     *           "matched": true,
+                     *           "reason": null,
+                     *           "cedar": "@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");",
+                     *           "conditions": null
+                     *         }
+                     *       ],
+                     *       "more": 0,
+                     *       "asked": null
+                     *     }
+                     */
+                    "application/json": components["schemas"]["DecisionRules"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -12318,13 +13969,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m82cjcrz44z0eqfyv76f112q",
+                     *       "event_id": "evt_01m83n2da2frkaw36ngktvzzv9",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-22T19:43:44.415Z",
-                     *         "owner": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "now": "2026-11-23T07:31:32.290Z",
+                     *         "owner": "usr_01m83n1zqrk25yz5n42rq58dya",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -12333,8 +13984,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-22T19:43:44.415Z",
-                     *         "owner": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "now": "2026-11-23T07:31:32.290Z",
+                     *         "owner": "usr_01m83n1zqrk25yz5n42rq58dya",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -12353,6 +14004,51 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    find: {
+        parameters: {
+            query: {
+                q: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "found": [
+                     *         {
+                     *           "kind": "policy",
+                     *           "id": "guard",
+                     *           "detail": "deployed"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        found: components["schemas"]["Found"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12531,10 +14227,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
-                     *       "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-hew428/forensics\n2\nfc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a\n\n— control.test Q5qaQISjD6OfQ8o9WFVvd1WNlS2MbRD42PG5ZzjFFpPr4Tk7t2FYA3V9gKQ69kdhgoArRnCZ/bqPp1uGiGatg/0rPA0=\n",
-                     *       "created_at": "2026-11-22T19:43:44.929Z"
+                     *       "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
+                     *       "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-zig3yu/forensics\n2\nf6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161\n\n— control.test LIyupcu1tDNR14FFXaIPZYGJnXx1TqSNE22RS6ZusZ9XaMaWQeAd8Eecqnqc0AQzE27nUjuyoYh6HP7rgmNqaarN1gg=\n",
+                     *       "created_at": "2026-11-23T07:31:37.714Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -12577,10 +14273,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
-                     *           "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-hew428/forensics\n2\nfc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a\n\n— control.test Q5qaQISjD6OfQ8o9WFVvd1WNlS2MbRD42PG5ZzjFFpPr4Tk7t2FYA3V9gKQ69kdhgoArRnCZ/bqPp1uGiGatg/0rPA0=\n",
-                     *           "created_at": "2026-11-22T19:43:44.929Z"
+                     *           "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
+                     *           "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-zig3yu/forensics\n2\nf6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161\n\n— control.test LIyupcu1tDNR14FFXaIPZYGJnXx1TqSNE22RS6ZusZ9XaMaWQeAd8Eecqnqc0AQzE27nUjuyoYh6HP7rgmNqaarN1gg=\n",
+                     *           "created_at": "2026-11-23T07:31:37.714Z"
                      *         }
                      *       ]
                      *     }
@@ -12672,18 +14368,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T19:43:44.652Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0\",\"received_at\":\"2026-11-22T19:43:44.652Z\",\"seq\":1,\"tenant_id\":\"t1-hew428\",\"v\":1}",
-                     *           "hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45",
-                     *           "computed_hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45"
+                     *           "received_at": "2026-11-23T07:31:35.712Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a\",\"received_at\":\"2026-11-23T07:31:35.712Z\",\"seq\":1,\"tenant_id\":\"t1-zig3yu\",\"v\":1}",
+                     *           "hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522",
+                     *           "computed_hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m82cjcrz44z0eqfyv76f112q",
-                     *           "received_at": "2026-11-22T19:43:44.652Z",
-                     *           "line": "{\"action_ref\":\"sha256:a961272897739f4680db2c3a0a0ac86d01279b417cfb75dd01b58da91c1878dc\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:0a59564a2b3fb9054eaf1804aaf07353dde5d91488b20b3150d9730f1e41eea2\",\"bundle_hash\":\"sha256:664e7cc98bdfbcfe7c44c686bd364948f45c9a621a6c0230ad7e75e87541f981\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m82cjcxnfx6fy4dgv7ajgrk9\",\"evaluation_us\":205414,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m82cjcrz44z0eqfyv76f112q\",\"input_hash\":\"sha256:58ac0f5974d6e378b0051768c8545090399727ca0fbd7baece11560195ee438a\",\"key_id\":\"agk_01m82cjbpa3cjnc6zcs8mnsvds\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T19:43:44.652Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-hew428\",\"timestamp\":\"2026-11-22T19:43:44.415Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
-                     *           "computed_hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a"
+                     *           "id": "evt_01m83n2da2frkaw36ngktvzzv9",
+                     *           "received_at": "2026-11-23T07:31:35.712Z",
+                     *           "line": "{\"action_ref\":\"sha256:64889be5f6bbcd338a6cdca62205fe7509058fcc182fee60ed1eb237505bdbd9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:716adffe4743e9dcbb47246f571434026548abde7c357e426b3727e4e1f3134c\",\"bundle_hash\":\"sha256:a38436971f53b4223247b0dfbeb4b920686ad6471167aa80c93ddf4a444b3535\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m83n2fn01g3a9r2zpa91bmgp\",\"evaluation_us\":2883303,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m83n2da2frkaw36ngktvzzv9\",\"input_hash\":\"sha256:30f1d3269eda8f2f28d54946e6bf340e3d50726d3953c62b91341b505589e196\",\"key_id\":\"agk_01m83n22s86bnq2z4pcem3zy8g\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T07:31:35.712Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"b5cc13a5cef6050f\",\"tenant_id\":\"t1-zig3yu\",\"timestamp\":\"2026-11-23T07:31:32.290Z\",\"tool_name\":\"pay\",\"trace_id\":\"7433844986b1dd172485c246495461cb\",\"v\":1}",
+                     *           "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
+                     *           "computed_hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161"
                      *         }
                      *       ]
                      *     }
@@ -12807,7 +14503,9 @@ export interface operations {
                         ask_commit?: string | null;
                         input_hash?: string | null;
                         action_ref?: string | null;
+                        /** @default null */
                         trace_id?: string | null;
+                        /** @default null */
                         span_id?: string | null;
                         on_behalf_of?: string | null;
                         delegation_chain?: string[] | null;
@@ -12861,7 +14559,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -12889,12 +14587,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m82cjew2xj4hwdw2kv89g480",
+                     *           "id": "aud_01m83n3cnd9sym5mvct6xabf5d",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-22T19:43:46.562Z",
+                     *           "created_at": "2026-11-23T07:32:04.397Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *             "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -12902,21 +14600,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m82cjcrz44z0eqfyv76f112q"
+                     *             "id": "evt_01m83n2da2frkaw36ngktvzzv9"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m82cjetv26448n78sw6awhb7",
-                     *           "prev_hash": "ade2a3c8db12354143f8755660debc6be65b202cb331860bb9c77685e20efbd1",
-                     *           "hash": "b18e08171197416b495024ee5ed43e700d80e6750909e025e16e9880f33052dd"
+                     *           "request_id": "req_01m83n3cjtk09y9bdwe3s497yf",
+                     *           "prev_hash": "af3fdec7f651d33818dfc8b6b5a988528dc55996257e02071624447053e72356",
+                     *           "hash": "3f7d20604e4bd29d3c84c1eca5048fdbc1a92a99c921745bed3d96c57263f56b"
                      *         },
                      *         {
-                     *           "id": "aud_01m82cjdnzna159c3dtw4pr1ge",
+                     *           "id": "aud_01m83n2s1wx3s69mvz06vdqdja",
                      *           "seq": 25,
-                     *           "created_at": "2026-11-22T19:43:45.343Z",
+                     *           "created_at": "2026-11-23T07:31:44.316Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m82cjbhtrbhmk2q0wbyr120k",
+                     *             "id": "key_01m83n21bw1x5c3wpt1f5whkfk",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -12929,9 +14627,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m82cjdmc3a09xt1qc4arhsby",
-                     *           "prev_hash": "49a7aaf9ebc6158cde524a321c24c66659d8d86cbc2982f0285559951b694639",
-                     *           "hash": "ade2a3c8db12354143f8755660debc6be65b202cb331860bb9c77685e20efbd1"
+                     *           "request_id": "req_01m83n2qcsnznk4gkyxn08d69h",
+                     *           "prev_hash": "8c77562b740f24ea4fc2e80dd7cc0c731a8c52cd330becc3c5211541c5ce4119",
+                     *           "hash": "af3fdec7f651d33818dfc8b6b5a988528dc55996257e02071624447053e72356"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -12948,6 +14646,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12975,12 +14674,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m82cjdg1z03s8vn9d38f53e0",
+                     *       "id": "aud_01m83n2p0ftng3a64wmc4adjr1",
                      *       "seq": 24,
-                     *       "created_at": "2026-11-22T19:43:45.153Z",
+                     *       "created_at": "2026-11-23T07:31:41.199Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *         "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -12988,14 +14687,14 @@ export interface operations {
                      *       "code": "STP001I",
                      *       "target": {
                      *         "type": "stop",
-                     *         "id": "stp_01m82cjdfscjgzma5s9abjhe5k"
+                     *         "id": "stp_01m83n2nszg3tcwzzj2cjzyesz"
                      *       },
                      *       "severity": "critical",
                      *       "reason": "it misbehaves",
                      *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m82cjdfrz3ryzg9wzyejv5f8",
-                     *       "prev_hash": "f19d0372667fa57a89de7ad36ad57744fe6d0b743306b37488537410f09f81cf",
-                     *       "hash": "49a7aaf9ebc6158cde524a321c24c66659d8d86cbc2982f0285559951b694639"
+                     *       "request_id": "req_01m83n2ns0amx00f22m0x7gzz4",
+                     *       "prev_hash": "7b31c6f5feed44deec2a75a5bb87402dc78e3d079d694d762c63ccc48e6bb264",
+                     *       "hash": "8c77562b740f24ea4fc2e80dd7cc0c731a8c52cd330becc3c5211541c5ce4119"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -13095,20 +14794,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m82cjfw5m94sax71azry3r6q",
+                     *       "package_id": "pkg_01m83n3rw1t937gz507hpkdzfg",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T19:43:47.589Z",
-                     *       "to": "2026-11-22T19:43:47.589Z",
+                     *       "from": "2026-10-23T07:32:16.897Z",
+                     *       "to": "2026-11-23T07:32:16.897Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
-                     *       "last_seq": 7,
-                     *       "record_count": 7,
+                     *       "last_seq": 8,
+                     *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:aa793d5712c2b35d41367704dd2b85255123374c30985ae2470c7f5ded4219ee",
-                     *       "public_key_fingerprint": "sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0",
-                     *       "size": 32256,
-                     *       "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *       "created_at": "2026-11-22T19:43:47.589Z"
+                     *       "package_hash": "sha256:2c03ded2bbf3586668b9a84a8e1a95b79ab4bb1dd2f3214f004ad82fdeb88162",
+                     *       "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
+                     *       "size": 33792,
+                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *       "created_at": "2026-11-23T07:32:16.897Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -13207,20 +14906,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m82cjd8nrggzsyj7646d2mgq",
+                     *           "package_id": "pkg_01m83n2jv7b8wfjybb9papea8s",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T19:43:44.917Z",
-                     *           "to": "2026-11-22T19:43:44.917Z",
+                     *           "from": "2026-10-23T07:31:37.959Z",
+                     *           "to": "2026-11-23T07:31:37.959Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:7707006850994f565ffbdd091ba076a1800baabe33b03774c29ac3843ecde1cf",
-                     *           "public_key_fingerprint": "sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0",
+                     *           "package_hash": "sha256:9278b73d265964f0f5df43e814c011d9d179128283f7a3a6ebe0ad9672e97248",
+                     *           "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
-                     *           "created_at": "2026-11-22T19:43:44.917Z"
+                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "created_at": "2026-11-23T07:31:37.959Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13239,6 +14938,95 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "forensics-package": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "package_id": "pkg_01m83n2jv7b8wfjybb9papea8s",
+                     *       "purpose": "audit",
+                     *       "from": "2026-10-23T07:31:37.959Z",
+                     *       "to": "2026-11-23T07:31:37.959Z",
+                     *       "sequence_id": null,
+                     *       "first_seq": 1,
+                     *       "last_seq": 2,
+                     *       "record_count": 2,
+                     *       "chain_intact": true,
+                     *       "package_hash": "sha256:9278b73d265964f0f5df43e814c011d9d179128283f7a3a6ebe0ad9672e97248",
+                     *       "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
+                     *       "size": 26112,
+                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *       "created_at": "2026-11-23T07:31:37.959Z",
+                     *       "files": [
+                     *         {
+                     *           "name": "B3SUMS",
+                     *           "size": 607,
+                     *           "sha256": "3ec551dc557a22ed101b8c56ca96c51d4979726c168f908bfc236806d5fc8559"
+                     *         },
+                     *         {
+                     *           "name": "SHA256SUMS",
+                     *           "size": 607,
+                     *           "sha256": "8279c808e628e95571917783262b2f51f0c21934f384f908c2426009f6ef7c85"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        package_id: string;
+                        purpose: string;
+                        /** Format: date-time */
+                        from: string;
+                        /** Format: date-time */
+                        to: string;
+                        /** @description the session, where the package is of one */
+                        sequence_id: string | null;
+                        first_seq: number;
+                        last_seq: number;
+                        record_count: number;
+                        chain_intact: boolean;
+                        package_hash: string;
+                        public_key_fingerprint: string;
+                        /** @description bytes */
+                        size: number;
+                        created_by: string;
+                        /** Format: date-time */
+                        created_at: string;
+                        /** @description as the manifest lists them */
+                        files: {
+                            name: string;
+                            /** @description bytes */
+                            size: number;
+                            sha256: string;
+                        }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -13609,7 +15397,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
+                     *       "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -13685,7 +15473,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_2",
+                     *       "id": "dlv_3",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -14261,8 +16049,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "54MXVGEH-XEBoECvIDzpSSYuO3Yh-iVTaql6q1PRX5w",
-                     *           "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
+                     *           "x": "YfruKPrfBA-Dq-3mZ423O_ENxPUF6roB0vyhXsiwoUY",
+                     *           "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -14466,12 +16254,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "89c1259d0ce76994f1f6b9484dddc41a13c64a5928973f7c5b76ee605ba9b23b"
+                     *         "hash": "bcfae38a1a83a4abbfff7c209ad7249174c62f963d3d9d7599931a369a8eaf1b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
-                     *         "created_at": "2026-11-22T19:43:44.929Z"
+                     *         "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
+                     *         "created_at": "2026-11-23T07:31:37.714Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -14513,9 +16301,13 @@ export interface operations {
                      *       "records_checked": 27,
                      *       "head": {
                      *         "seq": 27,
-                     *         "hash": "6f2702b669b16a2a1310870efaf4bb44cbbd3e06dd88409be8c10a22903ff59b"
+                     *         "hash": "1aeef1da2696b4efb3fbc88a447858ded1a5e14987980889291107280ccabc18"
                      *       },
-                     *       "last_checkpoint": null,
+                     *       "last_checkpoint": {
+                     *         "seq": 9,
+                     *         "hash": "ac8abf795cd329be5d0648bec672ea02513bc659e3f27cc427b452b7a88ede49",
+                     *         "created_at": "2026-11-23T07:31:27.937Z"
+                     *       },
                      *       "accepted_losses": []
                      *     }
                      */
@@ -14535,7 +16327,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -14694,7 +16486,9 @@ export interface operations {
                         ask_commit?: string | null;
                         input_hash?: string | null;
                         action_ref?: string | null;
+                        /** @default null */
                         trace_id?: string | null;
+                        /** @default null */
                         span_id?: string | null;
                         on_behalf_of?: string | null;
                         delegation_chain?: string[] | null;
@@ -15305,6 +17099,41 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["PolicyPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-policy-tests_broken": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BrokenTestsPayload"];
             };
         };
         responses: {

@@ -295,10 +295,10 @@ export class Connections {
   ): Promise<void> {
     const first = await em.execute<{ issuer: string }[]>(
       `update sso_connection c set proven_at = ?, proven_by = ? where c.tenant_id = ? and c.revision = ?
-         and (c.proven_by is null or not exists (select 1 from member m where m.tenant_id = c.tenant_id
+         and (c.proven_by is null or not exists (select 1 from member m where m.tenant_id = ?
            and m.id = c.proven_by and m.removed_at is null and 'admin' = any (m.roles)))
        returning c.issuer`,
-      [new Date(this.#clock.now()), proof.userId, tenantId, proof.revision],
+      [new Date(this.#clock.now()), proof.userId, tenantId, proof.revision, tenantId],
     );
     if (!first[0]) return;
     await this.#audit(em, tenantId, {

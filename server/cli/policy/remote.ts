@@ -112,7 +112,7 @@ export const SIGNING_IN = [
 /** Signs in with what the environment has. CommandError if it has nothing, or if the server does not take it. */
 export async function connect(
   flags: RemoteFlags,
-  settings: FolderSettings,
+  settings: Pick<FolderSettings, 'url' | 'tenant'>,
   scopes: readonly WorkloadScope[],
   env: Environment = process.env,
 ): Promise<Remote> {
@@ -140,7 +140,7 @@ function addressOf(text: string): string {
 async function exchange(
   base: string,
   { tenant = undefined, audience = undefined }: Partial<RemoteFlags>,
-  settings: FolderSettings,
+  settings: Pick<FolderSettings, 'url' | 'tenant'>,
   scopes: readonly WorkloadScope[],
   env: Environment,
 ): Promise<string> {

@@ -7,6 +7,8 @@ import { type CompiledStatement, compilePolicy, formatPolicy } from '../language
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { storedStatements } from '../language/statements.ts';
 import type { AuthorJob, AuthorResult, OthersJob, SuiteJob, Surroundings, Trial } from './author.ts';
+import { explain } from './explain.ts';
+import { type PastDecision, type TestFromDecision, testFromDecision } from './from-decision.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated, runMutants } from './mutants.ts';
 import { brokenCases, notRun, type OthersRun, runCases, type SuiteRun } from './run-suite.ts';
 import { readSuite } from './suite.ts';
@@ -35,6 +37,10 @@ function answer(job: AuthorJob): AuthorResult {
       return runSuite(job);
     case 'mutate':
       return mutate(job);
+    case 'from-decision':
+      return fromDecision(job, job.past);
+    case 'explain':
+      return explain(job);
     case 'others':
       return testOthers(job);
     case 'diff':
@@ -85,6 +91,15 @@ function mutate(job: SuiteJob): MutationRun {
   // ends before the kill timer does, which would lose what was found
   const left = () => 0.8 * MUTATION_LIMITS.ms - (processorMs() - began);
   return runMutants(host, content, statements, cases, left);
+}
+
+function fromDecision(job: SuiteJob, past: PastDecision): TestFromDecision {
+  const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
+  const blank = job.tests.trim() === '';
+  const { errors: tests_errors, scope } = blank ? { errors: [], scope: 'live' } : readSuite(job.tests);
+  if (errors.length > 0 || tests_errors.length > 0) return { errors, tests_errors };
+  const content = contentOf(job, statements, scope === 'policy' ? [] : job.liveTexts);
+  return { errors, tests_errors, ...testFromDecision(job.tests, content, past) };
 }
 
 function testOthers(job: OthersJob): OthersRun {

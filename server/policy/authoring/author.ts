@@ -6,6 +6,8 @@ import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
 import { LIMITS } from '../language/scan.ts';
+import type { Explained, ExplainJob } from './explain.ts';
+import type { PastDecision, TestFromDecision } from './from-decision.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated } from './mutants.ts';
 import { notRun, type OthersRun, type SuiteRun } from './run-suite.ts';
 import { SUITE_LIMITS } from './suite.ts';
@@ -47,6 +49,8 @@ export type AuthorJob =
   | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest } & Surroundings)
   | ({ kind: 'test' } & SuiteJob)
   | ({ kind: 'mutate' } & SuiteJob)
+  | ({ kind: 'from-decision'; past: PastDecision } & SuiteJob)
+  | ({ kind: 'explain' } & ExplainJob)
   | ({ kind: 'others' } & OthersJob)
   | { kind: 'read-suite'; tests: string }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
@@ -72,6 +76,8 @@ export type AuthorResult =
   | TextDiff
   | SuiteRun
   | MutationRun
+  | TestFromDecision
+  | Explained
   | OthersRun
   | Pick<SuiteRun, 'errors'>;
 
@@ -119,7 +125,9 @@ export class AuthorLanguage {
   constructor(options: { limitMs?: number; entry?: URL; keepsThread?: boolean } = {}) {
     this.#keepsThread = options.keepsThread ?? true;
     this.#limitMs = options.limitMs ?? 2_000;
-    this.#entry = options.entry ?? new URL('./author-worker.ts', import.meta.url);
+    // a package has it as JavaScript
+    const file = import.meta.url.endsWith('.ts') ? './author-worker.ts' : './author-worker.js';
+    this.#entry = options.entry ?? new URL(file, import.meta.url);
   }
 
   compile(
@@ -160,6 +168,16 @@ export class AuthorLanguage {
   /** The changes of a policy that its tests do not notice. Takes up to five seconds of processor time. */
   mutate(tenantId: string, job: SuiteJob): Promise<MutationRun> {
     return this.#submit(tenantId, { kind: 'mutate', ...job }) as Promise<MutationRun>;
+  }
+
+  /** A suite with the test that a past decision is. */
+  fromDecision(tenantId: string, job: SuiteJob, past: PastDecision): Promise<TestFromDecision> {
+    return this.#submit(tenantId, { kind: 'from-decision', ...job, past }) as Promise<TestFromDecision>;
+  }
+
+  /** What a request met in the policies of its decision; nothing where that takes too long. */
+  explain(tenantId: string, job: ExplainJob): Promise<Explained> {
+    return this.#submit(tenantId, { kind: 'explain', ...job }) as Promise<Explained>;
   }
 
   /** What changed between two texts that have been compiled. */
@@ -271,6 +289,8 @@ export class AuthorLanguage {
     const kind = this.#current?.job.kind;
     if (kind === 'diff') this.#abandon(new Error(message));
     else if (kind === 'test') this.#finish(notRun([diagnostic]));
+    else if (kind === 'from-decision') this.#finish({ errors: [diagnostic], tests_errors: [] });
+    else if (kind === 'explain') this.#finish({ rules: [], more: 0 });
     else if (kind === 'mutate') this.#finish(notMutated([diagnostic]));
     else if (kind === 'others') this.#finish({ errors: [diagnostic], broken: [] });
     else if (kind === 'try') this.#finish({ errors: [diagnostic], hits: [] });

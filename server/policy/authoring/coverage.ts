@@ -129,6 +129,8 @@ function split(part: readonly Token[], operator: string): Token[][] {
 /** Characters of the statements that conditions are measured with. A condition repeats all that stands before it. */
 const MAX_MEASURED = 256 * 1024;
 
+type Written = Pick<CompiledStatement, 'id' | 'cedar' | 'line' | 'column'>;
+
 interface Measure {
   condition: Omit<Condition, 'guards'>;
   true: boolean;
@@ -144,14 +146,14 @@ interface Measure {
  */
 export class Measured {
   readonly #engine: PolicyEngine;
-  readonly #own: readonly CompiledStatement[];
+  readonly #own: readonly Written[];
   readonly #reach = new Map<string, Reach>();
   readonly #measures = new Map<string, Measure[]>();
   /** By the id of the statement that the engine is asked for. */
   readonly #outcomes = new Map<string, { measure: Measure; is: 'true' | 'false' }>();
   #leftOut = 0;
 
-  constructor(content: BundleContent, own: readonly CompiledStatement[]) {
+  constructor(content: BundleContent, own: readonly Written[]) {
     this.#own = own;
     const written = new Map(own.map((statement) => [statement.id, statement]));
     let measured = 0;
@@ -190,7 +192,7 @@ export class Measured {
     this.#engine = new PolicyEngine({ ...content, policies });
   }
 
-  count(request: ActionRequest, { rule_id }: Verdict): void {
+  count(request: ActionRequest, { rule_id }: Pick<Verdict, 'rule_id'>): void {
     for (const { id } of this.#engine.reached(request)) this.#raise(id, 'reached');
     const match = this.#engine.match(request);
     if (match.outcome === 'permitted') {

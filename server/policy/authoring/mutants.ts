@@ -84,7 +84,6 @@ export function runMutants(
   const changes = own.flatMap((statement) => changesOf(host, statement));
   const chosen = spread(changes, MUTATION_LIMITS.mutants);
   const mutants = accepted(host, content.schema, chosen);
-  const byId = new Map(content.policies.map((statement) => [statement.id, statement]));
 
   const base = new PolicyEngine(content);
   const passing: { one: TestCase; reached: ReadonlySet<string> }[] = [];
@@ -93,7 +92,8 @@ export function runMutants(
   try {
     for (const one of cases) {
       if (left() <= 0) break;
-      const verdict = settle(base.match(one.request), stateOf(one.state, byId));
+      const match = base.match(one.request);
+      const verdict = settle(match, stateOf(one.state, match));
       if (differencesOf(one.expect, verdict).length > 0) {
         failing++;
         continue;
@@ -132,11 +132,11 @@ function notices(content: BundleContent, asked: readonly { one: TestCase }[], le
   if (left() <= 0) return undefined;
   if (asked.length === 0) return false;
   const engine = new PolicyEngine(content);
-  // a released hold covers the rule as it is now
-  const byId = new Map(content.policies.map((statement) => [statement.id, statement]));
   try {
     for (const { one } of asked) {
-      const verdict = settle(engine.match(one.request), stateOf(one.state, byId));
+      const match = engine.match(one.request);
+      // a released hold covers the rule as it is now
+      const verdict = settle(match, stateOf(one.state, match));
       if (differencesOf(one.expect, verdict).length > 0) return true;
       if (left() <= 0) return undefined;
     }

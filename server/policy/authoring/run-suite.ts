@@ -1,5 +1,5 @@
-import type { BundleContent, BundleStatement, Diagnostic } from '../../domain/policy.ts';
-import { PolicyEngine, type SettleState, settle, type Verdict } from '../evaluation/evaluate.ts';
+import type { BundleContent, Diagnostic } from '../../domain/policy.ts';
+import { type Match, PolicyEngine, type SettleState, settle, type Verdict } from '../evaluation/evaluate.ts';
 import { ruleReference } from '../evaluation/hold-terms.ts';
 import type { CompiledStatement } from '../language/compile.ts';
 import { type Coverage, Measured, NOTHING_COVERED } from './coverage.ts';
@@ -62,11 +62,10 @@ export function runCases(
   const engine = new PolicyEngine(content);
   const measured = new Measured(content, own);
   try {
-    const byId = new Map(content.policies.map((statement) => [statement.id, statement]));
     const results = cases.map((one): TestResult => {
       const { name, row, request, state, expect, line, column } = one;
       const match = engine.match(request);
-      const got = settle(match, stateOf(state, byId));
+      const got = settle(match, stateOf(state, match));
       measured.count(request, got);
       const differences = differencesOf(expect, got);
       return {
@@ -100,41 +99,33 @@ export function brokenCases(
   changed: string,
   suites: readonly { policyId: string; cases: readonly TestCase[] }[],
 ): BrokenTest[] {
-  const engines = [before, after].map((content) => ({
-    engine: new PolicyEngine(content),
-    byId: new Map(content.policies.map((statement) => [statement.id, statement])),
-  }));
+  const engines = [before, after].map((content) => new PolicyEngine(content));
   const found: BrokenTest[] = [];
   try {
     for (const { policyId, cases } of suites) {
       for (const { name, row, request, state, expect, line, column } of cases) {
-        const touched = engines.some(({ engine }) =>
+        const touched = engines.some((engine) =>
           engine.reached(request).some(({ policy_id }) => policy_id === changed),
         );
         if (!touched) continue;
-        const [old = [], differences = []] = engines.map(({ engine, byId }) =>
-          differencesOf(expect, settle(engine.match(request), stateOf(state, byId))),
-        );
+        const [old = [], differences = []] = engines.map((engine) => {
+          const match = engine.match(request);
+          return differencesOf(expect, settle(match, stateOf(state, match)));
+        });
         if (old.length > 0 || differences.length === 0) continue;
         found.push({ policy_id: policyId, name, ...(row !== undefined && { row }), differences, line, column });
       }
     }
     return found;
   } finally {
-    for (const { engine } of engines) engine.dispose();
+    for (const engine of engines) engine.dispose();
   }
 }
 
-export function stateOf(
-  { exceeded, covered }: TestCase['state'],
-  byId: ReadonlyMap<string, BundleStatement>,
-): SettleState {
+export function stateOf({ exceeded, covered }: TestCase['state'], { hits }: Match): SettleState {
   return {
     exceeded: new Map(exceeded.map((id) => [id, { retry_after: 1 }])),
-    covered: covered.flatMap((id) => {
-      const statement = byId.get(id);
-      return statement ? [ruleReference(statement)] : [];
-    }),
+    covered: hits.filter(({ id }) => covered.includes(id)).map(ruleReference),
   };
 }
 

@@ -5,9 +5,9 @@ import { DECISIONS } from '../../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../../domain/hold-kinds.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
 import { FACT_LIMITS } from '../../domain/session-facts.ts';
+import { firstHidden } from '../../lib/visible.ts';
 import { text, toolPin } from '../../rpc/fields.ts';
-import { firstHidden } from '../evaluation/approver-view.ts';
-import { ARGUMENT_LIMITS } from '../evaluation/request.ts';
+import { ARGUMENT_LIMITS } from '../evaluation/exact.ts';
 
 /** Limits of a test suite. `tests` counts the rows of tables. `depth`: the arguments, and what stands around them. */
 export const SUITE_LIMITS = { bytes: 256 * 1024, tests: 500, depth: ARGUMENT_LIMITS.depth + 8, faults: 100 } as const;
@@ -48,6 +48,7 @@ export const TrialRequest = z.strictObject({
 
 /** Also what the decision point adds to a request. */
 const PartialRequest = TrialRequest.extend({
+  tool_pin: toolPin.nullable(),
   now: time,
   source_ip: text(64),
   owner: text(200),
@@ -56,7 +57,7 @@ type PartialRequest = z.infer<typeof PartialRequest>;
 
 const RuleId = text(200);
 /** What a test expects; an absent member may be anything. */
-const Expectation = z.strictObject({
+export const Expectation = z.strictObject({
   decision: z.enum(DECISIONS),
   rule: RuleId.optional(),
   rules: z.array(RuleId).max(500).optional(),
@@ -125,7 +126,7 @@ const IN_OUR_WORDS: Partial<Record<string, string>> = {
 };
 
 /** What a test need not say. The time is fixed: the result of a test never depends on when it runs. */
-const STANDARD = { agent_id: 'test-agent', now: '2026-01-01T00:00:00Z' } as const;
+export const STANDARD = { agent_id: 'test-agent', now: '2026-01-01T00:00:00Z' } as const;
 
 /**
  * Reads a test suite (`svc-tests/1`), which is YAML 1.2 or JSON. There is one reader for both, and it accepts only what

@@ -25,21 +25,20 @@ export interface HashedAction {
  * surrogates. Two different actions must not share a hash, so nothing is replaced or rounded here.
  */
 export function actionHash(action: HashedAction): string {
-  return sha256Tag(
-    canonicalJson({
-      v: 2,
-      agent_id: action.agent_id,
-      agent_role: action.agent_role,
-      action_type: action.action_type,
-      tool_server: action.tool_server ?? null,
-      tool_name: action.tool_name,
-      tool_pin: action.tool_pin ?? null,
-      method: action.method ?? null,
-      resource: action.resource ?? null,
-      arguments: action.arguments ?? null,
-      context: action.context ?? null,
-      estimated_value: action.estimated_value ?? null,
-      value_currency: action.value_currency ?? null,
-    }),
-  );
+  const { action_type, agent_id, agent_role } = action;
+  // printed in order and in parts: of these, only the arguments have members that an agent put in an order
+  const before = canonicalJson({ action_type, agent_id, agent_role });
+  const after = canonicalJson({
+    context: action.context ?? null,
+    estimated_value: action.estimated_value ?? null,
+    method: action.method ?? null,
+    resource: action.resource ?? null,
+    tool_name: action.tool_name,
+    tool_pin: action.tool_pin ?? null,
+    tool_server: action.tool_server ?? null,
+    v: 2,
+    value_currency: action.value_currency ?? null,
+  });
+  const args = canonicalJson(action.arguments ?? null);
+  return sha256Tag(`${before.slice(0, -1)},"arguments":${args},${after.slice(1)}`);
 }

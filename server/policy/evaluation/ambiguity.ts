@@ -1,5 +1,6 @@
 import type { Head, ReadKind } from '../language/head.ts';
-import { ARGUMENT_LIMITS, type Arguments, folded, keyText, type MappedRequest } from './request.ts';
+import { ARGUMENT_LIMITS, keyText } from './exact.ts';
+import { type Arguments, folded, type MappedRequest } from './request.ts';
 
 /** A path in the arguments and the kinds it is read as. With no kinds, any value at the path is ambiguous. */
 export interface PathRead {

@@ -1,6 +1,7 @@
 import type { ActionRequest, ActionView, BundleStatement, HeldPart } from '../../domain/policy.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
-import { applyMasks, type Mask, parseMask } from './masks.ts';
+import { visible } from '../../lib/visible.ts';
+import { applyMasks, MASKED, type Mask, parseMask } from './masks.ts';
 
 /** A hold keeps at most this many bytes of canonical JSON of the arguments, and as many of the context. */
 const MAX_VIEW_BYTES = 32 * 1024;
@@ -14,15 +15,20 @@ type ViewedAction = Omit<
 
 /**
  * The action as approvers see it: arguments and context are masked by every matching statement, and characters that are
- * invisible or change the writing direction are made visible. Deterministic and idempotent.
+ * invisible or change the writing direction are made visible. Deterministic; of what a proxy has prepared it changes nothing.
  *
  * Throws a RangeError on values without a canonical JSON form.
  */
-export function approverView(action: ViewedAction, hits: readonly BundleStatement[]): ActionView {
+export function approverView(
+  action: ViewedAction,
+  hits: readonly BundleStatement[],
+  /** A proxy has masked the action already: what looks like a mask is one. */
+  from: 'agent' | 'proxy' = 'agent',
+): ActionView {
   const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []).map(parseMask);
   const cut: HeldPart[] = [];
   const prepared = (name: HeldPart): unknown => {
-    const value = action[name] ?? null;
+    const value = from === 'agent' ? withoutForgedMasks(action[name] ?? null) : (action[name] ?? null);
     const seen = makeVisible(maskedWith(value, masks));
     if (size(seen) <= MAX_VIEW_BYTES) return seen;
     cut.push(name);
@@ -99,28 +105,9 @@ export function isSameView(a: ActionView, b: ActionView): boolean {
   return a.erased === undefined && b.erased === undefined && canonicalJson(a) === canonicalJson(b);
 }
 
-/**
- * Replaces every character that is invisible or changes the writing direction with a visible form: controls with their
- * pictures (`␊`), others with `⟦U+202E⟧`. Lone surrogates become U+FFFD. Idempotent.
- */
-export function visible(text: string): string {
-  return text.toWellFormed().replace(HIDDEN, (one) => {
-    const code = one.codePointAt(0)!;
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    return code === 0x7f ? '␡' : `⟦U+${code.toString(16).toUpperCase().padStart(4, '0')}⟧`;
-  });
-}
-
-/** The first such character of a multi-line text, in which line breaks and tabs are allowed. */
-export function firstHidden(text: string): { at: number; hex: string } | undefined {
-  for (const { 0: one, index: at } of text.matchAll(HIDDEN)) {
-    if (!'\t\n\r'.includes(one)) return { at, hex: one.codePointAt(0)!.toString(16) };
-  }
-  return undefined;
-}
-
-/** Variation selectors (emoji presentation) are allowed: they hide nothing and do not change the direction. */
-const HIDDEN = /(?![\uFE00-\uFE0F])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/gu;
+/** What an agent wrote like a mask is marked: only a policy's mask is exactly `[masked]`. */
+const withoutForgedMasks = (value: unknown) =>
+  mapTexts(value, (text) => (text.includes(MASKED) ? text.replaceAll(MASKED, `${MASKED}⟦as sent⟧`) : text));
 
 /** A copy of a JSON value with all its texts visible. */
 const makeVisible = (value: unknown) => mapTexts(value, visible);

@@ -1,4 +1,3 @@
-import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
 import type { Annotations } from '../../domain/annotations.ts';
 import type { Decision } from '../../domain/decision.ts';
 import {
@@ -10,22 +9,27 @@ import {
   type RuleReference,
 } from '../../domain/policy.ts';
 import type { SessionState } from '../../domain/session-facts.ts';
+import { Bounded, detached } from '../../lib/bounded.ts';
 import { isGuardrail } from '../language/annotations.ts';
-import { type Fact, listsOf } from '../language/facts.ts';
-import { admits, type Head, named, readHead } from '../language/head.ts';
-import { CedarHost, cedarLanguageVersion, cedarVersions } from '../language/host.ts';
-import { compilePattern, type Pattern } from '../language/patterns.ts';
+import { listsOf } from '../language/facts.ts';
+import { type Head, readHead } from '../language/head.ts';
+import { cedarLanguageVersion, cedarVersions } from '../language/host.ts';
 import { preamble, tokens } from '../language/scan.ts';
-import { narrowed } from '../language/schema.ts';
-import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguity.ts';
+import { firstAmbiguity, keysRead } from './ambiguity.ts';
+import { type Asking, compileAll, decisionHost, type Found } from './cedar/oracle.ts';
+import { conditionsOf } from './cedar/parse.ts';
 import { factsOf, type Lists, longToMatch } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
-import { type LimitHit, limitReads, limitsOf } from './limits.ts';
+import { type LimitHit, limitsOf } from './limits.ts';
 import { DecidedNames, entitiesNamed } from './names.ts';
-import { Narrowing } from './projection.ts';
+import type { Narrowing } from './projection.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
-import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
-import { type KnownSession, type SessionReads, SessionRules, sessionState } from './session.ts';
+import { type MappedRequest, mapRequest, RequestError } from './request.ts';
+import { type Place, ScopeIndex } from './scopes.ts';
+import { type KnownSession, SessionRules, sessionState } from './session.ts';
+import { type Indexed, isOwnSchema, type Slice, sliceOf } from './slice.ts';
+
+export { decisionHost };
 
 /** The deny reason for an ambiguous argument, followed by a colon and the path. */
 const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
@@ -68,6 +72,11 @@ export interface Match {
   ambiguousName?: { of: 'tool' | 'server'; meant: string };
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
+  /**
+   * The ids of statements that Cedar and the compiled conditions found different things of. Raise an alarm: one of the two
+   * is wrong. Only Cedar is asked about them from now on.
+   */
+  disputed?: readonly string[];
   /** What the fitting statements read of a request; absent when the request could not be mapped for the engine. */
   narrowing?: Narrowing;
 }
@@ -97,56 +106,23 @@ export interface Verdict {
   consumes: boolean;
 }
 
-/**
- * The Cedar instance for all decisions in this process, shared by the `PolicyEngine`s of all tenants. Policy text must
- * pass `compilePolicy` before it may reach this instance.
- */
-const host = new CedarHost();
-
-export function decisionHost(): CedarHost {
-  return host;
-}
-
 /** Entries in the map from scopes to slices. Scopes that match the same statements share one slice. */
-const MAX_SCOPES = 4_096;
+const MAX_SCOPES = 16_384;
 /** Statements in all slices of one engine. */
 const MAX_SLICED = 200_000;
-/** Cached answers per engine, and the longest question (in characters) that is cached. */
-const MAX_ANSWERS = 256;
-const MAX_QUESTION = 2_048;
-
-interface Indexed {
-  statement: BundleStatement;
-  head: Head;
-  guardrail: boolean;
-  /** The text given to the engine; a guardrail is rewritten as a permit. */
-  text: string;
-}
-
-/** The statements whose scope can match one combination of agent, role, action, tool and server. */
-interface Slice {
-  reads: RequestReads<BundleStatement>;
-  narrowing: Narrowing;
-  /** The context attributes that its statements read; null means all. */
-  attributes: ReadonlySet<string> | null;
-  facts: readonly Fact[];
-  /** Its compiled patterns. */
-  patterns: ReadonlyMap<string, Pattern>;
-  session: SessionReads;
-  sessionNames: NonNullable<Reads['session']>;
-  texts: Record<string, string>;
-  /** Its context type declares only what the statements read. */
-  schema: string;
-  /** Unique within the engine. */
-  id: number;
-}
+/** Statements that are compiled in one step of `ready`. */
+const COMPILED_TOGETHER = 16;
+/** Statements that are read in one step of `inSteps`. */
+const READ_TOGETHER = 100;
+/** One in so many answers is compared with Cedar's. */
+const COMPARE_EVERY = 1_000;
 
 /**
  * The policies of one verified bundle, ready to decide. Holds memory in the shared instance until `dispose`.
  *
  * The cost depends on the statements that can match, not on the size of the bundle: statements whose scope (principal,
- * action, resource) cannot match the request are left out of the call, and so are context and arguments that the rest
- * do not read. Answers are cached, which covers most traffic where no statement reads the arguments.
+ * action, resource) cannot match the request are not looked at. The conditions of the others are compiled (`cedar/`);
+ * Cedar's own engine is asked for what is not, and for comparison.
  *
  * A guardrail takes effect only where another statement permits. Cedar does not report permits when a forbid matches, so
  * guardrails are evaluated as permits, and one call reports all of them.
@@ -155,25 +131,31 @@ interface Slice {
 export class PolicyEngine {
   readonly #content: BundleContent;
   readonly #statements = new Map<string, BundleStatement>();
-  readonly #index: Indexed[] = [];
+  readonly #index: ScopeIndex<Indexed>;
+  readonly #asking: Asking;
   /** Tools and agents as the bundle knows them. */
   readonly registry: Registry;
   readonly #lists: Lists;
   /** What the policies want to know of calls that have ended. */
   readonly sessions: SessionRules;
-  /** The entities that some scope names. All others make no difference to which slice a request gets. */
-  readonly #named = new Set<string>();
-  readonly #guardrails = new Set<string>();
   readonly #tools = new DecidedNames<BundleStatement | undefined>();
   readonly #servers = new DecidedNames<BundleStatement | undefined>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
-  /** Keyed by the complete question. The engine has no state and no clock, so equal questions have equal answers. */
-  readonly #answers = new Map<string, Match>();
   #sliced = 0;
+  /** What is being made ready, by scope. */
+  readonly #preparing = new Map<string, Promise<void>>();
 
-  /** Throws a RangeError for a bundle in a newer Cedar version, or whose derived fields contradict its Cedar text, or without a list that a statement reads. */
-  constructor(content: BundleContent) {
+  /**
+   * `left`: the hashes of statements that only Cedar is asked about.
+   *
+   * Throws a RangeError for a bundle in a newer Cedar version, or whose derived fields contradict its Cedar text, or
+   * without a list that a statement reads.
+   */
+  constructor(
+    content: BundleContent,
+    { left, ...how }: Partial<Pick<Asking, 'every' | 'conditionsOf'>> & { left?: ReadonlySet<string> } = {},
+  ) {
     if (isNewer(content.cedar_lang, cedarLanguageVersion())) {
       throw new RangeError(
         `the bundle uses Cedar ${content.cedar_lang}; this version reads Cedar up to ${cedarLanguageVersion()}`,
@@ -182,27 +164,40 @@ export class PolicyEngine {
     this.#content = content;
     this.registry = new Registry(content.registry);
     this.#lists = new Map(content.lists.map(({ name, values }) => [name, new Set(values)]));
+    const indexed: Indexed[] = [];
     for (const statement of [...content.policies].sort(byRuleId)) {
       const { id, effect, annotations, cedar } = statement;
-      const read = tokens(cedar);
-      const head = readHead(read);
+      const { head, tools, servers, word } = written(cedar);
       const missing = listsOf(head.facts).find((list) => !this.#lists.has(list));
       if (missing !== undefined)
         throw new RangeError(`${id} reads the list ${missing}, which the bundle does not have`);
       if (head.effect !== effect) throw new RangeError(`${id} is not a ${effect}`);
-      for (const tool of entitiesNamed(read, 'Tool')) this.#tools.add(tool, statement);
-      for (const server of entitiesNamed(read, 'ToolServer')) this.#servers.add(server, statement);
+      for (const tool of tools) this.#tools.add(tool, statement);
+      for (const server of servers) this.#servers.add(server, statement);
       const guardrail = isGuardrail(effect, annotations);
-      const word = read[preamble(read).rest - 1];
       const text = guardrail && word ? `${cedar.slice(0, word.start)}permit${cedar.slice(word.end)}` : cedar;
-      this.#index.push({ statement, head, guardrail, text });
-      if (guardrail) this.#guardrails.add(id);
+      indexed.push({
+        ...{ id, statement, head, guardrail, text, forbids: effect === 'forbid' && !guardrail },
+        condition: left && left.size > 0 && left.has(ruleReference(statement).hash) ? null : undefined,
+      });
       this.#statements.set(id, statement);
-      for (const constraint of [head.principal, head.action, head.resource]) {
-        for (const entity of named(constraint)) this.#named.add(entity);
-      }
     }
-    this.sessions = new SessionRules(this.#index);
+    this.#index = new ScopeIndex(indexed);
+    this.#asking = { compiles: isOwnSchema(content), every: COMPARE_EVERY, answers: 0, conditionsOf, ...how };
+    this.sessions = new SessionRules(indexed);
+  }
+
+  /** An engine as of the constructor, made in steps with `turn` between them. */
+  static async inSteps(
+    content: BundleContent,
+    how: ConstructorParameters<typeof PolicyEngine>[1],
+    turn: () => Promise<void>,
+  ): Promise<PolicyEngine> {
+    for (const [n, { cedar }] of content.policies.entries()) {
+      written(cedar);
+      if (n % READ_TOGETHER === READ_TOGETHER - 1) await turn();
+    }
+    return new PolicyEngine(content, how);
   }
 
   /** Whether actions of this type are known to change nothing. */
@@ -211,13 +206,75 @@ export class PolicyEngine {
     return Object.hasOwn(actions, action_type) && actions[action_type]!.includes('read');
   }
 
+  /**
+   * Makes ready what a decision on the request needs beyond the request: the conditions of all statements that it can match,
+   * compiled, and what Cedar is given to compare them with. Of 1,000 statements that takes a second, so it is done in steps
+   * of some milliseconds, with `turn` between them. Undefined where it is done already. `match` does not need it, and then
+   * does the same at one stretch.
+   */
+  ready(request: ActionRequest, turn: () => Promise<void>): Promise<void> | undefined {
+    const { agent_id, agent_role, action_type, tool_name, tool_server } = request;
+    // mapped or not, most names are the same
+    const scope = this.#index.keyOf({
+      agent: { id: agent_id, role: agent_role },
+      action: { type: action_type, groups: [] },
+      tool: { id: tool_name, server: tool_server },
+    });
+    if (this.#byScope.get(scope)?.ready) return undefined;
+    const under = this.#preparing.get(scope);
+    if (under) return under;
+    const preparing = this.#prepare(request, turn).finally(() => this.#preparing.delete(scope));
+    this.#preparing.set(scope, preparing);
+    return preparing;
+  }
+
+  async #prepare(request: ActionRequest, turn: () => Promise<void>): Promise<void> {
+    let place: MappedRequest;
+    try {
+      place = this.#mapped(request);
+    } catch {
+      // `match` says what is wrong with it
+      return;
+    }
+    const fitting = this.#index.fitting(place);
+    for (let from = 0; from < fitting.length; from += COMPILED_TOGETHER) {
+      const cold = fitting.slice(from, from + COMPILED_TOGETHER).filter(({ condition }) => condition === undefined);
+      if (cold.length === 0) continue;
+      compileAll(cold, this.#asking);
+      await turn();
+    }
+    const slice = this.#slice(place);
+    await turn();
+    for (const _ of slice.rules?.preparing() ?? []) await turn();
+    slice.ready = true;
+  }
+
   /** Never throws: a request that cannot be evaluated gives an `error`, which `settle` turns into a denial. */
   match(request: ActionRequest): Match {
+    const steps = this.#matching(request);
+    for (let step = steps.next(); ; step = steps.next()) if (step.done) return step.value;
+  }
+
+  /** As `match`, with `turn` between the steps of what takes long: then with a promise. */
+  matchInSteps(request: ActionRequest, turn: () => Promise<void>): Match | Promise<Match> {
+    const steps = this.#matching(request);
+    const first = steps.next();
+    if (first.done) return first.value;
+    return (async () => {
+      for (;;) {
+        await turn();
+        const step = steps.next();
+        if (step.done) return step.value;
+      }
+    })();
+  }
+
+  *#matching(request: ActionRequest): Generator<void, Match> {
     try {
       const mapped = this.#mapped(request);
       const misnamed = this.#misnamed(request);
       if (misnamed) return { ...misnamed, narrowing: this.#slice(mapped).narrowing };
-      return this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
+      return this.#checked(request, this.#counted(request, mapped, yield* this.#match(mapped)));
     } catch (error) {
       const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
       return { outcome: 'error', hits: [], limits: [], detail };
@@ -233,10 +290,11 @@ export class PolicyEngine {
     const match = this.match(request);
     const fixed = ({ head }: Indexed) => head.attributes?.length === 0;
     if (match.outcome === 'forbidden') {
-      return this.#index.some((one) => fixed(one) && match.hits.includes(one.statement));
+      return this.#index.all.some((one) => fixed(one) && match.hits.includes(one.statement));
     }
     if (match.outcome !== 'unpermitted') return false;
-    return this.#fitting(this.#mapped(request))
+    return this.#index
+      .fitting(this.#mapped(request))
       .filter(({ statement }) => statement.effect === 'permit')
       .every(fixed);
   }
@@ -263,7 +321,7 @@ export class PolicyEngine {
   /** The statements whose scope (principal, action, resource) fits the request; none if it cannot be represented. */
   reached(request: ActionRequest): BundleStatement[] {
     try {
-      return this.#fitting(this.#mapped(request)).map(({ statement }) => statement);
+      return this.#index.fitting(this.#mapped(request)).map(({ statement }) => statement);
     } catch (error) {
       if (error instanceof RequestError) return [];
       throw error;
@@ -272,16 +330,15 @@ export class PolicyEngine {
 
   /** Could a mask apply to the action for some arguments? Then its answers may not match the tool's declared schema. */
   mayMask(request: ActionRequest): boolean {
-    const fitting = this.#fitting(this.#mapped(request));
+    const fitting = this.#index.fitting(this.#mapped(request));
     return fitting.some(({ statement }) => statement.annotations.mask !== undefined);
   }
 
   /** Frees this engine's memory in the shared instance. Using it afterwards works, and allocates that memory again. */
   dispose(): void {
-    for (const slice of this.#slices.values()) host.releaseSet(slice);
+    for (const { rules } of this.#slices.values()) rules?.release();
     this.#slices.clear();
     this.#byScope.clear();
-    this.#answers.clear();
     this.#sliced = 0;
   }
 
@@ -326,92 +383,41 @@ export class PolicyEngine {
         : { ...match, limits: found.limits };
   }
 
-  #match(request: MappedRequest): Match {
+  *#match(request: MappedRequest): Generator<void, Match> {
     const slice = this.#slice(request);
-    const { narrowing } = slice;
-    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], limits: [], narrowing };
+    const { rules, narrowing } = slice;
+    if (!rules) return { outcome: 'unpermitted', hits: [], limits: [], narrowing };
     const ambiguity = firstAmbiguity(slice.reads, request) ?? longToMatch(slice.facts, request.args, slice.patterns);
     if (ambiguity) return { ...ambiguousMatch(ambiguity.path, ambiguity.rule), narrowing };
-    const call = request.call({
-      keys: keysRead(slice.reads, request),
+    const found = yield* rules.finding(request, {
+      get keys() {
+        return keysRead(slice.reads, request);
+      },
       attributes: slice.attributes,
       facts: factsOf(slice.facts, request.args, this.#lists, slice.patterns),
       session: slice.sessionNames,
     });
-    const question = `${slice.id} ${JSON.stringify(call)}`;
-    const known = this.#answers.get(question);
-    if (known) return known;
-    const match = this.#ask(slice, call);
-    if (match.outcome !== 'error' && question.length <= MAX_QUESTION) {
-      if (this.#answers.size >= MAX_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
-      this.#answers.set(question, match);
-    }
-    return match;
+    // they are sliced anew, with the disputed ones left to Cedar
+    if (found.disputed) this.#recompile(found.disputed);
+    return { ...conclude(found), narrowing };
   }
 
-  #ask(slice: Slice, call: EngineCall): Match {
-    // Preparing a set may replace the instance and drop its schemas, so the set comes first.
-    const preparsedPolicySetId = host.prepareSet(slice, () => slice.texts);
-    const preparsedSchemaName = host.prepareSchema(slice.schema);
-    const answer = host.call('statefulIsAuthorized', {
-      ...call,
-      preparsedPolicySetId,
-      preparsedSchemaName,
-      validateRequest: true,
-    });
-
-    const { narrowing } = slice;
-    const ended = (outcome: Match['outcome'], ids: string[], detail?: string): Match => ({
-      outcome,
-      hits: this.#hits(ids),
-      limits: [],
-      narrowing,
-      ...(detail !== undefined && { detail }),
-    });
-    const failed = (errors: AuthorizationError[]) =>
-      ended(
-        'error',
-        errors.map(({ policyId }) => policyId),
-        describe(errors),
-      );
-    if (answer.type !== 'success') return ended('error', [], answer.errors[0]?.message ?? 'the engine refused');
-    const { decision, diagnostics } = answer.response;
-    const { reason } = diagnostics;
-    // Cedar skips a forbid that fails and may still answer "allow", so any error must deny.
-    const errors = diagnostics.errors.filter(({ policyId }) => !this.#guardrails.has(policyId));
-    if (errors.length > 0) return failed(errors);
-    if (decision !== 'allow') return ended(reason.length > 0 ? 'forbidden' : 'unpermitted', reason);
-    if (reason.every((id) => this.#guardrails.has(id))) return ended('unpermitted', []);
-    // checked last: without a permit the denial is a plain one, even if a guardrail failed
-    if (diagnostics.errors.length > 0) return failed(diagnostics.errors);
-
-    return { outcome: 'permitted', hits: this.#hits(reason), limits: [], narrowing };
+  #recompile(disputed: readonly Indexed[]): void {
+    for (const one of disputed) one.condition = undefined;
+    this.dispose();
   }
 
-  /** Sorted, because the engine answers in hash-table order. */
-  #hits(ids: string[]): BundleStatement[] {
-    return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byRuleId);
-  }
-
-  /** The statements whose scope can match. */
-  #fitting({ principal, action, resource }: Pick<MappedRequest, 'principal' | 'action' | 'resource'>): Indexed[] {
-    return this.#index.filter(
-      ({ head }) => admits(head.principal, principal) && admits(head.action, action) && admits(head.resource, resource),
-    );
-  }
-
-  #slice({ principal, action, resource }: MappedRequest): Slice {
-    const seen = [...principal.ancestors, ...resource.ancestors].filter((entity) => this.#named.has(entity));
-    const scope = JSON.stringify([action.self, ...seen]);
+  #slice(place: Pick<MappedRequest, 'values'> & Place): Slice {
+    const scope = this.#index.keyOf(place.values);
     const known = this.#byScope.get(scope);
     if (known) return known;
 
-    const fitting = this.#fitting({ principal, action, resource });
-    const name = fitting.map(({ statement }) => statement.id).join('\n');
+    const fitting = this.#index.fitting(place);
+    const name = fitting.map(({ id }) => id).join('\n');
     if (this.#byScope.size >= MAX_SCOPES || this.#sliced > MAX_SLICED) this.dispose();
     let slice = this.#slices.get(name);
     if (!slice) {
-      slice = sliceOf(fitting, this.#content.schema, this.#slices.size, this.sessions);
+      slice = sliceOf(fitting, this.#content.schema, this.#asking, this.sessions);
       this.#sliced += fitting.length;
       this.#slices.set(name, slice);
     }
@@ -420,35 +426,62 @@ export class PolicyEngine {
   }
 }
 
-function sliceOf(fitting: Indexed[], schema: string, id: number, sessions: SessionRules): Slice {
-  const permits = fitting.some(({ statement }) => statement.effect === 'permit');
-  const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
-  const texts = Object.fromEntries(statements.map(({ statement, text }) => [statement.id, text]));
-  const reads = readsOf(statements.map(({ statement, head }) => ({ rule: statement, head })));
-  const attributes = union(statements.map(({ head }) => head.attributes));
-  const narrow = attributes && narrowed(schema, attributes);
-  const facts = [...new Map(statements.flatMap(({ head }) => head.facts.map((fact) => [fact.key, fact]))).values()];
-  const heads = statements.map(({ head }) => head);
-  const session = {
-    facts: [...new Map(heads.flatMap((head) => head.sessionFacts.map((one) => [one.tag, one]))).values()],
-    calls: [...new Map(heads.flatMap((head) => head.calls.map((one) => [one.tag, one]))).values()],
-    sources: sessions.sourcesFor(statements),
+/** What is read of a statement's tokens. The same for the same text, whoever's it is. */
+interface Written {
+  head: Head;
+  /** The tools and tool servers that it names. */
+  tools: readonly string[];
+  servers: readonly string[];
+  /** `permit` or `forbid`. */
+  word: { start: number; end: number } | undefined;
+}
+
+const KNOWN = new Bounded<Written>({ entries: 20_000, characters: 16_000_000 });
+
+/** Most statements of a bundle were in the one before it. */
+function written(cedar: string): Written {
+  const known = KNOWN.get(cedar);
+  if (known) return known;
+  // what is read of a text holds parts of it, and a statement may be a part of a long one
+  const text = detached(cedar);
+  const read = tokens(text);
+  const word = read[preamble(read).rest - 1];
+  const made = {
+    head: readHead(read),
+    tools: [...entitiesNamed(read, 'Tool')],
+    servers: [...entitiesNamed(read, 'ToolServer')],
+    word: word && { start: word.start, end: word.end },
   };
-  const sessionNames = {
-    facts: new Set(session.facts.map(({ tag }) => tag)),
-    calls: new Set(session.calls.map(({ tag }) => tag)),
-  };
-  const patterns = new Map(
-    facts.flatMap((fact) => ('pattern' in fact ? [[fact.pattern, compilePattern(fact.pattern)] as const] : [])),
-  );
-  const read = { reads, facts, patterns, session, sessionNames, attributes: narrow === undefined ? null : attributes };
-  const counted = limitReads(statements.map(({ statement }) => statement.annotations));
-  const narrowing = new Narrowing(
-    read.attributes && new Set([...read.attributes, ...counted.attributes]),
-    { ...reads, paths: [...reads.paths, ...counted.paths] },
-    sessionNames,
-  );
-  return { id, texts, ...read, narrowing, schema: narrow || schema };
+  KNOWN.set(text, made);
+  return made;
+}
+
+function conclude({ forbids, permits, errors, refused, disputed }: Found<Indexed>): Match {
+  const ended = (outcome: Match['outcome'], hits: readonly Indexed[], detail?: string): Match => ({
+    outcome,
+    hits: hits.map(({ statement }) => statement).sort(byRuleId),
+    limits: [],
+    ...(detail !== undefined && { detail }),
+  });
+  const failed = (errors: Found<Indexed>['errors']) =>
+    ended(
+      'error',
+      errors.map(({ rule }) => rule),
+      describe(errors),
+    );
+  if (disputed) {
+    const ids = disputed.map(({ id }) => id).sort();
+    const detail = `Cedar and the compiled conditions differ about ${ids.join(', ')}`;
+    return { ...ended('error', disputed, detail), disputed: ids };
+  }
+  if (refused !== undefined) return ended('error', [], refused);
+  // Cedar skips a forbid that fails and may still answer "allow", so any error must deny.
+  const hard = errors.filter(({ rule }) => !rule.guardrail);
+  if (hard.length > 0) return failed(hard);
+  if (forbids.length > 0) return ended('forbidden', forbids);
+  if (permits.every(({ guardrail }) => guardrail)) return ended('unpermitted', []);
+  // checked last: without a permit the denial is a plain one, even if a guardrail failed
+  return errors.length > 0 ? failed(errors) : ended('permitted', permits);
 }
 
 /** The match for an action whose value the decision point itself cannot read for certain, at `path`. */
@@ -461,14 +494,9 @@ function ambiguousMatch(path: string, rule?: BundleStatement): Match {
   return { outcome: 'ambiguous', hits: rule ? [rule] : [], limits: [], ambiguousPath: path };
 }
 
-/** The union of the lists; null (all attributes) when any of them is null. */
-function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
-  return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
-}
-
-function describe(errors: AuthorizationError[]): string {
+function describe(errors: Found<Indexed>['errors']): string {
   return errors
-    .map(({ policyId, error }) => `${policyId}: ${error.message}`)
+    .map(({ rule, message }) => `${rule.id}: ${message}`)
     .sort()
     .join('; ');
 }

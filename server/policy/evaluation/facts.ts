@@ -7,6 +7,8 @@ import type { Arguments } from './request.ts';
 /** The lists of a bundle, by name. */
 export type Lists = ReadonlyMap<string, ReadonlySet<string>>;
 
+const NONE: ReadonlySet<string> = new Set();
+
 /**
  * The names of the facts that are true of these arguments. A text is in a list if the list has it, and a list of texts if
  * the list has all of them, or any of them where the fact says so; likewise with patterns. An argument that is absent,
@@ -18,6 +20,7 @@ export function factsOf(
   lists: Lists,
   patterns: ReadonlyMap<string, Pattern>,
 ): ReadonlySet<string> {
+  if (facts.length === 0) return NONE;
   const found = new Set<string>();
   for (const fact of facts) {
     const { key, path, any } = fact;

@@ -5,9 +5,17 @@ import { sha256Tag } from '../../lib/crypto.ts';
 import { requiredApprovals, ttlSeconds } from '../language/annotations.ts';
 
 /** A statement's id and the hash of its text, annotations included. */
-export function ruleReference({ id, cedar }: BundleStatement): RuleReference {
-  return { id, hash: sha256Tag(cedar) };
+export function ruleReference(rule: BundleStatement): RuleReference {
+  let known = hashes.get(rule);
+  if (known?.cedar !== rule.cedar) {
+    known = { cedar: rule.cedar, hash: sha256Tag(rule.cedar) };
+    hashes.set(rule, known);
+  }
+  return { id: rule.id, hash: known.hash };
 }
+
+/** A statement is hit again and again. */
+const hashes = new WeakMap<BundleStatement, { cedar: string; hash: string }>();
 
 /** Sorts escrow rules by how much they require. The first decides the kind of a joined hold. */
 export function strictestFirst(a: BundleStatement, b: BundleStatement): number {

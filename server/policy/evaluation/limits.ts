@@ -1,9 +1,10 @@
 import type { Annotations, LimitKey } from '../../domain/annotations.ts';
 import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
-import { sha256 } from '../../lib/crypto.ts';
+import { sha256, sha256Tag } from '../../lib/crypto.ts';
 import { displayPath, isAmbiguous, type PathRead, pathRead } from './ambiguity.ts';
-import { type Arguments, exactDecimal, folded } from './request.ts';
+import { exactDecimal } from './exact.ts';
+import { type Arguments, folded } from './request.ts';
 
 /** One limit of a statement that was hit, and what the action takes of it. */
 export interface LimitHit {
@@ -207,4 +208,14 @@ function spent(
 /** `arguments.order_id` -> `order_id`, the key among the flattened arguments. */
 function argumentKey(path: string): string {
   return /^arguments\.context(?:$|[.[])/.test(path) ? path : path.replace(/^arguments\.?/, '');
+}
+
+/** Names what a held action took of limits: until its hold is consumed, the same action takes nothing more. */
+export function heldTake(agentId: string, actionHash: string): string {
+  return sha256Tag(`${agentId}\n${actionHash}`);
+}
+
+/** The id under which that is noted. */
+export function heldTakeId(once: string): string {
+  return `held:${once}`;
 }

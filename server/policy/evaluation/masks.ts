@@ -66,7 +66,7 @@ export function applyMasks(value: unknown, masks: readonly Mask[]): unknown {
 type Container = unknown[] | Record<string, unknown>;
 
 function isContainer(value: unknown): value is Container {
-  return typeof value === 'object' && value !== null && !exactJson.isRawJSON(value);
+  return typeof value === 'object' && value !== null && !exactJson.isRawJSON?.(value);
 }
 
 function withDescendants(nodes: Set<Container>): Set<Container> {
@@ -90,19 +90,21 @@ function replace(node: Container, key: string): void {
   Object.defineProperty(node, key, { value: MASKED, enumerable: true, configurable: true, writable: true });
 }
 
-/** ECMAScript's JSON.parse source text access; TypeScript's library does not declare it yet. */
+/** ECMAScript's JSON.parse source text access; TypeScript's library does not declare it yet, and some runtimes lack it. */
 const exactJson = JSON as unknown as {
   parse(text: string, reviver: (key: string, value: unknown, context: { source?: string }) => unknown): unknown;
-  rawJSON(text: string): object;
-  isRawJSON(value: unknown): boolean;
+  rawJSON?(text: string): object;
+  isRawJSON?(value: unknown): boolean;
 };
 
 /**
  * Parses JSON so that `JSON.stringify` prints each number unchanged: masking an answer must not alter an id beyond 2^53
- * or a `1.0`. Of duplicate members the last counts, as in JSON.parse.
+ * or a `1.0`. Where the runtime lacks JSON.rawJSON, numbers are those of JavaScript. Of duplicate members the last counts, as in JSON.parse.
  */
 export function parseExact(text: string): unknown {
   return exactJson.parse(text, (_key, value, { source }) =>
-    typeof value === 'number' && String(value) !== source ? exactJson.rawJSON(source as string) : value,
+    typeof value === 'number' && String(value) !== source && source !== undefined && exactJson.rawJSON
+      ? exactJson.rawJSON(source)
+      : value,
   );
 }

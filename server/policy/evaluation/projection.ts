@@ -1,7 +1,8 @@
 import type { ActionRequest } from '../../domain/policy.ts';
 import type { SessionState } from '../../domain/session-facts.ts';
 import { MAX_MATCH_STEPS, type RequestReads } from './ambiguity.ts';
-import { ARGUMENT_LIMITS, type ArgumentKey, aliasesOf, memberKey, type Reads, ROOT } from './request.ts';
+import { ARGUMENT_LIMITS } from './exact.ts';
+import { type ArgumentKey, aliasesOf, memberKey, type Reads, ROOT } from './request.ts';
 
 /** What a set of statements reads of a request beside its names and its time: sorted; null means all. */
 export interface ProjectedReads {
@@ -19,7 +20,7 @@ export interface ProjectedReads {
  */
 export interface Projection extends ActionRequest {
   v: 1;
-  reads?: ProjectedReads;
+  reads?: ProjectedReads | undefined;
 }
 
 /** The members of a request behind each attribute of the context. */
@@ -45,7 +46,7 @@ const ARGUMENT_ATTRIBUTES: ReadonlySet<string> = new Set(['str', 'num', 'bool', 
  */
 export class Narrowing {
   readonly reads: ProjectedReads;
-  readonly #members: ReadonlySet<keyof ActionRequest> | null;
+  readonly #wanted: readonly (keyof ActionRequest)[];
   /** Keys whose values are read. */
   readonly #exact = new Set<string>();
   /** Keys, and folded keys, whose presence or type matters. */
@@ -64,8 +65,12 @@ export class Narrowing {
     const told = [...session.facts, ...session.calls];
     // with patterns this long every text of the request may be too long
     const whole = patterns * ARGUMENT_LIMITS.text > MAX_MATCH_STEPS;
-    const named = whole || !attributes ? null : [...attributes].filter((name) => !ARGUMENT_ATTRIBUTES.has(name));
-    this.#members = named && new Set(named.flatMap((name) => MEMBERS[name] ?? []));
+    // a key that is computed may equal any text of the request
+    const named =
+      whole || computed.length > 0 || !attributes
+        ? null
+        : [...attributes].filter((name) => !ARGUMENT_ATTRIBUTES.has(name));
+    this.#wanted = named ? [...new Set(named.flatMap((name) => MEMBERS[name] ?? []))] : ATTRIBUTE_MEMBERS;
     this.reads = {
       attributes: named ? named.sort() : null,
       keys: whole || computed.length > 0 ? null : [...new Set(paths.map(({ path }) => path))].sort(),
@@ -83,11 +88,10 @@ export class Narrowing {
 
   /** The request must be one that was mapped for the engine. */
   project(request: ActionRequest): Projection {
-    const projection: Projection = { ...namesOf(request), reads: this.reads };
+    const projection = namesOf(request);
+    projection.reads = this.reads;
     const copy = projection as unknown as Record<string, unknown>;
-    for (const member of ATTRIBUTE_MEMBERS) {
-      if (this.#members?.has(member) ?? true) copy[member] = request[member];
-    }
+    for (const member of this.#wanted) copy[member] = request[member];
     if (projection.session) projection.session = this.#sessionOf(projection.session);
     const all = this.reads.keys === null;
     if (!all && this.#exact.size === 0) return projection;
@@ -128,7 +132,8 @@ export class Narrowing {
       return some ? items : undefined;
     }
     let copy: Record<string, unknown> | undefined = matters ? {} : undefined;
-    for (const [name, member] of Object.entries(value)) {
+    for (const name of Object.keys(value)) {
+      const member = (value as Record<string, unknown>)[name];
       if (member === undefined) continue;
       let kept = this.#kept(member, memberKey(at, name));
       if (kept === undefined && aliasesOf(name).some((alias) => this.#aliases.has(memberKey(at, alias).fold))) {
@@ -136,8 +141,9 @@ export class Narrowing {
       }
       if (kept === undefined) continue;
       copy ??= {};
-      // `__proto__` is a member like any other
-      Object.defineProperty(copy, name, { value: kept, enumerable: true, configurable: true, writable: true });
+      // a member like any other
+      if (name !== '__proto__') copy[name] = kept;
+      else Object.defineProperty(copy, name, { value: kept, enumerable: true, configurable: true, writable: true });
     }
     return copy;
   }
@@ -145,10 +151,53 @@ export class Narrowing {
 
 const ATTRIBUTE_MEMBERS = [...new Set(Object.values(MEMBERS).flat())];
 
+/** What statements read of a request beside its names and its time; null means all. */
+export interface NeededReads {
+  attributes: ReadonlySet<string> | null;
+  keys: ReadonlySet<string> | null;
+  /** Facts of the session and calls. */
+  session: ReadonlySet<string>;
+}
+
+/** Whether a projection with these reads gives the same answer as the whole request to statements that read `needed`. */
+export function suffices(reads: ProjectedReads, needed: NeededReads): boolean {
+  const { attributes, keys, session = [] } = reads;
+  const membersOf = (names: Iterable<string>) => [...names].flatMap((name) => MEMBERS[name] ?? []);
+  const members = attributes && new Set(membersOf(attributes));
+  return (
+    (members === null ||
+      (needed.attributes !== null && membersOf(needed.attributes).every((one) => members.has(one)))) &&
+    (keys === null || (needed.keys !== null && [...needed.keys].every((key) => keys.includes(key)))) &&
+    [...needed.session].every((name) => session.includes(name))
+  );
+}
+
 /** The projection of a request that no policy was asked about. */
 export function namesOf(request: ActionRequest): Projection {
   const { agent_id, agent_role, owner, action_type, tool_server, tool_name, tool_pin, now } = request;
-  return { v: 1, agent_id, agent_role, owner, action_type, tool_server, tool_name, tool_pin, now };
+  // with room for the rest, in the order of canonical JSON: it is printed for each decision
+  return {
+    action_type,
+    agent_id,
+    agent_role,
+    arguments: undefined,
+    context: undefined,
+    estimated_value: undefined,
+    method: undefined,
+    now,
+    owner,
+    reads: undefined,
+    resource: undefined,
+    risk_score: undefined,
+    session: undefined,
+    session_id: undefined,
+    source_ip: undefined,
+    tool_name,
+    tool_pin,
+    tool_server,
+    v: 1,
+    value_currency: undefined,
+  };
 }
 
 /** A text that is too long for a rule to read stays too long, and need not be kept whole. */

@@ -3,11 +3,11 @@ import { commit, type KeptInput } from '../../domain/kept-input.ts';
 import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
 import { type Stop, stopReason, stopRule } from '../../domain/stops.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
-import { sha256Tag } from '../../lib/crypto.ts';
+import type { Trace } from '../../lib/trace.ts';
 import { actionHash } from './action-hash.ts';
 import { approverView, type HeldAction, isSameView, viewOf } from './approver-view.ts';
 import { coveredBy, engineName, type Match, type SettleState, settle, type Verdict } from './evaluate.ts';
-import type { LimitHit } from './limits.ts';
+import { heldTake, type LimitHit } from './limits.ts';
 import { namesOf } from './projection.ts';
 
 /** One action to decide. */
@@ -17,10 +17,15 @@ export interface Attempt {
   eventId: string;
   /** The hash of the bundle used for the decision. */
   bundleHash: string | undefined;
-  /** Why the policies are not asked, if so: a code for the record, and the reason with which the action is denied. */
-  standstill?: { code: string; reason: string } | undefined;
+  /**
+   * Why the policies are not asked, if so: a code for the record, and the reason with which the action is denied; the hold
+   * that it waited for, where that is why.
+   */
+  standstill?: { code: string; reason: string; escrow_id?: string | undefined } | undefined;
   /** The stop that reaches the action. It is denied, or held where policies would permit it. */
   stop?: Stop | undefined;
+  /** For the record alone. */
+  trace?: Pick<Trace, 'trace_id' | 'span_id'> | undefined;
   /** The hold that the agent refers to. */
   escrowId?: string | undefined;
   /** Also use a released hold of this action that the agent does not name: for clients that can only repeat their call. */
@@ -84,7 +89,7 @@ export interface Ports<Hold extends KnownHold, Stored> {
   /** The state of the request's session before this call; undefined when no policy reads it. */
   session(request: ActionRequest): Promise<ActionRequest['session']> | ActionRequest['session'];
   /** The statements that the action matches. */
-  match(request: ActionRequest): Match;
+  match(request: ActionRequest): Match | Promise<Match>;
   /**
    * Takes what the action needs of each of these limits, or nothing at all if one of them would be exceeded: durably, and
    * of any number of concurrent calls no more than the limit. `checked` are limits that must have room, of which nothing is
@@ -110,7 +115,11 @@ export interface Ports<Hold extends KnownHold, Stored> {
   /** Microseconds since the decision began. */
   elapsed(): number;
   /** Stores the record with what is kept of the request, durably when this resolves. */
-  record(fields: DecisionFields, kept: KeptInput | undefined): Promise<Stored>;
+  record(
+    fields: DecisionFields,
+    kept: KeptInput | undefined,
+    decided: Omit<Decided<Hold, never>, 'stored'>,
+  ): Promise<Stored>;
 }
 
 /** What an action needs of limits. */
@@ -199,12 +208,12 @@ export async function decide<Hold extends KnownHold, Stored>(
       engine: match && engineName(),
       facts: Object.values(facts).some((fact) => fact !== undefined) ? facts : undefined,
       evaluation_us: ports.elapsed(),
-      escrow_id: hold?.id ?? named?.id,
+      escrow_id: hold?.id ?? named?.id ?? attempt.standstill?.escrow_id,
       deny_reason: changed ? 'POLICY_CHANGED' : verdict.deny_reason,
     });
     try {
-      const stored = await ports.record(fields, kept);
-      return { verdict, hold, changed, fields, action_hash, stored };
+      const decided = { verdict, hold, changed, fields, action_hash };
+      return { ...decided, stored: await ports.record(fields, kept, decided) };
     } catch (error) {
       await giveBack();
       if (opened) await ports.withdraw(opened);
@@ -229,7 +238,13 @@ export async function decide<Hold extends KnownHold, Stored>(
 
   let input: string;
   let match: Match | undefined;
-  const canonicalInput = () => exactly('/context', () => canonicalJson({ v: 1, ...request }));
+  const canonicalInput = () =>
+    exactly('/context', () => {
+      if (attempt.keep?.input !== 0) return canonicalJson({ v: 1, ...request });
+      // it is not kept, and what it has beside these two has to be exact as well: they have been hashed
+      canonicalJson({ ...request, arguments: undefined, context: undefined });
+      return '';
+    });
   if (attempt.standstill !== undefined) {
     input = canonicalInput();
     facts.standstill = attempt.standstill.code;
@@ -250,7 +265,8 @@ export async function decide<Hold extends KnownHold, Stored>(
   if (session) request = { ...request, session };
   input = canonicalInput();
 
-  const matched = frozen(ports.match(request), stop);
+  const found = ports.match(request);
+  const matched = frozen(found instanceof Promise ? await found : found, stop);
   match = matched;
   facts.doubt = matched.doubt;
   if (session) facts.session = sessionFacts(matched);
@@ -270,10 +286,13 @@ export async function decide<Hold extends KnownHold, Stored>(
   ];
   // as if no limit were exceeded: what is to be counted depends on what becomes of the action
   const { decision: otherwise, consumes } = settled(named, new Map());
+  const unusable = named && otherwise !== 'deny' && unusableReason(named);
+  // before anything is taken: what the same action took for another hold is not given back with this refusal
+  if (unusable) await ports.refuse(named, unusable, { action_hash });
   const taking = await take(
     otherwise === 'escrow'
       ? // a held action counts as one call, however often it is asked for, and spends nothing before it is done
-        { limits: rates, checked: budgets, once: sha256Tag(`${request.agent_id}\n${action_hash}`) }
+        { limits: rates, checked: budgets, once: heldTake(request.agent_id, action_hash) }
       : { limits: consumes ? budgets : matched.limits, checked: [] },
   );
   const uncounted = (reason: string, hold: Hold | undefined) => {
@@ -283,11 +302,6 @@ export async function decide<Hold extends KnownHold, Stored>(
   if ('unavailable' in taking) return uncounted(taking.unavailable, named);
   const { exceeded } = taking;
   const verdict = settled(named, exceeded);
-  const unusable = named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited' && unusableReason(named);
-  if (unusable) {
-    await giveBack();
-    await ports.refuse(named, unusable, { action_hash });
-  }
 
   if (!verdict.escrow) {
     const consumed = named && verdict.consumes ? await consume(named) : undefined;
@@ -349,7 +363,7 @@ export function readsSession(policies: readonly Pick<BundleStatement, 'cedar'>[]
 }
 
 function fieldsOf(
-  { eventId, bundleHash }: Attempt,
+  { eventId, bundleHash, trace }: Attempt,
   request: ActionRequest,
   verdict: Verdict,
   more: Pick<
@@ -379,9 +393,9 @@ function fieldsOf(
     hits_truncated: rule_ids.length > MOST_FACTS || undefined,
     obligations: verdict.masks && obligations(verdict.masks),
     source_ip: request.source_ip,
+    trace_id: trace?.trace_id,
+    span_id: trace?.span_id,
     // no decision point knows these yet
-    trace_id: undefined,
-    span_id: undefined,
     on_behalf_of: undefined,
     delegation_chain: undefined,
     delegation_source: undefined,

@@ -1,10 +1,10 @@
 import { isIP } from 'node:net';
 import path from 'node:path';
-import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-policy/cedar-wasm/nodejs';
 import type { ActionRequest } from '../../domain/policy.ts';
-import { FACT_LIMITS, type FactValue, type SessionState } from '../../domain/session-facts.ts';
-import type { EntityWithAncestors, TagKind } from '../language/head.ts';
-import type { FactKind } from '../language/session-facts.ts';
+import type { EntityWithAncestors } from '../language/head.ts';
+import { type EngineCall, engineCall } from './cedar/call.ts';
+import type { RequestValues } from './cedar/question.ts';
+import { ARGUMENT_LIMITS, exactDecimal } from './exact.ts';
 import type { Attributes } from './registry.ts';
 
 /** The request cannot be represented exactly for the engine. The caller must deny it. */
@@ -12,8 +12,6 @@ export class RequestError extends Error {
   override readonly name = 'RequestError';
 }
 
-/** Limits on an agent's arguments. `text`: characters in a text that a rule reads. */
-export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024, text: 16_384 } as const;
 const TOO_DEEP = `the arguments are nested deeper than ${ARGUMENT_LIMITS.depth} levels`;
 
 /** The arguments of a request, flattened to keys such as `refund.total` and `items[0].sku` and grouped by type. */
@@ -127,13 +125,16 @@ export function flatten(args: unknown, context: unknown): Arguments {
       }
       return;
     }
-    const members = Object.entries(value).filter(([, member]) => member !== undefined);
-    if (members.length === 0) leaf();
-    for (const [written, member] of members) {
+    let members = 0;
+    for (const written of Object.keys(value)) {
+      const member = (value as Record<string, unknown>)[written];
+      if (member === undefined) continue;
+      members++;
       const name = written.toWellFormed();
       for (const alias of aliasesOf(name)) found.aliases.add(memberKey(at, alias).fold);
       enter(member, memberKey(at, name), depth + 1);
     }
+    if (members === 0) leaf();
   };
   const enter = (value: unknown, at: ArgumentKey, depth: number): void => {
     register(at, value);
@@ -160,17 +161,19 @@ export function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
   const fold = folded(name);
   if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
   // in any spelling, so that no spelling of it can be mistaken for the caller's context
-  return /^context(?:$|[.[])/.test(fold)
+  return fold.startsWith('context') && /^context(?:$|[.[])/.test(fold)
     ? { key: `arguments.${name}`, fold: `arguments.${fold}` }
     : { key: name, fold };
 }
+
+const NONE: readonly string[] = [];
 
 /**
  * Other paths that programs derive from this name: most form and query parsers read `a[b]` and `a[]` as members and
  * elements of `a`, and some turn a dot, a space or an unclosed bracket into `_`. Ordinary JSON names have no aliases.
  */
-export function aliasesOf(name: string): string[] {
-  if (!/[ .[]/.test(name)) return [];
+export function aliasesOf(name: string): readonly string[] {
+  if (!/[ .[]/.test(name)) return NONE;
   const [base = '', ...inner] = name.split('[');
   if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
   const found = new Set<string>();
@@ -188,28 +191,6 @@ export function aliasesOf(name: string): string[] {
   return [...found];
 }
 
-/** A Cedar decimal is a 64-bit integer of ten-thousandths. */
-const MAX_TEN_THOUSANDTHS = 2n ** 63n - 1n;
-
-/**
- * The exact Cedar decimal (at most four fractional digits) of a number or of a text in plain decimal notation: digits
- * with an optional sign and point. Undefined for everything else, including forms that programs read differently:
- * exponents, separators, white space, other bases and scripts.
- */
-export function exactDecimal(value: number | string): string | undefined {
-  if (typeof value === 'string' && value.length > ARGUMENT_LIMITS.text) return undefined;
-  // a number prints with an exponent only if it is out of range or has too many fractional digits
-  const [, sign, before = '', after = ''] = /^([+-]?)(\d*)(?:\.(\d*))?$/.exec(String(value)) ?? [];
-  if (sign === undefined || (before === '' && after === '')) return undefined;
-  let [from, to] = [0, after.length];
-  while (before[from] === '0') from++;
-  while (after[to - 1] === '0') to--;
-  const [whole, fraction] = [before.slice(from), after.slice(0, to)];
-  if (whole.length > 15 || fraction.length > 4) return undefined;
-  if (BigInt(`${whole}${fraction.padEnd(4, '0')}`) > MAX_TEN_THOUSANDTHS) return undefined;
-  return `${sign === '-' ? '-' : ''}${whole || '0'}.${fraction || '0'}`;
-}
-
 /**
  * A name as seen by parsers that ignore case, width, invisible characters and surrounding white space: NFKC_Casefold,
  * with the Turkish i folded too.
@@ -219,8 +200,6 @@ export function folded(name: string): string {
   const plain = name.normalize('NFKC').toUpperCase().toLowerCase().normalize('NFKC');
   return plain.replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]|\u0307/gu, '').trim();
 }
-
-const decimal = (arg: string) => ({ __extn: { fn: 'decimal' as const, arg } });
 
 /** The parts of a request that a set of statements can read. */
 export interface Reads {
@@ -240,6 +219,7 @@ export interface MappedRequest {
   action: EntityWithAncestors;
   resource: EntityWithAncestors;
   args: Arguments;
+  values: RequestValues;
   /** Every text passed to the engine, other than arguments, by the name of its request field. */
   texts: ReadonlyMap<string, string>;
   /** The request has an `estimated_value` without an exact decimal form, so the context has no amount. */
@@ -247,8 +227,6 @@ export interface MappedRequest {
   /** The engine's input, with only the context and arguments in `reads`. The schema has the groups of the action. */
   call(reads: Reads): EngineCall;
 }
-
-export type EngineCall = Omit<StatefulAuthorizationCall, 'preparsedPolicySetId' | 'preparsedSchemaName'>;
 
 /** The largest amount that fits a Cedar decimal. */
 const MAX_VALUE = 922_337_203_685_477;
@@ -277,17 +255,17 @@ export function mapRequest(
   if (!groups || groups.length === 0)
     throw new RequestError(`the action type ${JSON.stringify(actionType)} is not in the schema`);
 
-  const context: Context = {
-    risk_score: decimal(roundedUp(within(request.risk_score ?? 1, 0, 1, 'risk_score'))),
+  const context: RequestValues['context'] = {
+    risk_score: roundedUp(within(request.risk_score ?? 1, 0, 1, 'risk_score')),
     now: time(request.now, 'now'),
-    session: {
-      id: optional(request.session_id, 'session_id') ?? '',
-      call_count: count(request.session?.call_count ?? 0),
-      started: time(request.session?.started ?? request.now, 'session.started'),
-      // of what is in no session nothing is known
-      lowest_trust: trustOf(request),
-      ...SESSION,
-    },
+  };
+  const session: RequestValues['session'] = {
+    id: optional(request.session_id, 'session_id') ?? '',
+    call_count: count(request.session?.call_count ?? 0),
+    started: request.session?.started == null ? context.now : time(request.session.started, 'session.started'),
+    // of what is in no session nothing is known
+    lowest_trust: trustOf(request),
+    known: request.session,
   };
   const method = optional(request.method, 'method');
   if (method !== undefined) context.method = method.toUpperCase();
@@ -296,152 +274,54 @@ export function mapRequest(
   const value = request.estimated_value;
   const amount =
     value === undefined ? undefined : exactDecimal(within(value, -MAX_VALUE, MAX_VALUE, 'estimated_value'));
-  if (amount !== undefined) context.amount = decimal(amount);
+  if (amount !== undefined) context.amount = amount;
   const address = optional(request.source_ip, 'source_ip');
-  if (address !== undefined) context.source_ip = { __extn: { fn: 'ip', arg: ipAddress(address) } };
+  if (address !== undefined) context.source_ip = ipAddress(address);
   Object.assign(context, location(optional(request.resource, 'resource'), method !== undefined));
 
   const owner = optional(request.owner, 'owner');
-  const texts = new Map<string, string>();
-  const fields = {
-    method: context.method,
-    resource: context.path,
-    host: context.host,
-    value_currency: context.currency,
-  };
-  for (const [name, text] of Object.entries({ ...fields, session_id: request.session_id, owner })) {
-    if (typeof text === 'string') texts.set(name, text.toWellFormed());
-  }
-  const entities: EntityJson[] = [
-    {
-      uid: { type: 'Agent', id: agentId },
-      attrs: { ...(owner !== undefined && { owner }), ...(agent_labels && { labels: [...agent_labels] }) },
-      parents: [{ type: 'AgentRole', id: role }],
-    },
-  ];
-  if (server !== undefined) {
-    const of = { type: 'ToolServer', id: server };
-    const attrs = { server: { __entity: of }, ...(tool_labels && { labels: [...tool_labels] }) };
-    entities.push({ uid: { type: 'Tool', id: tool }, attrs, parents: [of] });
-    if (trust !== undefined) entities.push({ uid: of, attrs: { trust }, parents: [] });
-  }
   const args = flatten(request.arguments, request.context);
-  const whole: Context = { ...context, ...ARGUMENTS, facts: FACTS };
-
-  const subject = {
-    principal: { type: 'Agent', id: agentId },
-    action: { type: 'Action', id: actionType },
-    resource: { type: 'Tool', id: tool },
+  const values: RequestValues = {
+    agent: { id: agentId, role, owner, labels: agent_labels },
+    action: { type: actionType, groups },
+    tool: { id: tool, server, ...(server !== undefined && { labels: tool_labels, trust }) },
+    ...{ context, session, args },
   };
   return {
-    principal: placed('Agent', agentId, [`AgentRole::${role}`]),
-    action: placed(
-      'Action',
-      actionType,
-      groups.map((group) => `Action::${group}`),
-    ),
-    resource: placed('Tool', tool, server === undefined ? [] : [`ToolServer::${server}`]),
-    args,
-    texts,
-    inexactValue: value !== undefined && amount === undefined,
-    call: ({ keys, attributes, facts, session }) => {
-      const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
-      const names = Object.keys(ARGUMENTS) as TagKind[];
-      const argumentEntities = names
-        .filter((name) => attributes?.has(name) ?? true)
-        .map((name) => tagged(name, args, keys));
-      const tags = Object.fromEntries([...(facts ?? [])].map((fact) => [fact, true]));
-      const known = (attributes?.has('session') ?? true) && session ? sessionTags(request.session, session) : [];
-      return {
-        ...subject,
-        context: Object.fromEntries(read),
-        // an entity without tags makes no difference
-        entities: [
-          ...entities,
-          ...[...argumentEntities, { uid: FACTS.__entity, attrs: {}, parents: [], tags }, ...known].filter(
-            (one) => Object.keys(one.tags).length > 0,
-          ),
-        ],
-      };
+    // most requests are of a scope that was seen before, and need no more than its key
+    get principal() {
+      return placed('Agent', agentId, [`AgentRole::${role}`]);
     },
+    get action() {
+      return placed(
+        'Action',
+        actionType,
+        groups.map((group) => `Action::${group}`),
+      );
+    },
+    get resource() {
+      return placed('Tool', tool, server === undefined ? [] : [`ToolServer::${server}`]);
+    },
+    args,
+    values,
+    get texts() {
+      return textsOf(values, request.session_id);
+    },
+    inexactValue: value !== undefined && amount === undefined,
+    call: (reads) => engineCall(values, reads),
   };
 }
 
-/** The context attributes for the arguments: one entity per type, whose tags are the leaves. */
-const ARGUMENTS = {
-  str: { __entity: { type: 'StrArgs', id: 'request' } },
-  num: { __entity: { type: 'NumArgs', id: 'request' } },
-  bool: { __entity: { type: 'BoolArgs', id: 'request' } },
-  list: { __entity: { type: 'ListArgs', id: 'request' } },
-} satisfies Record<TagKind, unknown>;
-
-/** What the enforcement point found out about the arguments. Nothing of a request becomes a tag of it. */
-const FACTS = { __entity: { type: 'Facts', id: 'request' } };
-
-/** What of the session policies read by name. The types are none of the arguments'. */
-const SESSION = {
-  called: { __entity: { type: 'Calls', id: 'session' } },
-  str: { __entity: { type: 'StrFacts', id: 'session' } },
-  num: { __entity: { type: 'NumFacts', id: 'session' } },
-  bool: { __entity: { type: 'BoolFacts', id: 'session' } },
-  list: { __entity: { type: 'ListFacts', id: 'session' } },
-  time: { __entity: { type: 'TimeFacts', id: 'session' } },
-} satisfies Record<FactKind | 'called', unknown>;
-
-function sessionTags({ facts = {}, called = [] }: Partial<SessionState> = {}, read: NonNullable<Reads['session']>) {
-  const tags: Record<FactKind | 'called', NonNullable<EntityJson['tags']>> = {
-    ...{ called: {}, str: {}, num: {}, bool: {}, list: {}, time: {} },
-  };
-  for (const name of called) if (read.calls.has(name)) tags.called[name] = true;
-  for (const [name, value] of Object.entries(facts)) {
-    if (!read.facts.has(name) || !isFactValue(value)) continue;
-    if (typeof value === 'boolean') tags.bool[name] = value;
-    if (typeof value === 'object') tags.list[name] = value.map((item) => item.toWellFormed());
-    if (typeof value === 'string') {
-      tags.str[name] = value.toWellFormed();
-      const at = instant(value);
-      if (at !== undefined) tags.time[name] = { __extn: { fn: 'datetime', arg: at } };
-    }
-    const exact = typeof value === 'string' || typeof value === 'number' ? exactDecimal(value) : undefined;
-    if (exact !== undefined) tags.num[name] = decimal(exact);
+/** Every text passed to the engine, other than arguments, by the name of its request field. */
+function textsOf({ context, agent }: RequestValues, session_id: string | undefined): ReadonlyMap<string, string> {
+  const { method, path: resource, host, currency: value_currency } = context;
+  const texts = new Map<string, string>();
+  for (const [name, text] of Object.entries({
+    ...{ method, resource, host, value_currency, session_id, owner: agent.owner },
+  })) {
+    if (typeof text === 'string') texts.set(name, text.toWellFormed());
   }
-  return Object.entries(tags).map(([kind, of]) => ({
-    uid: SESSION[kind as FactKind | 'called'].__entity,
-    attrs: {},
-    parents: [],
-    tags: of,
-  }));
-}
-
-/** What a fact can be: short, and of one kind. */
-export function isFactValue(value: unknown): value is FactValue {
-  if (typeof value === 'boolean') return true;
-  if (typeof value === 'number') return Number.isFinite(value) && Math.abs(value) <= Number.MAX_SAFE_INTEGER;
-  if (typeof value === 'string') return value.length <= FACT_LIMITS.text;
-  return (
-    Array.isArray(value) &&
-    value.length <= FACT_LIMITS.items &&
-    value.every((item) => typeof item === 'string' && item.length <= FACT_LIMITS.text)
-  );
-}
-
-/** The text of a value that can be the key of a fact: a text, or an integer. */
-export function keyText(value: unknown): string | undefined {
-  const text = Number.isSafeInteger(value) ? String(value) : value;
-  return typeof text === 'string' &&
-    text.length > 0 &&
-    text.length <= FACT_LIMITS.key &&
-    text.isWellFormed() &&
-    !text.includes('\0')
-    ? text
-    : undefined;
-}
-
-/** A time that a tool said, in ISO 8601; without an offset it is one in UTC. */
-function instant(text: string): string | undefined {
-  if (!/^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:\d\d)?$/.test(text)) return undefined;
-  const at = new Date(/(?:Z|[+-]\d\d:\d\d)$/.test(text) ? text : `${text}Z`);
-  return Number.isNaN(at.getTime()) ? undefined : at.toISOString();
+  return texts;
 }
 
 function trustOf({ session, session_id }: ActionRequest): number {
@@ -451,16 +331,6 @@ function trustOf({ session, session_id }: ActionRequest): number {
     throw new RequestError('session.lowest_trust is not an integer from 0 to 100');
   }
   return trust;
-}
-
-function tagged(name: TagKind, args: Arguments, keys: ReadonlySet<string> | null) {
-  const values: ReadonlyMap<string, string | boolean | string[]> = args[name];
-  const tags: NonNullable<EntityJson['tags']> = Object.create(null);
-  for (const key of keys ?? values.keys()) {
-    const value = values.get(key);
-    if (value !== undefined) tags[key] = name === 'num' ? decimal(value as string) : value;
-  }
-  return { uid: ARGUMENTS[name].__entity, attrs: {}, parents: [], tags };
 }
 
 function placed(type: string, id: string, parents: string[]): EntityWithAncestors {
@@ -504,10 +374,10 @@ function count(value: unknown): number {
   return value as number;
 }
 
-function time(value: unknown, name: string): { __extn: { fn: 'datetime'; arg: string } } {
+function time(value: unknown, name: string): string {
   const at = typeof value === 'string' && ISO_TIME.test(value) ? new Date(value) : undefined;
   if (!at || Number.isNaN(at.getTime())) throw new RequestError(`${name} is not an ISO 8601 time`);
-  return { __extn: { fn: 'datetime', arg: at.toISOString() } };
+  return at.toISOString();
 }
 
 /** Turns an IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, in any spelling) into IPv4, so that IPv4 ranges match it. */

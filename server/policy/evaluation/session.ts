@@ -15,8 +15,9 @@ import { sha256 } from '../../lib/crypto.ts';
 import type { Head } from '../language/head.ts';
 import { type CallRead, type FactPath, isOfAnswer, namesIn, steps } from '../language/session-facts.ts';
 import { isAmbiguous, pathRead } from './ambiguity.ts';
+import { isFactValue, keyText } from './exact.ts';
 import { MASKED } from './masks.ts';
-import { type Arguments, flatten, isFactValue, keyText, RequestError } from './request.ts';
+import { type Arguments, flatten, RequestError } from './request.ts';
 
 /** A call that has ended, as an enforcement point saw it, or as the agent reports it. */
 export interface EndedCall {

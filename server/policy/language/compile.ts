@@ -10,6 +10,7 @@ import { Positions, scan, type Token } from './scan.ts';
 import { sessionFaults } from './session-facts.ts';
 import { readStatements } from './statements.ts';
 import { type StatementSummary, summarize } from './summary.ts';
+import { ProblemWords } from './words.ts';
 
 /** One statement of a policy text that has no errors. */
 export interface CompiledStatement {
@@ -90,7 +91,10 @@ function compile(
 
   const parsed = host.call('checkParsePolicySet', { staticPolicies: source });
   const positions = new Positions(source);
-  if (parsed.type !== 'success') return failed(...tidy(parsed.errors.flatMap((error) => located(error, positions))));
+  const words = new ProblemWords(source, positions, schema);
+  if (parsed.type !== 'success') {
+    return failed(...tidy(parsed.errors.flatMap((error) => located(error, positions, words))));
+  }
 
   const errors: Diagnostic[] = [];
   const warnings: Diagnostic[] = [];
@@ -100,26 +104,25 @@ function compile(
   const all: Token[][] = [];
   const read = readStatements(policyId, source, tokens);
   const declared = read.flatMap(({ annotations: { fact = [] } }) => fact.map(({ name }) => name));
-  for (const { tokens: words, written, ...one } of read) {
-    const first = words[0] as Token;
+  for (const { tokens: own, written, ...one } of read) {
+    const first = own[0] as Token;
     const { id, effect, annotations, scopes, cedar } = one;
     starts.push(first.start);
-    all.push(words);
+    all.push(own);
     const json = host.call('policyToJson', cedar);
     if (json.type !== 'success') throw new EngineError(`a statement of a parsed text does not parse: ${cedar}`);
     const est = json.json;
 
-    const at = (name: string) =>
-      positions.at(written.find((annotation) => annotation.name === name)?.start ?? first.start);
-    for (const { annotation, message } of one.faults) errors.push({ ...at(annotation), message });
-    for (const { annotation, message } of one.warnings) warnings.push({ ...at(annotation), message });
+    const at = (name: string) => written.find((annotation) => annotation.name === name)?.start ?? first.start;
+    for (const { annotation, message } of one.faults) errors.push(words.own(message, at(annotation)));
+    for (const { annotation, message } of one.warnings) warnings.push(words.own(message, at(annotation)));
 
-    for (const { start, message } of [...factFaults(words, lists), ...sessionFaults(words, declared)]) {
-      errors.push({ ...positions.at(start), message });
+    for (const { start, message } of [...factFaults(own, lists), ...sessionFaults(own, declared)]) {
+      errors.push(words.own(message, start));
     }
-    for (const { start, message } of openPatterns(words)) warnings.push({ ...positions.at(start), message });
+    for (const { start, message } of openPatterns(own)) warnings.push({ ...positions.at(start), message });
     if (annotations.id !== undefined && ids.has(annotations.id)) {
-      errors.push({ ...at('id'), message: `another statement has @id("${annotations.id}")` });
+      errors.push({ ...positions.at(at('id')), message: `another statement has @id("${annotations.id}")` });
     }
     if (annotations.id !== undefined) ids.add(annotations.id);
     const guardrail = isGuardrail(effect, annotations);
@@ -136,7 +139,7 @@ function compile(
       ...positions.at(first.start),
       roles: mentionedRoles(est),
       any_role: anyRole(est.principal),
-      summary: summarize(est, annotations, words, source),
+      summary: summarize(est, annotations, own, source),
     });
   }
 
@@ -144,11 +147,11 @@ function compile(
   const validation = host.call('validate', { schema, policies: { staticPolicies: source } });
   if (validation.type !== 'success') throw new EngineError(`the schema is refused: ${validation.errors[0]?.message}`);
   const { validationErrors, validationWarnings } = validation;
-  errors.push(...validationErrors.flatMap((found) => validated(found, positions, starts)));
+  errors.push(...validationErrors.flatMap((found) => validated(found, positions, words, starts)));
   warnings.push(
     ...validationWarnings
       .filter((found) => !IMPOSSIBLE.test(found.error.message))
-      .flatMap((found) => validated(found, positions, starts)),
+      .flatMap((found) => validated(found, positions, words, starts)),
   );
   // the engine only warns of these; an error in the same statement says more
   const wrong = new Set(validationErrors.map(({ policyId }) => policyId));
@@ -180,7 +183,8 @@ export function formatPolicy(host: CedarHost, text: string): { formatted?: strin
     const answer = host.call('formatPolicies', { policyText: source });
     if (answer.type === 'success') return { formatted: answer.formatted_policy, errors: [] };
     const positions = new Positions(source);
-    return { errors: tidy(answer.errors.flatMap((error) => located(error, positions))) };
+    const words = new ProblemWords(source, positions, '');
+    return { errors: tidy(answer.errors.flatMap((error) => located(error, positions, words))) };
   } catch (error) {
     if (error instanceof EngineError) return { errors: [{ line: 1, column: 1, message: ENGINE_FAILED }] };
     throw error;
@@ -192,19 +196,23 @@ function flat(error: DetailedError): DetailedError[] {
   return [error, ...(error.related ?? []).flatMap(flat)];
 }
 
-function located(error: DetailedError, positions: Positions, fallback = 0): Diagnostic[] {
+function located(error: DetailedError, positions: Positions, words: ProblemWords, fallback = 0): Diagnostic[] {
   return flat(error).map((one) => {
     const location = one.sourceLocations?.[0];
-    return {
-      ...(location ? positions.atByte(location.start) : positions.at(fallback)),
-      message: [cleaned(one.message), location?.label?.replace(/`\?\w+`, /g, ''), one.help].filter(Boolean).join(' — '),
-    };
+    const label = location?.label?.replace(/`\?\w+`, /g, '');
+    const found = { message: cleaned(one.message), label, help: one.help };
+    return words.of(found, location ? positions.unitOfByte(location.start) : fallback);
   });
 }
 
 /** Some warnings, such as mixed scripts in an identifier, have no location and get that of their statement. */
-function validated({ policyId, error }: ValidationError, positions: Positions, starts: number[]): Diagnostic[] {
-  return located(error, positions, starts[placeOf(policyId)] ?? 0);
+function validated(
+  { policyId, error }: ValidationError,
+  positions: Positions,
+  words: ProblemWords,
+  starts: number[],
+): Diagnostic[] {
+  return located(error, positions, words, starts[placeOf(policyId)] ?? 0);
 }
 
 /** The engine names the statements of a text `policy0`, `policy1`, … */

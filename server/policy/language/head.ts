@@ -23,6 +23,8 @@ export interface Head {
   principal: Constraint;
   action: Constraint;
   resource: Constraint;
+  /** The constraints are the whole scope: the statement applies where they admit the request and its clauses hold. */
+  exact: boolean;
   /** The arguments that the statement can read, as far as its tokens show. */
   reads: TagRead[];
   /** The facts that the statement reads. Each is also a read of its argument. */
@@ -65,12 +67,14 @@ const ANY: Constraint = { op: 'any' };
 export function readHead(statement: Token[]): Head {
   const { effect, rest } = preamble(statement);
   const clauses = statement.slice(rest);
-  const [principal = [], action = [], resource = []] = scopeParts(statement, rest);
+  const parts = scopeParts(statement, rest);
+  const [principal = [], action = [], resource = []] = parts;
   return {
     effect,
     principal: constraint(principal),
     action: constraint(action),
     resource: constraint(resource),
+    exact: parts.length === 3 && parts.every(isExact),
     ...tagReads(clauses),
     texts: literals(clauses),
     patterns: patternLength(clauses),
@@ -112,6 +116,13 @@ function constraint([, operator, ...operand]: Token[]): Constraint {
     return entities ? { op: 'is', type, entities } : ANY;
   }
   return ANY;
+}
+
+/** Is the constraint all that the tokens say? An entity's type is one word, since `A::B::"c"` is written as `A::"B::c"` is. */
+function isExact(part: Token[]): boolean {
+  const read = constraint(part);
+  if (read.op === 'any') return part.length === 1;
+  return part.filter(({ text }) => text === '::').length === named(read).length;
 }
 
 function entitiesOf(words: string[]): string[] | undefined {

@@ -18,10 +18,15 @@ export class EngineError extends Error {
   override readonly name = 'EngineError';
 }
 
+/** Of the pinned package; every instance is held against them. */
+const VERSIONS = { language: '4.5', sdk: '4.13.0' } as const;
+
 /**
  * The published glue file instantiates its module once, on load. It is compiled here without that step, so that
  * instances are independent, can be garbage-collected, and share one compiled module (1.5 ms per instance instead of
  * 25). This depends on the pinned version: a changed file stops the program at startup.
+ *
+ * The module itself is compiled when an instance is first needed: it takes 40 MB, which a proxy without decisions spares.
  */
 const loadGlue = (() => {
   const file = createRequire(import.meta.url).resolve('@cedar-policy/cedar-wasm/nodejs');
@@ -36,11 +41,16 @@ const loadGlue = (() => {
   ) {
     throw new Error('the glue file of @cedar-policy/cedar-wasm is not that of the pinned version');
   }
-  const wasmModule = new WebAssembly.Module(readFileSync(path.join(path.dirname(file), 'cedar_wasm_bg.wasm')));
   const factory = compileFunction(`${glue}\nreturn wasm.memory;`, ['exports', 'wasmModule'], { filename: file });
+  let wasmModule: object | undefined;
   return (): { cedar: Cedar; memory: WasmMemory } => {
+    wasmModule ??= new WebAssembly.Module(readFileSync(path.join(path.dirname(file), 'cedar_wasm_bg.wasm')));
     const cedar = {} as Cedar;
-    return { memory: factory(cedar, wasmModule) as WasmMemory, cedar };
+    const memory = factory(cedar, wasmModule) as WasmMemory;
+    if (cedar.getCedarLangVersion() !== VERSIONS.language || cedar.getCedarSDKVersion() !== VERSIONS.sdk) {
+      throw new Error('@cedar-policy/cedar-wasm is not the pinned version');
+    }
+    return { memory, cedar };
   };
 })();
 
@@ -49,15 +59,9 @@ export function newCedar(): Cedar {
   return loadGlue().cedar;
 }
 
-let versions: { language: string; engine: string } | undefined;
-
 /** The version of the Cedar language that the engine reads, such as "4.5", and its own, such as "cedar-wasm/4.13.0". */
 export function cedarVersions(): { language: string; engine: string } {
-  if (!versions) {
-    const cedar = newCedar();
-    versions = { language: cedar.getCedarLangVersion(), engine: `cedar-wasm/${cedar.getCedarSDKVersion()}` };
-  }
-  return versions;
+  return { language: VERSIONS.language, engine: `cedar-wasm/${VERSIONS.sdk}` };
 }
 
 export function cedarLanguageVersion(): string {

@@ -1,5 +1,5 @@
 import type { Diagnostic } from '../../domain/policy.ts';
-import { firstHidden } from '../evaluation/approver-view.ts';
+import { firstHidden } from '../../lib/visible.ts';
 
 /** A lexical token of Cedar, other than white space and comments. Offsets count UTF-16 units. */
 export interface Token {
@@ -50,6 +50,12 @@ export function tokens(source: string): Token[] {
 
 /** The tokens that count toward the limit. `when` and `unless` count because the engine joins clauses with `&&`. */
 const OPERATORS = new Set(['&&', '||', '+', '-', '*', '.', '!', 'has', 'in', 'like', 'is', 'when', 'unless']);
+
+/** As many as the limit counts. */
+export function operatorsIn(all: readonly Token[]): number {
+  return all.reduce((sum, { text }) => sum + Number(OPERATORS.has(text)), 0);
+}
+
 const CLOSING: Record<string, string> = { ')': '(', ']': '[', '}': '{' };
 
 export interface Scan {
@@ -96,6 +102,10 @@ export function scan(text: string): Scan {
   let before = '';
   for (const { text: token, start, open: unclosed } of found) {
     if (unclosed) return refuse(start, 'a string without a closing quote');
+    // people read texts line by line: what follows such a string could look like a comment
+    if (token.startsWith('"') && /[\n\r]/.test(token)) {
+      return refuse(start, 'a string that goes on in another line: write the line break as \\n');
+    }
     if (before === 'like' && token.startsWith('"')) {
       if (token.length - 2 > LIMITS.pattern) {
         return refuse(start, `a pattern longer than ${LIMITS.pattern} characters`);

@@ -1,7 +1,7 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
 import { type Annotations, DAY_SECONDS, type LimitKey } from '../../domain/annotations.ts';
 import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
-import { visible } from '../evaluation/approver-view.ts';
+import { visible } from '../../lib/visible.ts';
 import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
 import { preamble, type Token } from './scan.ts';
 

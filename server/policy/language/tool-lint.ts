@@ -1,7 +1,9 @@
 import type { Diagnostic } from '../../domain/policy.ts';
 import { nearest } from '../../lib/nearest.ts';
+import { argumentsOf } from './argument-kinds.ts';
 import { readHead, type TagKind } from './head.ts';
 import { literal, Positions, preamble, statementTokens, tokens } from './scan.ts';
+import { ProblemWords } from './words.ts';
 
 /** What the tool registry knows, as far as a text is checked by it. */
 export interface ListedTools {
@@ -21,7 +23,7 @@ export function toolsNamed(text: string): string[] {
  * it is not. Only statements about one tool are looked at; of a schema that is not plain nothing is said.
  */
 export function lintTools(text: string, { names, schemas }: ListedTools): Diagnostic[] {
-  const positions = new Positions(text);
+  const words = new ProblemWords(text, new Positions(text), '');
   const warnings: Diagnostic[] = [];
   for (const statement of statementTokens(tokens(text))) {
     const tool = toolOf(statement);
@@ -29,15 +31,13 @@ export function lintTools(text: string, { names, schemas }: ListedTools): Diagno
     const known = schemas.get(tool);
     const place = (word: string) => {
       const token = statement.find((one) => literal(one.text) === word);
-      return positions.at((token ?? statement[0]!).start);
+      return (token ?? statement[0]!).start;
     };
     if (!known) {
       const meant = nearest(tool, names);
       if (meant !== undefined && !names.includes(tool)) {
-        warnings.push({
-          ...place(tool),
-          message: `no tool server lists ${quoted(tool)}: did you mean ${quoted(meant)}?`,
-        });
+        const message = `no tool server lists ${quoted(tool)}: did you mean ${quoted(meant)}?`;
+        warnings.push(words.own(message, place(tool)));
       }
       continue;
     }
@@ -60,7 +60,7 @@ export function lintTools(text: string, { names, schemas }: ListedTools): Diagno
         found.length > 0
           ? `${quoted(key)} of the tool ${quoted(tool)} is read as ${kind === 'key' ? 'the key of a fact' : kind}, and its schema says ${[...new Set(found)].join(' or ')}`
           : `the tool ${quoted(tool)} has no argument ${quoted(key)}${meant === undefined ? '' : `: did you mean ${quoted(meant)}?`}`;
-      warnings.push({ ...place(fact?.key ?? key), message: why });
+      warnings.push(words.own(why, place(fact?.key ?? key)));
     }
   }
   return warnings;
@@ -84,45 +84,6 @@ function kindsAt(
   }
   return known.get(key);
 }
-
-const MOST_DEPTH = 8;
-/** With these beside it, what a schema says of its properties is not all that it says. */
-const NOT_PLAIN = ['$ref', '$dynamicRef', 'allOf', 'anyOf', 'oneOf', 'if', 'patternProperties', 'dependentSchemas'];
-const KINDS: Record<string, TagKind> = { string: 'str', number: 'num', integer: 'num', boolean: 'bool' };
-
-/** The arguments by their keys, with the kinds that they may be; null for what cannot be told. */
-function argumentsOf(schema: unknown): Map<string, readonly TagKind[] | null> | undefined {
-  const found = new Map<string, readonly TagKind[] | null>();
-  const visit = (one: unknown, path: string, depth: number): boolean => {
-    if (!isObject(one) || depth > MOST_DEPTH || NOT_PLAIN.some((name) => Object.hasOwn(one, name))) return false;
-    const types = [one.type].flat();
-    if (types.includes('object') || isObject(one.properties)) {
-      if (types.length > 1 || !isObject(one.properties)) return false;
-      for (const [name, part] of Object.entries(one.properties)) {
-        const key = path === '' ? name : `${path}.${name}`;
-        if (!visit(part, key, depth + 1)) found.set(key, null);
-      }
-      return true;
-    }
-    if (path === '') return false;
-    if (types.includes('array')) {
-      found.set(`${path}.length`, ['num']);
-      const items = isObject(one.items) ? one.items.type : undefined;
-      found.set(path, items === 'string' ? ['list'] : null);
-      return true;
-    }
-    const kinds = types.flatMap((type) =>
-      type === 'null' ? [] : [typeof type === 'string' && Object.hasOwn(KINDS, type) ? KINDS[type] : undefined],
-    );
-    if (kinds.length === 0 || kinds.includes(undefined)) return false;
-    found.set(path, kinds as TagKind[]);
-    return true;
-  };
-  return visit(schema, '', 0) ? found : undefined;
-}
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value);
 
 /** Names of tools are hostile: in quotes, with what cannot be seen written out. */
 const quoted = (text: string) =>

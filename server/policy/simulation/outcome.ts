@@ -69,6 +69,8 @@ export interface ChangeGroup {
   tools: { name: string; count: number }[];
   /** The amounts that the requests state, by currency. */
   money: Record<string, string>;
+  /** Decisions of which is not kept whether their requests stated an amount. */
+  unpriced: number;
   /** The numbers that the changed statements read, from the least to the greatest. */
   ranges: { path: string; least: number; most: number }[];
   /** Event ids, the newest first. */

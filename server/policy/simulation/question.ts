@@ -1,7 +1,11 @@
 import { isIP } from 'node:net';
 import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
-import { readsOf } from '../evaluation/ambiguity.ts';
-import { ARGUMENT_LIMITS, folded } from '../evaluation/request.ts';
+import { MAX_MATCH_STEPS, readsOf } from '../evaluation/ambiguity.ts';
+import { ARGUMENT_LIMITS } from '../evaluation/exact.ts';
+import { limitReads } from '../evaluation/limits.ts';
+import type { NeededReads } from '../evaluation/projection.ts';
+import { folded } from '../evaluation/request.ts';
+import { isGuardrail } from '../language/annotations.ts';
 import { admits, type EntityWithAncestors, type Head, named, readHead } from '../language/head.ts';
 import { preamble, tokens } from '../language/scan.ts';
 
@@ -50,6 +54,16 @@ interface Slice {
   /** Clauses name the principal, and so perhaps its id, owner or labels, or a limit counts each agent by itself. */
   principal: boolean;
   session: SessionNeeds;
+  needed: NeededReads;
+}
+
+/** A statement, and what it reads. */
+interface Read {
+  head: Head;
+  annotations: BundleStatement['annotations'];
+  principal: boolean;
+  counted: boolean;
+  session: SessionNeeds;
 }
 
 /** Members of a request that no decision depends on. */
@@ -71,7 +85,7 @@ const MOST_SLICES = 10_000;
  * understood counts as read, which makes two questions of one and costs only time.
  */
 export class Questions {
-  readonly #statements: readonly { head: Head; principal: boolean; counted: boolean; session: SessionNeeds }[];
+  readonly #statements: readonly Read[];
   readonly #actions: ActionGroups;
   /** The agents that some scope names. */
   readonly #agents: ReadonlySet<string>;
@@ -80,14 +94,15 @@ export class Questions {
   constructor(statements: Iterable<Pick<BundleStatement, 'cedar' | 'annotations'>>, actions: ActionGroups) {
     this.#actions = actions;
     const texts = new Map([...statements].map((one) => [one.cedar, one]));
-    this.#statements = [...texts.values()].map(({ cedar, annotations: { rate, budget } }) => {
+    this.#statements = [...texts.values()].map(({ cedar, annotations }) => {
+      const { rate, budget } = annotations;
       const read = tokens(cedar);
       const head = readHead(read);
       const words = read.slice(preamble(read).rest).map(({ text }) => text);
       // the scope names it once; what a limit counts apart is the agent, where it says nothing else
       const principal = words.filter((word) => word === 'principal').length > 1 || rate !== undefined;
       const counted = budget !== undefined || rate?.per !== undefined;
-      return { head, principal, counted, session: needsOf(head, words) };
+      return { head, annotations, principal, counted, session: needsOf(head, words) };
     });
     const scopes = this.#statements.flatMap(({ head }) => [head.principal, head.resource].flatMap(named));
     this.#agents = new Set(scopes.filter((entity) => entity.startsWith('Agent::')));
@@ -130,6 +145,11 @@ export class Questions {
     return this.#slice(request).session;
   }
 
+  /** What the statements whose scope fits read of the request, and what counting their limits does. */
+  needs(request: ActionRequest): NeededReads {
+    return this.#slice(request).needed;
+  }
+
   #slice(request: ActionRequest): Slice {
     const { agent_id, agent_role, action_type, tool_name, tool_server } = request;
     const agent = this.#agents.has(`Agent::${agent_id}`) ? agent_id : 0;
@@ -141,6 +161,7 @@ export class Questions {
     const fitting = this.#statements.filter(({ head }) => fits(head, place));
     const { paths, computed, patterns } = readsOf(fitting.map(({ head }) => ({ rule: undefined, head })));
     const attributes = fitting.map(({ head }) => head.attributes);
+    const asked = askedOf(fitting);
     const slice: Slice = {
       id: this.#slices.size,
       whole:
@@ -152,14 +173,36 @@ export class Questions {
       paths: new Set(paths.map(({ path }) => path)),
       principal: fitting.some((statement) => statement.principal),
       session: {
-        any: fitting.some(({ session }) => session.any),
-        trust: fitting.some(({ session }) => session.trust),
-        names: new Set(fitting.flatMap(({ session }) => [...session.names])),
+        any: asked.some(({ session }) => session.any),
+        trust: asked.some(({ session }) => session.trust),
+        names: new Set(asked.flatMap(({ session }) => [...session.names])),
       },
+      needed: neededBy(asked),
     };
     this.#slices.set(scope, slice);
     return slice;
   }
+}
+
+/** What the engine asks of the statements whose scope fits: guardrails only where something may permit. */
+function askedOf(fitting: readonly Read[]): readonly Read[] {
+  if (fitting.some(({ head }) => head.effect === 'permit')) return fitting;
+  return fitting.filter(({ head, annotations }) => !isGuardrail(head.effect as 'permit' | 'forbid', annotations));
+}
+
+function neededBy(asked: readonly Read[]): NeededReads {
+  const { paths, computed, patterns } = readsOf(asked.map(({ head }) => ({ rule: undefined, head })));
+  const limits = limitReads(asked.map(({ annotations }) => annotations));
+  const attributes = asked.map(({ head }) => head.attributes);
+  const all = computed.length > 0 || patterns * ARGUMENT_LIMITS.text > MAX_MATCH_STEPS;
+  return {
+    attributes:
+      all || attributes.includes(null)
+        ? null
+        : new Set([...attributes.flatMap((list) => list ?? []), ...limits.attributes]),
+    keys: all ? null : new Set([...paths, ...limits.paths].map(({ path }) => path)),
+    session: new Set(asked.flatMap(({ session }) => [...session.names])),
+  };
 }
 
 /** What of a session's state statements read, beside its id, which every request has. */
@@ -208,6 +251,20 @@ function isPlain(request: ActionRequest): boolean {
   );
 }
 
+/** Names of arguments come again and again, and folding one takes longer than all else of it. */
+const contexts = new Map<string, boolean>();
+const MOST_CONTEXTS = 10_000;
+
+function isContext(name: string): boolean {
+  let known = contexts.get(name);
+  if (known === undefined) {
+    known = /^context(?:$|[.[])/.test(folded(name));
+    if (contexts.size >= MOST_CONTEXTS) contexts.clear();
+    if (name.length <= 100) contexts.set(name, known);
+  }
+  return known;
+}
+
 /**
  * The structure of a value, with the values at these paths: the keys are those of `flatten`. Whether an argument is in
  * doubt depends on nothing else.
@@ -231,7 +288,7 @@ function shape(value: unknown, key: string, paths: ReadonlySet<string>): string 
   }
   for (const [written, member] of Object.entries(value as object)) {
     const name = written.toWellFormed();
-    const inner = key !== '' ? `${key}.${name}` : /^context(?:$|[.[])/.test(folded(name)) ? `arguments.${name}` : name;
+    const inner = key !== '' ? `${key}.${name}` : isContext(name) ? `arguments.${name}` : name;
     text += `${JSON.stringify(written)}:${shape(member, inner, paths)},`;
   }
   return `{${text}}`;

@@ -2,12 +2,16 @@ import type { Decision } from '../../domain/decision.ts';
 import type { ActionRequest, BundleContent, BundleStatement } from '../../domain/policy.ts';
 import { STOP_POLICY } from '../../domain/stops.ts';
 import { actionHash } from '../evaluation/action-hash.ts';
+import { maskedWith } from '../evaluation/approver-view.ts';
 import { type Match, PolicyEngine, settle, type Verdict } from '../evaluation/evaluate.ts';
 import { ruleReference } from '../evaluation/hold-terms.ts';
 import { type LimitWindow, takenFrom } from '../evaluation/limits.ts';
+import { type Mask, parseMask } from '../evaluation/masks.ts';
+import { type ProjectedReads, suffices } from '../evaluation/projection.ts';
 import { type Constraint, type Head, readHead } from '../language/head.ts';
 import { tokens } from '../language/scan.ts';
 import type { Outcome, UnknownReason } from './outcome.ts';
+import { MOST_DRIFTS, outcomeOf, type Part } from './parts.ts';
 import { fits, placeOf, Questions, type SessionNeeds } from './question.ts';
 import { amountOf, type Subject, Tally } from './tally.ts';
 
@@ -31,9 +35,15 @@ export interface PastFacts {
   unholdable: boolean;
   /** No policies were in force. */
   standstill: boolean;
+  /** The decision point could not read the request for certain, and denied it without asking the policies. */
+  doubtful: boolean;
+  /** Limits could not be counted, so that what comes under one was denied. */
+  uncounted: boolean;
 }
 
 export interface Past {
+  /** Of its record. */
+  seq: number;
   event_id: string;
   /** When it was decided, in milliseconds. */
   at: number;
@@ -41,6 +51,8 @@ export interface Past {
   facts: PastFacts;
   /** What was asked, or why that is not known. */
   request: ActionRequest | UnknownReason;
+  /** Given when only a part of the request was kept: what the part has in full; null where no policy was asked. */
+  projected?: ProjectedReads | null | undefined;
 }
 
 /**
@@ -52,16 +64,86 @@ export interface RecordTest {
   tools?: string[];
 }
 
-/** Answers that are kept. */
-const MOST_ANSWERS = 50_000;
-const MOST_DRIFTS = 20;
+/** Answers that are kept of each kind, and the characters of their questions. */
+const MOST_ANSWERS = 10_000;
+const MOST_QUESTION_CHARACTERS = 4_000_000;
 
 interface Answer {
-  old: Match;
-  next: Match;
-  /** The verdicts where no facts beside the policies matter. */
-  plain: Verdicts;
+  match: Match;
+  /** Where no facts beside the policies matter. */
+  plain: Verdict;
 }
+
+type Answers = readonly [before: Answer, after: Answer];
+
+/** Of so many requests the first are a sample of how often a question comes again. */
+const SAMPLED = { of: 100_000, first: 10_000, atLeast: 500 };
+
+/**
+ * The last answers, by their questions, as long as questions come again: else telling which question a request is costs
+ * more than it saves.
+ */
+class Known<A> {
+  // forgotten by halves: to take the oldest out of a Map one by one, it looks over all the places of those before
+  #recent = new Map<string, A>();
+  #older: ReadonlyMap<string, A> = new Map();
+  #characters = 0;
+  #requests = 0;
+  #found = 0;
+
+  /** The answer to this question, or else a new one. */
+  answer(questionOf: () => string, ask: () => A): A {
+    const turn = this.#requests++ % SAMPLED.of;
+    if (turn === 0) this.#found = 0;
+    if (turn >= SAMPLED.first && this.#found < SAMPLED.atLeast) return ask();
+    const question = questionOf();
+    const recent = this.#recent.get(question);
+    const known = recent ?? this.#older.get(question);
+    if (known !== undefined) this.#found++;
+    const answer = known ?? ask();
+    if (recent === undefined) this.#remember(question, answer);
+    return answer;
+  }
+
+  #remember(question: string, answer: A): void {
+    this.#recent.set(question, answer);
+    this.#characters += question.length;
+    if (this.#recent.size < MOST_ANSWERS / 2 && this.#characters < MOST_QUESTION_CHARACTERS / 2) return;
+    this.#older = this.#recent;
+    this.#recent = new Map();
+    this.#characters = 0;
+  }
+}
+
+/** One of the two sets of policies, with its answers. */
+class PolicySet {
+  /** What its statements read. */
+  readonly questions: Questions;
+  readonly #engine: PolicyEngine;
+  readonly #answers = new Known<Answer>();
+  asked = 0;
+
+  constructor(content: BundleContent) {
+    this.#engine = new PolicyEngine(content);
+    this.questions = new Questions(content.policies, content.action_entities);
+  }
+
+  answer(request: ActionRequest): Answer {
+    return this.#answers.answer(
+      () => this.questions.keyOf(request),
+      () => {
+        this.asked++;
+        const match = this.#engine.match(request);
+        return { match, plain: settle(match, NO_STATE) };
+      },
+    );
+  }
+
+  dispose(): void {
+    this.#engine.dispose();
+  }
+}
+
 interface Verdicts {
   was: Verdict;
   becomes: Verdict;
@@ -72,18 +154,18 @@ interface Verdicts {
  * with `add`, in any order, and then ask for the `outcome`.
  *
  * It is exact: a decision is left out only if no statement that differs can apply to it, and two decisions share an
- * answer only if they are the same question to both sets of policies. Both are asked by the engine that decides.
+ * answer of a set of policies only if they are the same question to it. Both sets are asked by the engine that decides.
+ *
+ * Several simulators of the same two sets may each get a share of the decisions, if they have no limits to count: the
+ * outcome is that of all their parts.
  *
  * Pure: it has no clock, and the time of a decision is the recorded one.
  */
 export class Simulator {
-  readonly #before: PolicyEngine;
-  readonly #after: PolicyEngine;
+  readonly #before: PolicySet;
+  readonly #after: PolicySet;
   readonly #beforeHash: string;
   readonly #actions: BundleContent['action_entities'];
-  readonly #questions: Questions;
-  /** What each set reads of sessions. */
-  readonly #sessions: readonly [before: Questions, after: Questions];
   /** Facts of sessions that the live policies declare are not those that the draft declares. */
   readonly #factsDiffer: boolean;
   readonly #statements: Outcome['statements'];
@@ -92,25 +174,23 @@ export class Simulator {
   /** The rules of the draft whose limits are counted anew. */
   readonly #limits: ReadonlySet<string>;
   readonly #numbers: readonly string[];
-  readonly #answers = new Map<string, Answer>();
+  /** What rules of either set say is not for people. */
+  readonly #masks: readonly Mask[];
+  readonly #questions: Questions;
+  readonly #answers = new Known<Answers>();
   readonly #tally = new Tally();
   readonly #counted = new CountedCalls();
   readonly #unknown = new Map<UnknownReason, number>();
   readonly #drift = { total: 0, unexplained: 0, examples: [] as string[] };
   #pruned = 0;
-  #asked = 0;
 
   /** `beforeHash` is the hash of the bundle of the live policies. The contents share schema, actions and registry. */
   constructor(before: BundleContent, after: BundleContent, beforeHash: string) {
-    this.#before = new PolicyEngine(before);
-    this.#after = new PolicyEngine(after);
+    this.#before = new PolicySet(before);
+    this.#after = new PolicySet(after);
     this.#beforeHash = beforeHash;
     this.#actions = before.action_entities;
     this.#questions = new Questions([...before.policies, ...after.policies], before.action_entities);
-    this.#sessions = [
-      new Questions(before.policies, before.action_entities),
-      new Questions(after.policies, after.action_entities),
-    ];
     this.#factsDiffer = declarations(before.policies) !== declarations(after.policies);
     const [old, next] = [byId(before.policies), byId(after.policies)];
     const added = after.policies.filter(({ id }) => !old.has(id));
@@ -131,6 +211,8 @@ export class Simulator {
       ...(attributes?.includes('amount') ? ['estimated_value'] : []),
     ]);
     this.#numbers = [...new Set(paths)].slice(0, 5);
+    const masks = [...before.policies, ...after.policies].flatMap(({ annotations }) => annotations.mask ?? []);
+    this.#masks = [...new Set(masks)].map(parseMask);
   }
 
   /**
@@ -149,8 +231,8 @@ export class Simulator {
 
   add(past: Past): void {
     const { request, recorded } = past;
-    // a stop decided it, whatever the policies say
-    if (recorded.rule_id?.startsWith(`${STOP_POLICY}#`)) {
+    // decided by a stop, or without any policy: whatever the policies say
+    if (recorded.rule_id?.startsWith(`${STOP_POLICY}#`) || past.facts.doubtful) {
       this.leaveOut(recorded.decision, 1);
       return;
     }
@@ -164,29 +246,31 @@ export class Simulator {
     else this.leaveOut(recorded.decision, 1);
   }
 
+  /** Whether decisions are counted in the order of time, so that one simulator must get them all. */
+  get counts(): boolean {
+    return this.#limits.size > 0;
+  }
+
   /** To be asked for once, at the end. */
   outcome(): Outcome {
+    return outcomeOf([this.part()]);
+  }
+
+  /** What it found, as plain data: for `outcomeOf`. To be asked for once, at the end. */
+  part(): Part {
     for (const { was, becomes, subject } of this.#counted.verdicts(this.#limits)) {
       this.#tally.add(was, becomes, () => subject, true);
     }
     this.#before.dispose();
     this.#after.dispose();
-    const { groups, more_groups, money } = this.#tally.groups();
-    const unknown = [...this.#unknown.values()].reduce((sum, count) => sum + count, 0);
     return {
       statements: this.#statements,
+      limits: [...this.#limits].sort(),
       pruned: this.#pruned,
-      questions: this.#asked,
-      unknown,
-      unknown_by_reason: Object.fromEntries(this.#unknown),
-      matrix: this.#tally.matrix,
-      changed: this.#tally.changed,
-      money,
-      groups,
-      more_groups,
+      questions: Math.max(this.#before.asked, this.#after.asked),
+      unknown: this.#unknown,
       drift: this.#drift,
-      simulated_limits: [...this.#limits].sort(),
-      nothing_newly_allowed: unknown === 0 && !groups.some(({ direction }) => direction === 'newly_allowed'),
+      tally: this.#tally.part(),
     };
   }
 
@@ -203,11 +287,16 @@ export class Simulator {
     const answer = this.#answer(request);
     const { was, becomes, covered, unholdable } = this.#settled(answer, past);
     this.#compare(past, was);
-    const { old, next } = answer;
+    const [old, next] = answer.map(({ match }) => match) as [Match, Match];
     const known = new Set([...old.limits.map(({ rule_id }) => rule_id), ...past.facts.exceeded]);
-    if (next.limits.some(({ rule_id }) => this.#limits.has(rule_id))) {
+    if (past.facts.uncounted) {
+      this.#tally.add(was, becomes, () => this.#subject(past, request));
+    } else if (next.limits.some(({ rule_id }) => this.#limits.has(rule_id))) {
       const call = { past, request, was, next, covered, unholdable, subject: this.#subject(past, request) };
-      if (!this.#counted.add(call)) this.#miss('limit_not_recorded');
+      // which asks for a hold are the same action, only the whole action says
+      const held = next.hits.some(({ annotations }) => annotations.escrow);
+      if (held && past.projected !== undefined) this.#miss('projection_insufficient');
+      else if (!this.#counted.add(call)) this.#miss('limit_not_recorded');
     } else if (next.limits.some(({ rule_id }) => !known.has(rule_id))) {
       // a limit that did not count the call then: its state is not known
       this.#miss('limit_not_recorded');
@@ -216,8 +305,14 @@ export class Simulator {
     }
   }
 
-  #unanswerable({ facts, recorded }: Past, request: ActionRequest): UnknownReason | undefined {
+  #unanswerable({ facts, recorded, projected }: Past, request: ActionRequest): UnknownReason | undefined {
     if (facts.standstill) return 'no_policies';
+    if (
+      projected !== undefined &&
+      !(projected && this.#sets.every(({ questions }) => suffices(projected, questions.needs(request))))
+    ) {
+      return 'projection_insufficient';
+    }
     return this.#knowsSession(recorded, request) ? undefined : 'session_not_recorded';
   }
 
@@ -227,7 +322,10 @@ export class Simulator {
    */
   #knowsSession({ bundle_hash }: Recorded, request: ActionRequest): boolean {
     const { session, session_id } = request;
-    const [before, after] = this.#sessions.map((set) => set.sessionNeeds(request)) as [SessionNeeds, SessionNeeds];
+    const [before, after] = this.#sets.map(({ questions }) => questions.sessionNeeds(request)) as [
+      SessionNeeds,
+      SessionNeeds,
+    ];
     if (!session_id || !(before.any || after.any)) return true;
     if (!session || ((before.trust || after.trust) && session.lowest_trust === undefined)) return false;
     if (before.names.size + after.names.size === 0) return true;
@@ -235,22 +333,23 @@ export class Simulator {
     return same && [...after.names].every((name) => before.names.has(name));
   }
 
-  #answer(request: ActionRequest): Answer {
-    const key = this.#questions.keyOf(request);
-    const known = this.#answers.get(key);
-    if (known) return known;
-    const [old, next] = [this.#before.match(request), this.#after.match(request)];
-    this.#asked++;
-    const answer = { old, next, plain: { was: settle(old, NO_STATE), becomes: settle(next, NO_STATE) } };
-    if (this.#answers.size >= MOST_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
-    this.#answers.set(key, answer);
-    return answer;
+  /** Most requests are the same question to both sets as an earlier one. Of the others, most are so to one of the sets. */
+  #answer(request: ActionRequest): Answers {
+    return this.#answers.answer(
+      () => this.#questions.keyOf(request),
+      () => [this.#before.answer(request), this.#after.answer(request)] as const,
+    );
+  }
+
+  get #sets(): readonly [before: PolicySet, after: PolicySet] {
+    return [this.#before, this.#after];
   }
 
   /** The verdicts with the facts of the time: a hold of the past covers the rules of the same ids in either set. */
-  #settled({ old, next, plain }: Answer, { facts }: Past): Verdicts & Circumstances {
+  #settled([before, after]: Answers, { facts }: Past): Verdicts & Circumstances {
     const { exceeded } = facts;
-    let { was, becomes } = plain;
+    let [was, becomes] = [before.plain, after.plain];
+    const [old, next] = [before.match, after.match];
     let covered: Covered = NONE;
     if (exceeded.length > 0 || facts.covered.length > 0) {
       covered = new Set(facts.covered);
@@ -260,6 +359,8 @@ export class Simulator {
     }
     const { unholdable } = facts;
     if (unholdable) [was, becomes] = [unheld(was), unheld(becomes)];
+    if (facts.uncounted && old.limits.length > 0) was = denied(was);
+    if (facts.uncounted && next.limits.length > 0) becomes = denied(becomes);
     return { was, becomes, covered, unholdable };
   }
 
@@ -271,14 +372,20 @@ export class Simulator {
     if (this.#drift.examples.length < MOST_DRIFTS) this.#drift.examples.push(event_id);
   }
 
-  #subject({ event_id, recorded }: Past, request: ActionRequest): Subject {
-    const numbers = this.#numbers.flatMap((path) => {
-      const value = path === 'estimated_value' ? request.estimated_value : valueAt(request, path);
+  #subject({ seq, event_id, recorded, projected }: Past, request: ActionRequest): Subject {
+    // a projection has blank values at other paths
+    const kept = (path: string) => path === 'estimated_value' || (projected?.keys?.includes(path) ?? true);
+    const paths = this.#numbers.filter(kept);
+    // of a group of one, a range is the value itself
+    const seen = paths.length > 0 ? shownOf(request, this.#masks) : request;
+    const numbers = paths.flatMap((path) => {
+      const value = path === 'estimated_value' ? request.estimated_value : valueAt(seen, path);
       const number = typeof value === 'string' && /^-?\d{1,15}(\.\d{1,4})?$/.test(value) ? Number(value) : value;
       return typeof number === 'number' && Number.isFinite(number) ? [[path, number] as const] : [];
     });
     const { agent_id, tool_name } = recorded;
-    return { event_id, agent_id, tool_name, ...amountOf(request), numbers };
+    const unpriced = projected?.attributes?.includes('amount') === false;
+    return { seq, event_id, agent_id, tool_name, ...amountOf(request), unpriced, numbers };
   }
 }
 
@@ -298,11 +405,17 @@ const declarations = (statements: readonly BundleStatement[]) =>
 const byId = (statements: readonly BundleStatement[]) => new Map(statements.map((one) => [one.id, one]));
 const referencesTo = ({ hits }: Match, ids: Covered) => hits.filter(({ id }) => ids.has(id)).map(ruleReference);
 
-function unheld(verdict: Verdict): Verdict {
-  if (verdict.decision !== 'escrow') return verdict;
-  const { escrow: _none, ...rest } = verdict;
-  return { ...rest, decision: 'deny' };
+const unheld = (verdict: Verdict): Verdict => (verdict.decision === 'escrow' ? denied(verdict) : verdict);
+
+function denied({ escrow: _none, masks: _unused, ...verdict }: Verdict): Verdict {
+  return { ...verdict, decision: 'deny' };
 }
+
+const shownOf = (request: ActionRequest, masks: readonly Mask[]): ActionRequest => ({
+  ...request,
+  arguments: maskedWith(request.arguments, masks),
+  context: maskedWith(request.context, masks),
+});
 
 /** The value at a path of the arguments, as far as it can be found by splitting the path: for display only. */
 function valueAt({ arguments: args, context }: ActionRequest, path: string): unknown {

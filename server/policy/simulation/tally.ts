@@ -1,8 +1,8 @@
 import type { Decision } from '../../domain/decision.ts';
 import type { ActionRequest } from '../../domain/policy.ts';
-import { visible } from '../evaluation/approver-view.ts';
+import { visible } from '../../lib/visible.ts';
 import type { Verdict } from '../evaluation/evaluate.ts';
-import { exactDecimal } from '../evaluation/request.ts';
+import { exactDecimal } from '../evaluation/exact.ts';
 import { type ChangeGroup, DIRECTIONS, type Direction, directionOf, type Matrix } from './outcome.ts';
 
 /** Different agents and tools that are counted in a group, and event ids and tools that it lists. */
@@ -14,13 +14,14 @@ const MOST_CURRENCIES = 20;
 const MOST_GROUPS = 200;
 
 /** What of a decision its group counts. */
-export interface Subject {
-  event_id: string;
+export interface Subject extends Example {
   agent_id: string;
   tool_name: string;
   /** In ten-thousandths; undefined where the request states none. */
   amount: bigint | undefined;
   currency: string;
+  /** Whether the request stated an amount is not kept. */
+  unpriced: boolean;
   /** By path. */
   numbers: readonly (readonly [path: string, value: number])[];
 }
@@ -34,9 +35,22 @@ interface Group {
   agents: Set<string>;
   tools: Map<string, number>;
   money: Map<string, bigint>;
+  unpriced: number;
   ranges: Map<string, { least: number; most: number }>;
-  /** The newest, as a ring. */
-  examples: string[];
+  /** The newest, and some more. */
+  examples: Example[];
+}
+
+interface Example {
+  seq: number;
+  event_id: string;
+}
+
+/** What was counted, as plain data. */
+export interface TallyPart {
+  matrix: Matrix;
+  changed: number;
+  groups: ReadonlyMap<string, Group>;
 }
 
 /** Counts what changes, with memory that does not grow with the number of decisions. */
@@ -44,6 +58,27 @@ export class Tally {
   readonly matrix: Matrix = {};
   changed = 0;
   readonly #groups = new Map<string, Group>();
+
+  part(): TallyPart {
+    return { matrix: this.matrix, changed: this.changed, groups: this.#groups };
+  }
+
+  /** All of several parts together. */
+  static of(parts: readonly TallyPart[]): Tally {
+    const tally = new Tally();
+    for (const { matrix, changed, groups } of parts) {
+      tally.changed += changed;
+      for (const [was, row] of Object.entries(matrix)) {
+        for (const [becomes, count] of Object.entries(row)) tally.#count(was as Decision, becomes as Decision, count);
+      }
+      for (const [key, group] of groups) {
+        const known = tally.#groups.get(key);
+        if (known) join(known, group);
+        else tally.#groups.set(key, group);
+      }
+    }
+    return tally;
+  }
 
   same(decision: Decision, count = 1): void {
     this.#count(decision, decision, count);
@@ -61,7 +96,7 @@ export class Tally {
       const side = ({ decision, rule_id }: Verdict) => ({ decision, rule_id });
       group = {
         ...{ direction, was: side(was), becomes: side(becomes), simulated, count: 0 },
-        ...{ agents: new Set(), tools: new Map(), money: new Map(), ranges: new Map(), examples: [] },
+        ...{ agents: new Set(), tools: new Map(), money: new Map(), unpriced: 0, ranges: new Map(), examples: [] },
       };
       this.#groups.set(key, group);
     }
@@ -92,16 +127,42 @@ export class Tally {
   }
 }
 
-function record(group: Group, { event_id, agent_id, tool_name, amount, currency, numbers }: Subject): void {
-  group.examples[group.count++ % MOST_EXAMPLES] = event_id;
+function record(group: Group, subject: Subject): void {
+  const { seq, event_id, agent_id, tool_name, amount, currency, unpriced, numbers } = subject;
+  group.count++;
+  group.examples.push({ seq, event_id });
+  if (group.examples.length >= 4 * MOST_EXAMPLES) group.examples = newest(group.examples);
   if (group.agents.size < MOST_NAMES) group.agents.add(agent_id);
-  const tools = group.tools.get(tool_name);
-  if (tools !== undefined || group.tools.size < MOST_NAMES) group.tools.set(tool_name, (tools ?? 0) + 1);
+  addTool(group.tools, tool_name, 1);
   if (amount !== undefined) addMoney(group.money, currency, amount);
-  for (const [path, value] of numbers) {
-    const { least, most } = group.ranges.get(path) ?? { least: value, most: value };
-    group.ranges.set(path, { least: Math.min(least, value), most: Math.max(most, value) });
+  if (unpriced) group.unpriced++;
+  for (const [path, value] of numbers) widen(group.ranges, path, value);
+}
+
+const newest = (examples: readonly Example[]) => examples.toSorted((a, b) => b.seq - a.seq).slice(0, MOST_EXAMPLES);
+
+/** Adds what another part counted of the same group. */
+function join(group: Group, other: Group): void {
+  group.count += other.count;
+  group.unpriced += other.unpriced;
+  group.examples = newest([...group.examples, ...other.examples]);
+  for (const agent of other.agents) if (group.agents.size < MOST_NAMES) group.agents.add(agent);
+  for (const [name, count] of other.tools) addTool(group.tools, name, count);
+  for (const [currency, amount] of other.money) addMoney(group.money, currency, amount);
+  for (const [path, { least, most }] of other.ranges) {
+    widen(group.ranges, path, least);
+    widen(group.ranges, path, most);
   }
+}
+
+function addTool(tools: Map<string, number>, name: string, count: number): void {
+  const known = tools.get(name);
+  if (known !== undefined || tools.size < MOST_NAMES) tools.set(name, (known ?? 0) + count);
+}
+
+function widen(ranges: Group['ranges'], path: string, value: number): void {
+  const { least, most } = ranges.get(path) ?? { least: value, most: value };
+  ranges.set(path, { least: Math.min(least, value), most: Math.max(most, value) });
 }
 
 function addMoney(sums: Map<string, bigint>, currency: string, amount: bigint): void {
@@ -110,7 +171,6 @@ function addMoney(sums: Map<string, bigint>, currency: string, amount: bigint): 
 }
 
 function shown({ agents, tools, money, ranges, examples, count, ...group }: Group): ChangeGroup {
-  const newest = count % MOST_EXAMPLES;
   return {
     ...group,
     count,
@@ -121,10 +181,7 @@ function shown({ agents, tools, money, ranges, examples, count, ...group }: Grou
       .map(([name, n]) => ({ name: bounded(name), count: n })),
     money: moneyOf(money),
     ranges: [...ranges].map(([path, range]) => ({ path: bounded(path), ...range })),
-    examples: (count <= MOST_EXAMPLES
-      ? [...examples]
-      : [...examples.slice(newest), ...examples.slice(0, newest)]
-    ).reverse(),
+    examples: newest(examples).map(({ event_id }) => event_id),
   };
 }
 

@@ -6,7 +6,7 @@ import path from 'node:path';
 import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { createTwoFilesPatch } from 'diff';
-import { secretKind } from '../../domain/secret.ts';
+import { readSecret } from '../../domain/secret.ts';
 import { Failure, UsageError } from '../failure.ts';
 import { writeAtomically } from '../files.ts';
 import { deviation, type Entry, type Program, readEntries, unwrapEntry, urlOf, wrapEntry } from './entries.ts';
@@ -393,7 +393,7 @@ async function keyFile(
 ): Promise<string> {
   const set = env[`${name}_FILE`];
   if (set) {
-    if (secretKind(readFileSync(set, 'utf8').trim()) !== kind)
+    if (readSecret(readFileSync(set, 'utf8').trim())?.kind !== kind)
       throw new Failure(`${name}_FILE: the file does not hold such a key`);
     return path.resolve(set);
   }
@@ -402,7 +402,7 @@ async function keyFile(
   if (!given && (dryRun || existsSync(file))) return file;
   const key = given || (await ask(`Enter ${title}: `));
   if (!key) throw new Failure(`Needed: ${title}: set ${name}, or ${name}_FILE. The console makes one under Keys.`);
-  if (secretKind(key) !== kind) throw new Failure(`${name}: is not ${title}; it is not shown here`);
+  if (readSecret(key)?.kind !== kind) throw new Failure(`${name}: is not ${title}; it is not shown here`);
   if (!dryRun) writeAtomically(file, `${key}\n`);
   return file;
 }

@@ -1,6 +1,7 @@
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import type { Log } from '../../lib/log.ts';
+import { traceOf } from '../../lib/trace.ts';
 import { type Agent, AgentError, isPlain } from '../agents.ts';
 import { type Admitted, type Caller, type Gate, META_ESCROW_ID, META_SESSION } from './gate.ts';
 import { PAGE_WAIT_MS } from './page.ts';
@@ -202,13 +203,32 @@ export class Exchange implements Served {
       ...request,
       params: { ...params, ...(state !== undefined && { requestState: state }) },
     });
-    const quiet = { ...from, masked: true, notify: (message: Notification) => muted(message, notify) };
+    const abort = new AbortController();
+    const leave = () => abort.abort();
+    signal.addEventListener('abort', leave, { once: true });
+    if (signal.aborted) leave();
+    const going = { ...from, signal: abort.signal };
+    const quiet = { ...going, masked: true, notify: (message: Notification) => muted(message, notify) };
     let answer: Answer | undefined;
+    let instead: Answer | undefined;
+    const uncut = admitted.onCut((given) => {
+      instead = given;
+      abort.abort();
+    });
     try {
-      answer = await this.#post(sent, agent, admitted.masked ? quiet : from);
+      answer = instead ? undefined : await this.#post(sent, agent, admitted.masked ? quiet : going);
     } catch (error) {
-      admitted.ended('tool server unreachable');
-      throw error;
+      if (!instead) {
+        admitted.ended('tool server unreachable');
+        throw error;
+      }
+    } finally {
+      uncut();
+      signal.removeEventListener('abort', leave);
+    }
+    if (instead) {
+      admitted.ended('aborted by a stop');
+      return { ...instead, id: request.id };
     }
     if (!answer) {
       admitted.ended('cancelled');
@@ -436,7 +456,7 @@ function essenceOf(server: string, { method, params }: Request): string {
 function sessionOf({ params }: Request, agent: Agent): string {
   const { [META_SESSION]: named, traceparent } = params?._meta ?? {};
   if (typeof named === 'string' && named !== '' && named.length <= 200 && isPlain(named)) return named;
-  const trace = typeof traceparent === 'string' && /^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-/.exec(traceparent)?.[1];
-  if (trace && !/^0+$/.test(trace)) return trace;
+  const trace = traceOf(traceparent);
+  if (trace.parent_id !== undefined) return trace.trace_id;
   return `${agent.id} ${new Date().toISOString().slice(0, 10)}`.slice(0, 200);
 }

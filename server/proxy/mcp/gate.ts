@@ -1,19 +1,21 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
+import type { ActionRequest } from '../../domain/policy.ts';
 import type { Log } from '../../lib/log.ts';
+import { siblingOf, traceOf, traceparentOf } from '../../lib/trace.ts';
 import { applyMasks, MASKED, type Mask, parseExact } from '../../policy/evaluation/masks.ts';
 import { type Agent, AgentError, isPlain } from '../agents.ts';
 import type { ValueRule } from '../config.ts';
 import { ControlPlaneError, type Hold } from '../control-plane.ts';
-import type { Attempt, Enforcer, Ruling } from '../decide.ts';
+import type { Attempt, Cut, Enforcer, Ruling } from '../decide.ts';
 import { type Holds, retryAfter, usedBefore } from '../holds.ts';
 import { Refusal } from '../problem.ts';
 import { isParsable } from '../requests.ts';
-import { mcpEnded } from '../sessions.ts';
+import { type Ended, mcpEnded } from '../sessions.ts';
 import type { ToolRegistry } from '../tool-registry.ts';
 import { actionType, assertSpelling, isKnownNotification, LISTS, withoutRespelled } from './actions.ts';
 import type { Seal } from './seal.ts';
-import { ForeignTask, ofNoTask, Tasks } from './tasks.ts';
+import { type EndedTask, ForeignTask, ofNoTask, Tasks } from './tasks.ts';
 import {
   type Answer,
   type Failure,
@@ -93,6 +95,11 @@ export interface Admitted {
   answered: (answer: Answer) => Answer;
   /** It ended without an answer. */
   ended: (outcome: string) => void;
+  /**
+   * Calls back, at most once and perhaps at once, when a stop wants it given up, with the client's answer. To be called
+   * before anything is sent; the function that it returns is called when it is over.
+   */
+  onCut: (cut: (instead: Answer) => void) => () => void;
 }
 
 /**
@@ -173,7 +180,10 @@ export class Gate {
       }
       if ('done' in ruling) {
         if (ruling.masks.length === 0 || request.params?.task === undefined) {
-          return admitted(request.method, ruling, tasks);
+          return admitted(request.method, ruling, tasks, ({ reason, eventId }) => {
+            const meta = { decision: 'deny', event_id: eventId, reason };
+            return refuse(DENIED, `Denied: ${reason}. It was under way.`, meta).instead;
+          });
         }
         // its result would come later, by another request, and not be masked
         ruling.done('not forwarded: a task cannot be masked');
@@ -211,11 +221,23 @@ export class Gate {
         throw error;
       }
     };
-    const tasks: AgentTasks = { sent: (one) => sent(one, () => ofNoTask(one)), answered };
-    sent(request, () => {
+    const { method } = request;
+    let taskId: unknown;
+    const tasks: AgentTasks = {
+      sent: (one) => sent(one, () => ofNoTask(one)),
+      answered,
+      ended: (given, said, call) => {
+        if (method === 'tools/call' && said === 'pending') this.tasks.began(given, agent, call);
+        return method === 'tasks/get' || method === 'tasks/result'
+          ? this.tasks.over(method, taskId, given, agent)
+          : undefined;
+      },
+    };
+    const asked = sent(request, () => {
       tasks.foreign = 'task_of_another_agent';
       return request;
     });
+    taskId = tasks.foreign === undefined ? asked.params?.taskId : undefined;
     return tasks;
   }
 
@@ -241,19 +263,20 @@ export class Gate {
     }
     if (!agent || !Array.isArray(all)) return { ...result, [member]: [] };
     if (asks !== 'tools/call') {
-      const { denied } = enforcer.outlook(agent, actionType(asks)!, asks, server);
+      const { denied } = await enforcer.outlook(agent, actionType(asks)!, asks, server);
       return { ...result, [member]: denied && others === 'enforce' ? [] : all };
     }
-    const tools = (await registry.shown(server, all)).flatMap((tool: unknown) => {
+    const tools: Record<string, unknown>[] = [];
+    for (const tool of (await registry.shown(server, all)) as unknown[]) {
       const name = isObject(tool) ? tool.name : undefined;
       // a name that cannot be decided on cannot be called
-      if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) return [];
-      const { denied, masked } = enforcer.outlook(agent, 'tool_call', name, server);
-      if (denied) return [];
+      if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) continue;
+      const { denied, masked } = await enforcer.outlook(agent, 'tool_call', name, server);
+      if (denied) continue;
       // clients check an answer against the schema that the tool has promised; a mask is a text, whatever was there
       const { outputSchema, ...rest } = withoutRespelled(tool as Record<string, unknown>);
-      return [masked || outputSchema === undefined ? rest : { ...rest, outputSchema }];
-    });
+      tools.push(masked || outputSchema === undefined ? rest : { ...rest, outputSchema });
+    }
     return { ...result, tools };
   }
 
@@ -273,6 +296,8 @@ export class Gate {
     const what = isTool ? undefined : [params.uri, params.name, params.taskId].find((one) => typeof one === 'string');
     return {
       agent,
+      trace: traceOf(_meta?.traceparent, _meta?.tracestate),
+      asks: { mcp: method.slice(0, 100) },
       action_type: actionType(method) ?? 'mcp_request',
       tool_name: name,
       tool_server: server,
@@ -329,7 +354,8 @@ export class Gate {
     if (hold.status === 'held' || signal.aborted) return { ...first, hold };
     // its credential may have been revoked while it waited, and the tool may have changed
     const pin = request.method === 'tools/call' && { tool_pin: await this.#pin(attempt.tool_name) };
-    return this.#parts.enforcer.rule({ ...attempt, ...pin, agent: await caller.agent(), escrowId: hold.id });
+    const trace = siblingOf(attempt.trace);
+    return this.#parts.enforcer.rule({ ...attempt, ...pin, trace, agent: await caller.agent(), escrowId: hold.id });
   }
 
   #refusal(ruling: Refusing): { code: number; text: string; meta: Record<string, unknown> } {
@@ -378,6 +404,8 @@ function noTask({ id, method, params }: Request): Failure {
 interface AgentTasks {
   sent: (request: Request) => Request;
   answered: (answer: Answer) => Answer;
+  /** Of the server's answer to an admitted call: the task that is over with it, if there is one. */
+  ended: (given: Success, said: Ended | 'pending', call: ActionRequest) => EndedTask | undefined;
   /** Why the request is denied: it names a task that is none of the agent's. */
   foreign?: string;
 }
@@ -399,18 +427,23 @@ function waitingFor({ params }: Request, progress: number, hold: Hold): Notifica
   return { jsonrpc: '2.0', method: 'notifications/progress', params: { progressToken, progress, message } };
 }
 
-function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>, tasks: AgentTasks | undefined): Admitted {
-  const { masks, done, eventId, decision, spent, stands } = ruling;
+function admitted(
+  method: string,
+  ruling: Extract<Ruling, { done: unknown }>,
+  tasks: AgentTasks | undefined,
+  givenUp: (why: Cut) => Answer,
+): Admitted {
+  const { masks, done, eventId, decision, spent, stands, trace, onCut, asked } = ruling;
   return {
     sent: (asking) => {
       const request = tasks?.sent(asking) ?? asking;
-      const { _meta, inputResponses, requestState, ...asked } = request.params ?? {};
-      const { [META_ESCROW_ID]: _hold, [META_SESSION]: _session, ...meta } = _meta ?? {};
+      const { _meta, inputResponses, requestState, ...rest } = request.params ?? {};
+      const { [META_ESCROW_ID]: _hold, [META_SESSION]: _session, tracestate: _state, ...meta } = _meta ?? {};
       const params = {
-        ...(masks.length > 0 ? maskParams(method, asked, masks) : asked),
+        ...(masks.length > 0 ? maskParams(method, rest, masks) : rest),
         ...(inputResponses !== undefined && { inputResponses }),
         ...(requestState !== undefined && { requestState }),
-        ...(_meta && { _meta: meta }),
+        _meta: { ...meta, traceparent: traceparentOf(trace), ...(trace.state && { tracestate: trace.state }) },
       };
       return { ...request, ...(request.params && { params }) };
     },
@@ -418,6 +451,7 @@ function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>, ta
     spent,
     stands,
     ended: done,
+    onCut: (cut) => onCut((why) => cut(givenUp(why))),
     answered: (given) => {
       const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) {
@@ -429,7 +463,10 @@ function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>, ta
       const mask = method === 'tools/call' ? maskTool : method === 'resources/read' ? maskResource : () => undefined;
       const masked = masks.length > 0 ? mask(answer.result, masks) : answer.result;
       const outcome = masked ? (masked.isError ? 'tool error' : 'ok') : 'withheld: the answer cannot be masked';
-      done(outcome, mcpEnded(masked));
+      const over = mcpEnded(masked ?? answer.result);
+      // what is withheld says nothing but whether it was done
+      const said = masked || over === 'pending' ? over : { succeeded: over.succeeded };
+      done(outcome, said, 'result' in given && masked ? tasks?.ended(given, said, asked) : undefined);
       const withheld = 'It was done, but the answer is withheld: a policy masks it, and it is not JSON.';
       if (!masked && method !== 'tools/call') return refusal(answer.id, WITHHELD, withheld, { code: 'MASKING_FAILED' });
       const result = masked ?? toolRefusal(answer.id, withheld, { code: 'MASKING_FAILED' }).result;
@@ -450,6 +487,7 @@ function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined)
     // nothing is permitted by it
     stands: () => false,
     ended: () => {},
+    onCut: () => () => {},
     answered: (given) => {
       const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) return answer;

@@ -46,6 +46,10 @@ interface Pending {
   params: Params | undefined;
   progressToken?: string | number;
   admitted?: Admitted;
+  /** It is no longer watched for a stop. */
+  uncut?: () => void;
+  /** The client has its answer: a stop has cut it. */
+  cut?: true;
 }
 
 /**
@@ -109,7 +113,10 @@ export class Session {
     this.#ended.abort();
     this.#unlisten();
     for (const waiting of this.#deciding.values()) waiting.abort();
-    for (const { admitted } of this.#pending.values()) admitted?.ended('the session ended');
+    for (const { admitted, uncut, cut } of this.#pending.values()) {
+      uncut?.();
+      if (!cut) admitted?.ended('the session ended');
+    }
     this.#pending.clear();
     await this.#parts
       .ending?.()
@@ -141,7 +148,7 @@ export class Session {
 
   /** Two answers to one id could be taken for each other. */
   #isInUse(id: Id): boolean {
-    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id);
+    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id && !pending.cut);
   }
 
   #request(request: Request, admitted?: Admitted): void {
@@ -151,28 +158,54 @@ export class Session {
     }
     const number = ++this.#next;
     const token = request.params?._meta?.progressToken;
-    this.#pending.set(number, {
+    const pending: Pending = {
       id: request.id,
       method: request.method,
       params: request.params,
       ...(token !== undefined && { progressToken: token }),
       ...(admitted && { admitted }),
+    };
+    this.#pending.set(number, pending);
+    let sent = false;
+    const uncut = admitted?.onCut((instead) => {
+      this.#cut(number, pending, instead);
+      const params = { requestId: number, reason: 'stopped' };
+      if (sent) this.#pass(this.#server, { jsonrpc: '2.0', method: 'notifications/cancelled', params });
     });
+    if (pending.cut) return;
+    if (uncut) pending.uncut = uncut;
+    sent = true;
     this.#server.send({ ...request, id: number }).catch((err) => {
       this.#parts.log.warn({ err }, 'the tool server did not take a request');
-      const failed = this.#pending.get(number);
-      this.#pending.delete(number);
+      const failed = this.#settled(number);
       failed?.admitted?.ended('tool server unreachable');
       if (failed) this.#pass(this.#client, failure(failed.id, INTERNAL_ERROR, 'the tool server cannot be reached'));
       this.#endIfLost(err);
     });
   }
 
+  /** The request under this number is over; undefined where the client has its answer. */
+  #settled(number: number): Pending | undefined {
+    const pending = this.#pending.get(number);
+    this.#pending.delete(number);
+    pending?.uncut?.();
+    return pending?.cut ? undefined : pending;
+  }
+
+  /** The client is told why; what the server says of it later is nobody's. */
+  #cut(number: number, pending: Pending, instead: Answer): void {
+    pending.cut = true;
+    // until the server has answered, what it says may be of the call that is masked
+    if (!pending.admitted?.masked) this.#pending.delete(number);
+    pending.admitted?.ended('aborted by a stop');
+    this.#pass(this.#client, instead);
+  }
+
   /** The client no longer wants an answer: a waiting call is given up, and the server is notified of one that it has. */
   #cancelled(id: Id, message: Message): void {
     this.#deciding.get(id)?.abort();
     for (const [number, pending] of this.#pending) {
-      if (pending.id !== id) continue;
+      if (pending.id !== id || pending.cut) continue;
       const { params } = message as { params: Record<string, unknown> };
       this.#pass(this.#server, { ...message, params: { ...params, requestId: number } } as Message);
     }
@@ -265,9 +298,8 @@ export class Session {
       else this.#tell(message);
       return;
     }
-    const pending = this.#pending.get(message.id as number);
+    const pending = this.#settled(message.id as number);
     if (!pending) return;
-    this.#pending.delete(message.id as number);
     this.#answer(pending, message).catch((err) => this.#lost(err));
   }
 

@@ -1,12 +1,23 @@
+import type { ActionRequest } from '../../domain/policy.ts';
 import { folded } from '../../policy/evaluation/request.ts';
 import type { Agent } from '../agents.ts';
+import { type Ended, mcpEnded } from '../sessions.ts';
 import type { Seal } from './seal.ts';
-import { type Answer, isObject, type Message, type Params, type Request, type Result } from './wire.ts';
+import { type Answer, isObject, type Message, type Params, type Request, type Result, type Success } from './wire.ts';
 
 /** In `_meta`: the task that a message belongs to. */
 export const RELATED_TASK = 'io.modelcontextprotocol/related-task';
 /** Whose a task is, is remembered for this many of a server. */
 const MOST_TASKS = 10_000;
+
+/** States of a task in which nothing follows. */
+const ENDED_TASKS: ReadonlySet<unknown> = new Set(['completed', 'failed', 'cancelled']);
+
+/** A call of a tool that went on as a task, and what became of it. */
+export interface EndedTask {
+  call: ActionRequest;
+  ended: Ended;
+}
 
 /** A message names a task that is none of the agent's. */
 export class ForeignTask extends Error {
@@ -24,6 +35,8 @@ export class Tasks {
   readonly #seal: Seal;
   readonly #server: string;
   readonly #owners = new Map<string, string>();
+  /** The calls of tools that go on as tasks, until their results were seen. */
+  readonly #calls = new Map<string, { call: ActionRequest; agent: string }>();
 
   constructor(seal: Seal, server: string) {
     this.#seal = seal;
@@ -54,6 +67,34 @@ export class Tasks {
         ...(_meta && { _meta: { ...unrelated(_meta), ...(related !== undefined && this.#related(related, agent)) } }),
       },
     };
+  }
+
+  /** A call of a tool was answered: what it was, if the answer is that it goes on as a task. By the server's names. */
+  began({ result }: Success, agent: Agent, call: ActionRequest): void {
+    const id = isObject(result.task) ? result.task.taskId : result.taskId;
+    if (typeof id !== 'string') return;
+    this.#calls.delete(id);
+    this.#calls.set(id, { call, agent: ownerOf(agent) });
+    if (this.#calls.size > MOST_TASKS) this.#calls.delete(this.#calls.keys().next().value as string);
+  }
+
+  /**
+   * The call whose task this answer ends, with what the tool said: once, and only to the agent that made the call.
+   * `taskId` is the one that was asked for.
+   */
+  over(method: string, taskId: unknown, { result }: Success, agent: Agent): EndedTask | undefined {
+    const begun = typeof taskId === 'string' ? this.#calls.get(taskId) : undefined;
+    if (!begun || begun.agent !== ownerOf(agent)) return undefined;
+    const completed = result.status === 'completed';
+    const failed = !completed && ENDED_TASKS.has(result.status) ? {} : undefined;
+    // with sessions, `tasks/get` tells only that a task is completed, and `tasks/result` what the tool said
+    const said = method === 'tasks/result' ? result : completed ? result.result : failed;
+    if (!isObject(said)) return undefined;
+    const ended = mcpEnded(said);
+    if (ended === 'pending') return undefined;
+    this.#calls.delete(taskId as string);
+    const done = method === 'tasks/result' || completed;
+    return { call: begun.call, ended: done ? ended : { succeeded: false } };
   }
 
   /**

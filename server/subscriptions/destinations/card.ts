@@ -1,5 +1,6 @@
 import { definitionOf } from '../../domain/events.ts';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
+import { oneLine } from '../../lib/visible.ts';
 import type { Message } from './destination.ts';
 
 /** An event as a chat message, independent of the chat product. All values are plain text. */
@@ -43,6 +44,7 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
           { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
           { label: 'Deny', url: `${url}?vote=deny`, style: 'danger' },
           { label: 'Open', url },
+          ...stopLink(appUrl, payload.agent_id),
         ]
       : [{ label: 'Open', url }];
     return { title, facts, claims, buttons };
@@ -52,6 +54,7 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   if (Array.isArray(payload.tools)) fact('Tools', toolsIn(payload.tools, payload.count), 300);
   fact('Policy', payload.policy_id);
   fact('Version', payload.version);
+  if (payload.event === 'policy.tests_broken') fact('Failing tests', String(payload.failed));
   fact('Status', payload.status);
   fact('Key', payload.key_id);
   fact('Label', payload.label);
@@ -75,17 +78,21 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   return { title, facts, buttons: path ? [{ label: 'Open', url: appUrl + path }] : [] };
 }
 
-/**
- * Text on one line, truncated between characters, without characters that are invisible or change the writing direction:
- * they could make a card appear to say something else.
- */
-export function oneLine(text: string, max: number): string {
-  const seen = text
-    .toWellFormed()
-    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\s]+/gu, ' ')
-    .trim();
-  const characters = [...seen];
-  return characters.length <= max ? seen : `${characters.slice(0, max - 1).join('')}…`;
+/** To the dashboard's form, with the agent filled in: it takes a signed-in person to stop. */
+function stopLink(appUrl: string, agentId: unknown): Card['buttons'] {
+  // an id that cannot be shown as it is might be read as that of another agent
+  if (typeof agentId !== 'string' || agentId === '' || oneLine(agentId, 200) !== agentId) return [];
+  return [{ label: 'Stop the agent…', url: `${appUrl}/stops?stop=agent&id=${encodeURIComponent(asText(agentId))}` }];
+}
+
+/** As the dashboard reads addresses: what is JSON would be read as its value, `1e3` as the number 1000. */
+function asText(value: string): string {
+  try {
+    JSON.parse(value);
+    return JSON.stringify(value);
+  } catch {
+    return value;
+  }
 }
 
 /** The names of tools, each shortened and in quotes: a name may look like the next one, or like a sentence. */

@@ -1,4 +1,5 @@
-import { cardOf, oneLine } from './card.ts';
+import { oneLine } from '../../lib/visible.ts';
+import { cardOf } from './card.ts';
 import type { Destination } from './destination.ts';
 
 /**

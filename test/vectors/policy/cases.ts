@@ -461,7 +461,7 @@ export const TEXTS: {
   {
     name: 'a missing semicolon',
     source: 'permit(principal,action,resource)',
-    errors: [[1, 34, 'unexpected end of input']],
+    errors: [[1, 34, 'the text ends in the middle of a statement']],
   },
   { name: 'nothing', source: '', errors: [[1, 1, 'no statement']] },
   {

@@ -10,6 +10,7 @@ import { CedarHost, cedarLanguageVersion } from '../../../server/policy/language
 import { actionEntities, schemaFor } from '../../../server/policy/language/schema.ts';
 import { packBundle } from '../../../server/policy/pack-bundle.ts';
 import { ACTIONS, DEMO, REQUESTS, TEXTS } from './cases.ts';
+import { CONDITION_REQUESTS, conditionVectors } from './conditions.ts';
 
 /** The key of the golden bundle: its seed is the bytes 0 to 31. PKCS #8 of RFC 8410 §7, then the seed. */
 export function vectorKey(): { privateKey: KeyObject; publicKey: KeyObject; kid: string } {
@@ -42,6 +43,7 @@ export async function generate(): Promise<Record<string, string | Uint8Array>> {
     'texts.json': json({ v: 1, texts: texts() }),
     'requests.json': json({ v: 1, policies: ['demo.cedar'], requests: requests(content) }),
     'action-hash.json': json({ v: 1, actions: actions() }),
+    'conditions.json': json({ v: 1, requests: CONDITION_REQUESTS, conditions: conditionVectors() }),
     ...(await bundle(content)),
   };
 }
@@ -81,7 +83,8 @@ function texts(): unknown[] {
         throw new Error(`"${name}" has the ${kind} ${JSON.stringify(found[kind])}`);
       }
     }
-    return { name, source, errors: found.errors, warnings: found.warnings };
+    const places = (all: Compilation['errors']) => all.map(({ fix: _fix, ...one }) => one);
+    return { name, source, errors: places(found.errors), warnings: places(found.warnings) };
   });
 }
 

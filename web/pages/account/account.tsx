@@ -6,6 +6,7 @@ import { useMe } from '../../lib/session.ts';
 import { signOut } from '../../lib/sign-out.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { SessionList } from '../../parts/session-list.tsx';
+import { SingleKeys } from '../../parts/single-keys.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
@@ -23,7 +24,7 @@ export function Account() {
     }),
   );
   return (
-    <Page title="You" lead="Who you are here, and where you are signed in.">
+    <Page title="Your account" lead="Who you are here, and where you are signed in.">
       <Stack gap="lg" maw={680}>
         <Paper>
           <dl className="facts">
@@ -42,6 +43,12 @@ export function Account() {
               <Id value={me.id} length={40} />
             </dd>
           </dl>
+        </Paper>
+        <Paper component="section" aria-label="Keyboard">
+          <Title order={2} size="h3" mb="xs">
+            Keyboard
+          </Title>
+          <SingleKeys />
         </Paper>
         <Paper component="section" aria-label="Sessions">
           <Group justify="space-between" mb="xs">

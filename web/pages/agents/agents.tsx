@@ -1,23 +1,20 @@
-import { Button, Group, Modal, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Group, Text } from '@mantine/core';
 import { IconRobot } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
-import { LABEL, MOST_LABELS } from '../../../server/domain/tools.ts';
-import { toastDone } from '../../lib/errors.tsx';
-import { useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
-import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
-import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
+import { AgentLink } from '../../parts/names.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
-import { FormFoot } from '../../ui/form.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { LabelDialog } from './labels.tsx';
 import type { AgentFilter } from './search.ts';
 
 const route = getRouteApi('/app/agents');
@@ -72,7 +69,15 @@ export function Agents() {
           )
         }
         columns={[
-          { header: 'Agent', main: true, cell: ({ id }) => <strong className="mono">{id}</strong> },
+          {
+            header: 'Agent',
+            main: true,
+            cell: ({ id }) => (
+              <strong className="mono">
+                <AgentLink id={id} plain />
+              </strong>
+            ),
+          },
           { header: 'Roles', cell: ({ roles }) => roles.join(', ') || <span className="dim">none known</span> },
           {
             header: 'Labels',
@@ -138,82 +143,7 @@ export function Agents() {
           </Text>
         </Group>
       ) : null}
-      <Modal
-        opened={edited !== undefined}
-        onClose={() => edit(undefined)}
-        title={<strong>Labels of {edited?.id}</strong>}
-        closeButtonProps={{ 'aria-label': 'Close' }}
-      >
-        {edited ? <LabelForm agent={edited} onDone={() => edit(undefined)} /> : null}
-      </Modal>
+      <LabelDialog agent={edited} onClose={() => edit(undefined)} />
     </Page>
-  );
-}
-
-/** Two steps: the labels, and what they change. */
-function LabelForm({ agent, onDone }: { agent: Agent; onDone: () => void }) {
-  const [sure, setSure] = useState(false);
-  const form = useServerForm({ initialValues: { labels: (agent.proposal?.what.labels ?? agent.labels).join(', ') } });
-  const labels = [...new Set(form.values.labels.split(/[\s,]+/).filter(Boolean))];
-  const wrong = labels.find((label) => !LABEL.test(label));
-  const added = labels.filter((label) => !agent.labels.includes(label));
-  const removed = agent.labels.filter((label) => !labels.includes(label));
-  const same = added.length === 0 && removed.length === 0;
-  return (
-    <form
-      onSubmit={form.onSubmit(async () => {
-        if (!sure) {
-          setSure(true);
-          return;
-        }
-        try {
-          const after = await api.tools.labelAgent.mutate({ agent_id: agent.id, labels });
-          await queryClient.invalidateQueries(trpc.tools.agents.pathFilter());
-          toastDone(after.proposal ? 'Waits for a second person' : 'Labels saved');
-          onDone();
-        } catch (error) {
-          setSure(false);
-          form.refused(error);
-        }
-      })}
-    >
-      <Stack gap="sm">
-        {sure ? (
-          <div role="status">
-            <Text>
-              Policies that read principal.labels decide by them at once, whatever key or token the agent has.
-            </Text>
-            <ul>
-              {added.map((label) => (
-                <li key={label}>
-                  <strong>{label}</strong> is added
-                </li>
-              ))}
-              {removed.map((label) => (
-                <li key={label}>
-                  <strong>{label}</strong> is taken away
-                </li>
-              ))}
-            </ul>
-          </div>
-        ) : (
-          <TextInput
-            label="Labels, separated by commas"
-            description={`At most ${MOST_LABELS}. Policies read them as principal.labels. Only people set them.`}
-            spellCheck={false}
-            data-autofocus
-            {...form.getInputProps('labels')}
-            error={form.errors.labels ?? (wrong === undefined ? undefined : `${wrong} is not a label`)}
-          />
-        )}
-        <FormFoot
-          fault={form.fault}
-          action={sure ? 'Set the labels' : 'Continue'}
-          busy={form.submitting}
-          disabled={wrong !== undefined || same || labels.length > MOST_LABELS}
-          onCancel={sure ? () => setSure(false) : onDone}
-        />
-      </Stack>
-    </form>
   );
 }

@@ -1,4 +1,7 @@
-/** What the address of the page says. */
+import type { Last } from '../../lib/moment.ts';
+import { readLast } from '../../lib/moment.ts';
+
+/** What the address of the list says. */
 export interface AgentFilter {
   q?: string;
   label?: string;
@@ -14,4 +17,9 @@ export function readAgentFilter(search: Record<string, unknown>): AgentFilter {
     if (typeof value === 'number') found[name] = String(value);
   }
   return found;
+}
+
+/** The id of an agent may be anything, so it stands in the query and not in the path. */
+export function readAgent({ id, last }: Record<string, unknown>): { id: string; last?: Last } {
+  return { id: typeof id === 'string' ? id : typeof id === 'number' ? String(id) : '', ...readLast(last) };
 }

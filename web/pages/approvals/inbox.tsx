@@ -1,63 +1,141 @@
-import { Button, NativeSelect } from '@mantine/core';
+import { Button, Group, Modal, NativeSelect, Text, Title } from '@mantine/core';
+import { useMediaQuery } from '@mantine/hooks';
 import { IconClockPause } from '@tabler/icons-react';
-import { useInfiniteQuery } from '@tanstack/react-query';
+import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
+import { Fragment, useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
-import { api, trpc } from '../../lib/trpc.ts';
-import { actionTitle, money, risk } from '../../lib/words.ts';
+import { useKeys, useSingleKeys } from '../../lib/keys.ts';
+import { MOST_SINGLE, onHint, PAGES } from '../../lib/live.ts';
+import { queryClient } from '../../lib/query.ts';
+import { useMe } from '../../lib/session.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { money, risk } from '../../lib/words.ts';
+import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
+import { SingleKeys } from '../../parts/single-keys.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { More } from '../../ui/pager.tsx';
-import { EmptyState } from '../../ui/states.tsx';
+import { EmptyState, ErrorState, Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
-import { HOLD_STATUSES, type HoldFilter, type HoldStatus } from './filter.ts';
+import { doubtsOf } from './claims.ts';
+import { HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
+import { placed } from './pages.ts';
+import { HoldView } from './view.tsx';
+import './inbox.css';
 
 const route = getRouteApi('/app/approvals');
 
-/** Actions that are waiting for people, soonest to expire first. */
+type Row = Answers['escrow']['list']['holds'][number];
+
+/** From this width on, the list and the open hold stand side by side. */
+const WIDE = '(min-width: 75em)';
+
+/**
+ * Actions that are waiting for people, soonest to expire first. On a wide screen the chosen one stands beside the list, and
+ * the next one follows after a vote; on a phone each has its own page.
+ */
 export function Inbox() {
-  const { status = 'held', agent_role, agent_id } = route.useSearch();
+  const me = useMe();
+  const search = route.useSearch();
+  const { status = 'held', agent_role, agent_id, mine } = search;
   const navigate = route.useNavigate();
-  const filter = { status, agent_role, agent_id, order: status === 'held' ? 'expires_at' : 'created_at' } as const;
+  const wide = useMediaQuery(WIDE) ?? false;
+  const [help, setHelp] = useState(false);
+  const order = search.order ?? (status === 'held' ? 'expires_at' : 'created_at');
+  const filter = { status: mine === 'voted' ? search.status : status, agent_role, agent_id, mine, order } as const;
+  const queryKey = [...trpc.escrow.list.queryKey(filter), PAGES];
   const query = useInfiniteQuery({
-    queryKey: [...trpc.escrow.list.queryKey(filter), 'pages'],
+    queryKey,
     queryFn: ({ pageParam, signal }) => api.escrow.list.query({ ...filter, after: pageParam, limit: 50 }, { signal }),
     initialPageParam: undefined as string | undefined,
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
   });
   const rows = query.data?.pages.flatMap(({ holds }) => holds);
-  const set = (change: HoldFilter) => void navigate({ search: (old) => ({ ...old, ...change }), replace: true });
-  const filtered = agent_role !== undefined || agent_id !== undefined;
-  type Row = NonNullable<typeof rows>[number];
+  usePlaced(queryKey, filter, (hold) => {
+    if (filter.status !== undefined && hold.status !== filter.status) return false;
+    if (agent_role !== undefined && hold.agent_role !== agent_role) return false;
+    if (agent_id !== undefined && hold.agent_id !== agent_id) return false;
+    if (mine === undefined) return true;
+    const voted = hold.votes?.some(({ user_id }) => user_id === me.id) ?? false;
+    return mine === 'voted' ? voted : !voted && !hold.barred_voters?.includes(me.id);
+  });
+  const set = (change: HoldFilter) =>
+    void navigate({ search: (old) => ({ ...old, hold: undefined, ...change }), replace: true, resetScroll: false });
+  const filtered = agent_role !== undefined || agent_id !== undefined || mine !== undefined;
+  const clear = () => set({ agent_role: undefined, agent_id: undefined, mine: undefined });
+
+  const chosen = useChosen(wide, search.hold, JSON.stringify(filter), rows?.[0]?.id);
+  const at = rows?.findIndex(({ id }) => id === chosen) ?? -1;
+  const choose = (row: Row | undefined) => {
+    if (!row) return;
+    set({ hold: row.id });
+    document.querySelector(`[data-hold="${row.id}"]`)?.scrollIntoView({ block: 'nearest' });
+  };
+  const [keys] = useSingleKeys();
+  /** The next hold, also where the list goes on. */
+  const further = async () => {
+    if (rows?.[at + 1] || !query.hasNextPage) return choose(rows?.[at + 1]);
+    if (query.isFetchingNextPage) return;
+    const { data } = await query.fetchNextPage();
+    choose(data?.pages.flatMap(({ holds }) => holds)[at + 1]);
+  };
+  useKeys({
+    '?': () => setHelp(true),
+    j: () => wide && void further(),
+    k: () => wide && at > 0 && choose(rows?.[at - 1]),
+  });
   const columns: Column<Row>[] = [
     {
       header: 'Action',
       main: true,
       cell: (row) => (
         <>
-          <PageLink to="/approvals/$id" params={{ id: row.id }} fw={600} c="inherit">
-            {actionTitle(row)}
+          <PageLink
+            data-hold={row.id}
+            {...(wide
+              ? { to: '/approvals', search: { ...search, hold: row.id }, replace: true, resetScroll: false }
+              : { to: '/approvals/$id', params: { id: row.id } })}
+            fw={600}
+            c="inherit"
+            display="block"
+            aria-label={actionText(row)}
+          >
+            <ActionTitle action={row} />
           </PageLink>
-          <div className="dim" style={{ fontWeight: 400 }}>
-            {row.agent_id} ({row.agent_role}) says “{row.action_summary}”
-          </div>
+          <ActionTarget action={row} />
+          <AgentSays text={row.action_summary} />
         </>
       ),
     },
     status === 'held'
-      ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 130 }
-      : { header: 'Status', cell: (row) => <HoldTag status={row.status} />, width: 130 },
+      ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 125 }
+      : { header: 'Status', cell: (row) => <HoldTag status={row.status} />, width: 125 },
     {
       header: 'Value',
       align: 'right',
+      width: 160,
       cell: (row) =>
-        row.estimated_value === null ? null : <strong>{money(row.estimated_value, row.value_currency)}</strong>,
+        row.estimated_value === null ? null : (
+          <div className="stated">
+            <strong>
+              <Hostile text={money(row.estimated_value, row.value_currency)} />
+            </strong>
+            {doubtsOf(row).length > 0 ? (
+              <span>
+                <Tag tone="bad">arguments differ</Tag>
+              </span>
+            ) : null}
+          </div>
+        ),
     },
     {
       header: 'Stated risk',
+      width: 110,
       cell: (row) => {
         if (row.risk_score === null) return null;
         const { word, tone } = risk(row.risk_score);
@@ -70,53 +148,36 @@ export function Inbox() {
     },
     {
       header: 'Approvals',
+      width: 150,
       cell: (row) => (
         <span>
-          {row.current_approvals} of {row.required_approvals}{' '}
+          {row.required_approvals > 0 ? `${row.current_approvals} of ${row.required_approvals} ` : null}
           <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
         </span>
       ),
     },
-    { header: 'Asked', align: 'right', cell: (row) => <When at={row.created_at} /> },
+    { header: 'Asked', align: 'right', width: 105, cell: (row) => <When at={row.created_at} /> },
   ];
-  return (
-    <Page
-      title="Approvals"
-      lead="Agent actions that are held until people decide."
-      docs={[['holds', 'What an approval covers']]}
-    >
-      <search className="bar" aria-label="Filter holds">
-        <NativeSelect
-          label="Show"
-          value={status}
-          onChange={(event) => {
-            const next = event.currentTarget.value as HoldStatus;
-            set({ status: next === 'held' ? undefined : next });
-          }}
-          data={HOLD_STATUSES.map((value) => ({
-            value,
-            label: value === 'held' ? 'waiting' : value,
-          }))}
-          w={150}
-        />
-        <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
-        <TextFilter label="Agent" value={agent_id} onChange={(value) => set({ agent_id: value })} width={160} />
-        {filtered ? <ClearFilters clear={() => set({ agent_role: undefined, agent_id: undefined })} /> : null}
-      </search>
+  const list = (
+    <div className="triage-list">
       <DataTable
-        label={status === 'held' ? 'Held actions, soonest to expire first' : `Actions that are ${status}`}
+        label={status === 'held' ? `Held actions, ${IN_ORDER[order]}` : `Actions that are ${status}`}
+        fixed
         columns={columns}
         rows={rows}
         rowKey={(row) => row.id}
+        selected={wide ? (chosen ?? '') : undefined}
         error={query.error}
         retry={() => void query.refetch()}
-        onOpen={(row) => void navigate({ to: '/approvals/$id', params: { id: row.id } as never })}
+        onOpen={(row) =>
+          wide ? choose(row) : void navigate({ to: '/approvals/$id', params: { id: row.id } as never })
+        }
         empty={
           filtered ? (
             <NothingMatches
               icon={IconClockPause}
-              title={status === 'held' ? 'No held actions for this role' : `No ${status} actions for this role`}
-              clear={() => set({ agent_role: undefined, agent_id: undefined })}
+              title={mine === 'needed' ? 'Nothing waits for your vote' : 'No holds match the filters'}
+              clear={clear}
             />
           ) : (
             <EmptyState
@@ -139,10 +200,210 @@ export function Inbox() {
       />
       <More
         query={query}
-        label={status === 'held' ? 'Holds that expire later' : 'Older holds'}
+        label={
+          order === 'expires_at' ? 'Holds that expire later' : order === 'created_at' ? 'Older holds' : 'More holds'
+        }
         shown={rows?.length ?? 0}
         total={query.data?.pages.at(-1)?.total ?? 0}
       />
+    </div>
+  );
+  return (
+    <Page
+      title="Approvals"
+      lead="Agent actions that are held until people decide."
+      docs={[['holds', 'What an approval covers']]}
+      actions={
+        wide ? (
+          <Button variant="default" rightSection={keys === 'on' ? <kbd>?</kbd> : null} onClick={() => setHelp(true)}>
+            Keys
+          </Button>
+        ) : null
+      }
+    >
+      <search className="bar" aria-label="Filter holds">
+        <NativeSelect
+          label="Show"
+          value={status}
+          onChange={(event) => {
+            const next = event.currentTarget.value as HoldStatus;
+            set({ status: next === 'held' ? undefined : next });
+          }}
+          data={HOLD_STATUSES.map((value) => ({
+            value,
+            label: value === 'held' ? 'waiting' : value,
+          }))}
+          w={150}
+        />
+        <NativeSelect
+          label="Vote"
+          value={mine ?? ''}
+          onChange={(event) => set({ mine: (event.currentTarget.value || undefined) as HoldFilter['mine'] })}
+          data={[
+            { value: '', label: 'anyone’s' },
+            { value: 'needed', label: 'needs my vote' },
+            { value: 'voted', label: 'I voted' },
+          ]}
+          w={140}
+        />
+        <NativeSelect
+          label="Sort"
+          value={order}
+          onChange={(event) => set({ order: ORDERS.find((one) => one === event.currentTarget.value) ?? undefined })}
+          data={[
+            ...(status === 'held' ? [{ value: 'expires_at', label: 'ends first' }] : []),
+            { value: 'created_at', label: 'newest first' },
+            { value: 'value', label: 'highest value' },
+            { value: 'risk', label: 'highest risk' },
+          ]}
+          w={140}
+        />
+        <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
+        <TextFilter label="Agent" value={agent_id} onChange={(value) => set({ agent_id: value })} width={160} />
+        {filtered ? <ClearFilters clear={clear} /> : null}
+      </search>
+      {wide && chosen !== undefined ? (
+        <div className="triage">
+          {list}
+          <section className="triage-hold" aria-label="The chosen hold">
+            <Chosen
+              key={chosen}
+              id={chosen}
+              row={rows?.[at]}
+              onVoted={() => {
+                // the one after it, which takes its place if it leaves the list
+                const next = rows?.[at + 1] ?? rows?.[at - 1];
+                if (next) choose(next);
+              }}
+            />
+          </section>
+        </div>
+      ) : (
+        list
+      )}
+      <Modal opened={help} onClose={() => setHelp(false)} title={<strong>Keys on this page</strong>}>
+        <dl className="facts keys">
+          {KEYS.map(([key, does]) => (
+            <Fragment key={key}>
+              <dt>
+                <kbd>{key}</kbd>
+              </dt>
+              <dd>{does}</dd>
+            </Fragment>
+          ))}
+        </dl>
+        <Text size="sm" c="dimmed" my="sm">
+          They do nothing while you type in a field.
+        </Text>
+        <SingleKeys />
+      </Modal>
     </Page>
   );
+}
+
+const IN_ORDER: Record<HoldOrder, string> = {
+  expires_at: 'soonest to expire first',
+  created_at: 'newest first',
+  value: 'highest stated value first',
+  risk: 'highest stated risk first',
+};
+
+const KEYS = [
+  ['j', 'Next hold'],
+  ['k', 'Previous hold'],
+  ['a', 'Approve: asks first, then Enter confirms'],
+  ['r', 'Reject: asks first, then Enter confirms'],
+  ['?', 'These keys'],
+] as const;
+
+/**
+ * The hold that stands beside the list: the one that was asked for, or else the one that came first when the list was opened.
+ * INVARIANT: it never becomes another one by itself. A hold that comes while somebody reads must not stand in place of what
+ * was read when they press the key of a vote: agents choose when they ask.
+ */
+function useChosen(wide: boolean, asked: string | undefined, list: string, first: string | undefined) {
+  const [shown, setShown] = useState<{ list: string; id: string | undefined }>({ list, id: undefined });
+  const id = wide ? (asked ?? (shown.list === list ? shown.id : undefined) ?? first) : undefined;
+  if (shown.list !== list || shown.id !== id) setShown({ list, id });
+  return id;
+}
+
+/** The hold beside the list: at once from the list's row, and then as it is read by itself. */
+function Chosen({ id, row, onVoted }: { id: string; row: Row | undefined; onVoted: () => void }) {
+  const query = useQuery(
+    trpc.escrow.get.queryOptions(
+      { id },
+      { refetchInterval: 30_000, ...(row && { initialData: row, initialDataUpdatedAt: Date.now() }) },
+    ),
+  );
+  if (query.error && !query.data) return <ErrorState error={query.error} retry={() => void query.refetch()} />;
+  const hold = query.data;
+  if (!hold) return <Loading lines={10} />;
+  return (
+    <>
+      <Group justify="space-between" align="flex-start" wrap="nowrap" mb="sm">
+        <div className="triage-title">
+          <Title order={2}>
+            <ActionTitle action={hold} />
+          </Title>
+          <ActionTarget action={hold} />
+        </div>
+        <PageLink to="/approvals/$id" params={{ id }} size="sm">
+          Open&nbsp;alone
+        </PageLink>
+      </Group>
+      <HoldView hold={hold} onVoted={onVoted} />
+    </>
+  );
+}
+
+/** Keeps the list up to date: a hold that changed is read by itself and put where it belongs. */
+function usePlaced(
+  queryKey: readonly unknown[],
+  filter: Parameters<typeof api.escrow.list.query>[0] & { order: HoldOrder },
+  belongs: (hold: Row) => boolean,
+): void {
+  const latest = useRef({ queryKey, filter, belongs });
+  useEffect(() => {
+    latest.current = { queryKey, filter, belongs };
+  });
+  useEffect(() => {
+    const ids = new Set<string>();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const read = async () => {
+      const { queryKey, filter, belongs } = latest.current;
+      const some = [...ids];
+      ids.clear();
+      timer = undefined;
+      // then the list is read again as a whole
+      const whole = () => queryClient.invalidateQueries({ queryKey, exact: true }, { cancelRefetch: false });
+      if (some.length > MOST_SINGLE || some.includes('')) return whole();
+      try {
+        // in one request
+        const [count, ...holds] = await Promise.all([
+          api.escrow.list.query({ ...filter, limit: 1 }),
+          ...some.map((id) => api.escrow.get.query({ id })),
+        ]);
+        for (const hold of holds) {
+          queryClient.setQueryData(trpc.escrow.get.queryKey({ id: hold.id }), hold);
+          queryClient.setQueryData(
+            queryKey,
+            (data: Parameters<typeof placed<Row>>[0] | undefined) =>
+              data && placed(data, hold, belongs(hold), filter.order, count.total),
+          );
+        }
+      } catch {
+        await whole();
+      }
+    };
+    const stop = onHint(({ topic, id }) => {
+      if (topic !== 'holds') return;
+      ids.add(id);
+      timer ??= setTimeout(() => void read(), 250);
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, []);
 }

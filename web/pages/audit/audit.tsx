@@ -9,6 +9,7 @@ import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { Hostile, Line } from '../../ui/hostile.tsx';
 import { PageLink, RowButton } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { More } from '../../ui/pager.tsx';
@@ -83,6 +84,7 @@ export function Audit() {
         <Filters filter={filter} set={set} clear={filtered ? clear : undefined} />
         <DataTable<AuditRecord>
           label="Audit records"
+          fixed
           rows={query.data?.pages.flatMap(({ records }) => records)}
           error={query.error}
           retry={() => void query.refetch()}
@@ -106,25 +108,40 @@ export function Audit() {
               header: 'Action',
               main: true,
               cell: (record) => (
-                <Group gap={8} wrap="nowrap">
+                <Group gap={8}>
                   <RowButton onClick={() => set({ record: record.id })}>{record.action}</RowButton>
                   {record.severity === 'info' ? null : <SeverityTag severity={record.severity} />}
                 </Group>
               ),
+              width: '26%',
             },
-            { header: 'By', cell: ({ actor }) => <Actor actor={actor} /> },
+            {
+              header: 'By',
+              cell: ({ actor }) => (
+                <Line>
+                  <Actor actor={actor} />
+                </Line>
+              ),
+            },
             {
               header: 'On',
               cell: ({ target }) => (
-                <span>
+                <Line>
                   <span className="dim">{target.type.replaceAll('_', ' ')}</span>{' '}
-                  <span className="mono">{target.id.length > 26 ? `${target.id.slice(0, 25)}…` : target.id}</span>
-                </span>
+                  <span className="mono">
+                    <Hostile text={target.id} />
+                  </span>
+                </Line>
               ),
             },
             {
               header: 'Why',
-              cell: ({ reason, detail }) => (reason || detail ? <span className="dim">{reason ?? detail}</span> : null),
+              cell: ({ reason, detail }) =>
+                reason || detail ? (
+                  <Line className="dim">
+                    <Hostile text={reason ?? detail ?? ''} />
+                  </Line>
+                ) : null,
             },
           ]}
         />
@@ -154,10 +171,13 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
 }
 
 function Actor({ actor }: { actor: AuditRecord['actor'] }) {
-  if (actor.email) return <span>{actor.email}</span>;
+  if (actor.email) return <Hostile text={actor.email} />;
   return (
     <span>
-      <span className="dim">{actor.type.replaceAll('_', ' ')}</span> <span className="mono">{actor.id}</span>
+      <span className="dim">{actor.type.replaceAll('_', ' ')}</span>{' '}
+      <span className="mono">
+        <Hostile text={actor.id} />
+      </span>
     </span>
   );
 }
@@ -220,7 +240,11 @@ function Filters({
 
 /** The settings that a record lists as changed, one per line. */
 function Changes({ detail }: { detail: string | undefined }) {
-  return detail?.split('; ').map((line) => <div key={line}>{line}</div>);
+  return detail?.split('; ').map((line) => (
+    <div key={line}>
+      <Hostile text={line} />
+    </div>
+  ));
 }
 
 /** Links to the target of a record, and to the versions between which a policy changed. */
@@ -276,8 +300,15 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
     ['Address', record.actor.ip],
     ['On', record.target.type.replaceAll('_', ' ')],
     ['Target id', <Id key="t" value={record.target.id} length={40} />],
-    ['Reason', record.reason],
-    ['Detail', record.target.type === 'tenant' ? <Changes key="d" detail={record.detail} /> : record.detail],
+    ['Reason', record.reason && <Hostile key="n" text={record.reason} />],
+    [
+      'Detail',
+      record.target.type === 'tenant' ? (
+        <Changes key="d" detail={record.detail} />
+      ) : (
+        record.detail && <Hostile key="d" text={record.detail} />
+      ),
+    ],
     [
       'Before',
       record.before_hash && (

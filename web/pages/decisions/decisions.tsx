@@ -1,81 +1,88 @@
 import { PageLink, RowButton } from '../../ui/link.tsx';
 import '@mantine/core/styles/Drawer.css';
-import { Button, Drawer, NativeSelect, Text } from '@mantine/core';
+import './decisions.css';
+import { Button, Drawer, Group, NativeSelect, Skeleton, Text } from '@mantine/core';
 import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
-import { useQuery } from '@tanstack/react-query';
+import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import type { inferRouterOutputs } from '@trpc/server';
-import { type ReactNode, useState } from 'react';
-import type { AppRouter } from '../../../server/api/root.ts';
-import {
-  type Decision,
-  type DecisionFacts,
-  FIELD_NAMES,
-  FILTER_FIELDS,
-  type FieldName,
-  fieldOf,
-  RECORD_FIELDS,
-} from '../../../server/domain/decision.ts';
-import { visible } from '../../../server/policy/evaluation/approver-view.ts';
+import { useEffect, useMemo } from 'react';
+import { type Decision, FILTER_FIELDS, type FilterField, RECORD_FIELDS } from '../../../server/domain/decision.ts';
+import { soughtBy } from '../../../server/domain/sought.ts';
+import { visible } from '../../../server/lib/visible.ts';
+import type { Filter } from '../../lib/decision-filter.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
-import { useMe } from '../../lib/session.ts';
+import { useKeys, useSingleKeys } from '../../lib/keys.ts';
+import { onHint } from '../../lib/live.ts';
+import { sinceOf } from '../../lib/moment.ts';
+import { dayTime, useZone } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
-import { CodeBlock } from '../../ui/code.tsx';
-import { Id } from '../../ui/copy.tsx';
+import { Histogram } from '../../parts/histogram.tsx';
+import { AgentLink } from '../../parts/names.tsx';
+import { SessionFacts } from '../../parts/session-facts.tsx';
+import { CopyButton } from '../../ui/copy.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { Hostile, Line } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
-import { EmptyState, Shown } from '../../ui/states.tsx';
+import { EmptyState, ErrorState } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
-import { Clock, When } from '../../ui/time.tsx';
+import { Clock } from '../../ui/time.tsx';
+import { Details } from './details.tsx';
+import { Facets } from './facets.tsx';
+import { RangePicker } from './range.tsx';
+import { SavedFilters } from './saved.tsx';
 import type { Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
+
+/** The bars of a week are two hours long, those of a day a quarter of an hour. */
+const BARS = 100;
+/** How long after a new decision it is counted: soon where counting is exact, and so cheap. */
+const COUNT_AGAIN_MS = { exact: 2_000, estimated: 30_000 };
+/** Ids, which nobody knows by how they begin. */
+const WHOLE: readonly FilterField[] = ['session_id', 'trace_id'];
+
+/** Filters that are folded away while they are not used. */
+const LESS: readonly FilterField[] = ['agent_role', 'proxy_id', 'session_id', 'trace_id'];
 
 /** Decisions as they are made. The URL contains the filters and the open decision, so a link shows the same view. */
 export function Decisions() {
   const search = route.useSearch();
   const navigate = route.useNavigate();
+  const [zone] = useZone();
   const { event, ...filter } = search;
-  const stream = useStream(filter);
+  // "the last hour" is the one before it was chosen; what comes is added
+  const since = useMemo(
+    () => (filter.last ? sinceOf(filter.last, Date.now()) : filter.since),
+    [filter.last, filter.since],
+  );
+  const { last: _, ...asked } = { ...filter, since };
+  const stream = useStream(asked);
   const set = (change: Partial<Search>) =>
-    void navigate({ search: (old) => ({ ...old, ...change }), replace: !('event' in change), resetScroll: false });
+    void navigate({
+      search: (old) => ({ ...old, ...change }),
+      replace: !('event' in change) || (change.event !== undefined && event !== undefined),
+      resetScroll: false,
+    });
+  const show = (next: Filter) => void navigate({ search: { ...next, event }, resetScroll: false });
   const filtered = Object.values(filter).some((value) => value !== undefined);
-  const clear = () => void navigate({ search: { event }, replace: true });
+  const clear = () => show({});
+  const counts = useCounts(asked, zone === 'utc' ? 0 : -new Date().getTimezoneOffset());
+  const facets = counts.data?.facets;
+  const session = search.session_id === undefined ? undefined : soughtBy(search.session_id).whole;
 
-  const columns: Column<DecisionRow>[] = [
-    { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 90 },
-    { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 140 },
-    {
-      header: 'Tool',
-      main: true,
-      cell: (row) => (
-        <RowButton
-          onClick={() => set({ event: row.id })}
-          aria-label={`${row.tool_name}: ${DECISION[row.decision][0]}, details`}
-        >
-          {row.tool_name}
-        </RowButton>
-      ),
-    },
-    {
-      header: 'Agent',
-      cell: (row) => (
-        <span>
-          {row.agent_id} <span className="dim">{row.agent_role}</span>
-        </span>
-      ),
-    },
-    {
-      header: 'Policy',
-      cell: (row) =>
-        row.policy_id ? <span className="mono">{row.policy_id}</span> : <span className="dim">none</span>,
-    },
-    {
-      header: 'Reason',
-      cell: (row) => (row.deny_reason ? <span className="dim">{row.deny_reason}</span> : null),
-    },
-  ];
+  const field = (name: FilterField) => (
+    <TextFilter
+      key={name}
+      label={RECORD_FIELDS[name].label}
+      value={search[name]}
+      onChange={(v) => set({ [name]: v })}
+      suggestions={
+        WHOLE.includes(name) ? undefined : (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value)
+      }
+      width={140}
+    />
+  );
 
   return (
     <Page
@@ -91,285 +98,230 @@ export function Decisions() {
         </Button>
       }
     >
-      <search className="bar" aria-label="Filter decisions">
-        <NativeSelect
-          label={RECORD_FIELDS.decision.label}
-          value={search.decision ?? ''}
-          onChange={(change) => set({ decision: (change.currentTarget.value || undefined) as Decision | undefined })}
-          data={[
-            { value: '', label: 'all' },
-            ...Object.entries(DECISION).map(([value, [label]]) => ({ value, label })),
-          ]}
-          w={150}
+      <RangePicker filter={filter} set={(range) => show({ ...filter, ...range })} />
+      {counts.error && !counts.data ? (
+        <ErrorState error={counts.error} retry={() => void counts.refetch()} />
+      ) : counts.data ? (
+        <Histogram
+          counts={counts.data}
+          pending={counts.isPlaceholderData}
+          narrow={(range) => show({ ...filter, last: undefined, ...range })}
         />
-        {FILTER_FIELDS.filter((name) => name !== 'decision').map((name) => (
-          <TextFilter
-            key={name}
-            label={RECORD_FIELDS[name].label}
-            value={search[name]}
-            onChange={(v) => set({ [name]: v })}
-            width={140}
+      ) : (
+        <Skeleton height={118} mb="sm" />
+      )}
+      <search aria-label="Filter decisions">
+        <div className="bar">
+          <NativeSelect
+            label={RECORD_FIELDS.decision.label}
+            value={search.decision ?? ''}
+            onChange={(change) => set({ decision: (change.currentTarget.value || undefined) as Decision | undefined })}
+            data={[
+              { value: '', label: 'all' },
+              ...Object.entries(DECISION).map(([value, [label]]) => ({ value, label })),
+            ]}
+            w={140}
           />
-        ))}
-        {filtered ? <ClearFilters clear={clear} /> : null}
+          {FILTER_FIELDS.filter((name) => name !== 'decision' && !LESS.includes(name)).map(field)}
+          <SavedFilters filter={filter} show={show} />
+          {filtered ? (
+            <>
+              <ClearFilters clear={clear} />
+              <CopyButton text={window.location.href} label="Copy the address of this view" />
+            </>
+          ) : null}
+        </div>
+        <details className="more" open={LESS.some((name) => filter[name] !== undefined)}>
+          <summary>More filters</summary>
+          <div className="bar">{LESS.map(field)}</div>
+        </details>
       </search>
-      <DataTable
-        label="Decisions, newest first"
-        columns={columns}
-        rows={stream.rows}
-        rowKey={(row) => row.id}
-        error={stream.error}
-        retry={stream.retry}
-        onOpen={(row) => set({ event: row.id })}
-        selected={event}
-        isNew={(row) => stream.isNew(row.id)}
-        empty={
-          filtered ? (
-            <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
-              {stream.older
-                ? 'Only the newest were searched. Use the button below to search older ones.'
-                : 'Filters apply to the whole log. New decisions that match appear here automatically.'}
-            </NothingMatches>
-          ) : (
-            <EmptyState icon={IconListDetails} title="No decisions yet">
-              Decisions appear here when agents ask for them. <PageLink to="/start">Make the first one</PageLink>.
-            </EmptyState>
-          )
-        }
-      />
-      {stream.older ? (
-        <Button mt="sm" variant="default" loading={stream.loadingOlder} onClick={stream.older}>
-          Older decisions
-        </Button>
-      ) : null}
+      <Beginnings filter={filter} />
+      {session === undefined ? null : <SessionFacts sessionId={session} agentId={search.agent_id} />}
+      <div className="found">
+        <Facets counts={counts.data} filter={filter} set={set} />
+        <div className="found-list">
+          <DataTable
+            label="Decisions, newest first"
+            fixed
+            columns={columns((id) => set({ event: id }))}
+            rows={stream.rows}
+            rowKey={(row) => row.id}
+            error={stream.error}
+            retry={stream.retry}
+            onOpen={(row) => set({ event: row.id })}
+            selected={event}
+            isNew={(row) => stream.isNew(row.id)}
+            group={(row) => dayTime(row.created_at, zone)}
+            empty={
+              filtered ? (
+                <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
+                  {stream.older
+                    ? 'Only the newest were searched. Use the button below to search older ones.'
+                    : 'Filters apply to the whole log. New decisions that match appear here automatically.'}
+                </NothingMatches>
+              ) : (
+                <EmptyState icon={IconListDetails} title="No decisions yet">
+                  Decisions appear here when agents ask for them. <PageLink to="/start">Make the first one</PageLink>.
+                </EmptyState>
+              )
+            }
+          />
+          {stream.older ? (
+            <Button mt="sm" variant="default" loading={stream.loadingOlder} onClick={stream.older}>
+              Older decisions
+            </Button>
+          ) : null}
+        </div>
+      </div>
       <Drawer
         opened={event !== undefined}
         onClose={() => set({ event: undefined })}
         position="right"
-        size="lg"
-        title={<strong>Decision</strong>}
+        size="xl"
+        title={
+          <Group gap="md">
+            <strong>Decision</strong>
+            {event === undefined ? null : (
+              <PageLink to="/decisions/$id" params={{ id: event }} size="sm">
+                On its own page, to print
+              </PageLink>
+            )}
+          </Group>
+        }
         closeButtonProps={{ 'aria-label': 'Close' }}
       >
-        {event === undefined ? null : <Details id={event} />}
+        {event === undefined ? null : (
+          <Details id={event} step={<Step rows={stream.rows} id={event} open={(id) => set({ event: id })} />} />
+        )}
       </Drawer>
     </Page>
   );
 }
 
-type Detail = inferRouterOutputs<AppRouter>['events']['get'];
-type Kept = inferRouterOutputs<AppRouter>['events']['input'];
-
-/** Fields with their own display; null where another field shows the value too. */
-const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
-  decision: null,
-  tool_name: null,
-  agent_role: null,
-  policy_version: null,
-  agent_id: (event) => `${event.agent_id} (${event.agent_role})`,
-  rule_id: (event) => (event.rule_id ? <span className="mono">{event.rule_id}</span> : 'none: nothing permits it'),
-  policy_id: ({ policy_snapshot: policy }) =>
-    policy.policy_id ? (
-      <PageLink to="/policies/$id" params={{ id: policy.policy_id }}>
-        {policy.policy_id}
-        {policy.version === null ? '' : `, version ${policy.version}`}
-      </PageLink>
-    ) : (
-      'none'
-    ),
-  escrow_id: ({ escrow_id: id }) =>
-    id ? (
-      <PageLink to="/approvals/$id" params={{ id }} className="mono">
-        {id}
-      </PageLink>
-    ) : null,
-  session_id: ({ session_id }) =>
-    session_id ? (
-      <PageLink to="/decisions" search={{ session_id }}>
-        {session_id}
-      </PageLink>
-    ) : null,
-  hits: ({ hits, hits_truncated: more }) =>
-    hits ? (
-      <span className="mono">
-        {hits.join(', ')}
-        {more ? ' and more' : ''}
-      </span>
-    ) : null,
-  hits_truncated: null,
-  facts: ({ facts }) => (facts ? <Facts facts={facts} /> : null),
-  input_hash: ({ input_hash: hash }) =>
-    hash ? <Id value={hash} length={30} /> : <span className="dim">none: the whole request was not kept</span>,
-};
-
-/** What it was decided on besides the request and the policies, in words. */
-function Facts({ facts }: { facts: DecisionFacts }) {
-  const { covered, doubt, exceeded, session, standstill, stop, uncounted, unholdable } = facts;
-  const lines: ReactNode[] = [
-    ...(exceeded ?? []).map(
-      ([rule, seconds]) => `over the limit of ${rule}, which had room again after ${seconds.toLocaleString()} s`,
-    ),
-    covered && `a released hold covered ${covered.join(', ')}`,
-    doubt && `the proxy could not read ${doubt} for certain`,
-    session && `of the session: ${session.join(', ')}`,
-    standstill && `no policy was asked: ${standstill.replaceAll('_', ' ')}`,
-    stop && `stop ${stop} was in force`,
-    uncounted && 'nobody could tell how much of a limit was left',
-    unholdable && 'it could not be held',
-  ].filter(Boolean);
-  return lines.map((line, n) => (
-    // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
-    <div key={n}>{line}</div>
-  ));
-}
-
-/** The displayed value of an event's field; nothing if the event does not have it. */
-function shownValue(event: Detail, name: FieldName): ReactNode {
-  const own = SHOWN[name];
-  if (own !== undefined) return own?.(event);
-  const { shown, type, unit } = fieldOf(name);
-  const members: Record<string, unknown> = typeof shown === 'object' ? event.policy_snapshot : event;
-  const value = members[typeof shown === 'object' ? shown.policySnapshot : name];
-  if (typeof value === 'number') return `${value.toLocaleString()}${unit === undefined ? '' : ` ${unit}`}`;
-  if (Array.isArray(value)) return value.join(', ');
-  if (typeof value !== 'string' || value === '') return null;
-  if (type === 'time') return <When at={value} exact />;
-  return /^sha256:/.test(value) ? <Id value={value} length={30} /> : value;
-}
-
-function Details({ id }: { id: string }) {
-  const query = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
+/** To the decision before or after in the list; by keyboard j goes on to the older one, and k back. */
+function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string; open: (id: string) => void }) {
+  const at = rows?.findIndex((row) => row.id === id) ?? -1;
+  const newer = at > 0 ? rows?.[at - 1]?.id : undefined;
+  const older = at >= 0 ? rows?.[at + 1]?.id : undefined;
+  const [keys] = useSingleKeys();
+  useKeys(
+    {
+      j: () => older !== undefined && open(older),
+      k: () => newer !== undefined && open(newer),
+    },
+    { inDialog: true },
+  );
+  if (at < 0) return null;
   return (
-    <Shown query={query} lines={14}>
-      {(event) => (
-        <>
-          <Text mb="sm" size="lg" fw={650}>
-            {event.tool_name} <DecisionTag decision={event.decision} />
-          </Text>
-          <dl className="facts">
-            {FIELD_NAMES.map((name) => {
-              const value = shownValue(event, name);
-              return value ? (
-                <Fact key={name} name={fieldOf(name).label}>
-                  {value}
-                </Fact>
-              ) : null;
-            })}
-            <Fact name="Recorded">
-              <When at={event.created_at} exact />
-            </Fact>
-            <Fact name="Position in the chain">#{event.chain.seq.toLocaleString()}</Fact>
-            <Fact name="Record hash">
-              <Id value={event.chain.hash} length={30} />
-            </Fact>
-            <Fact name="Previous hash">
-              <Id value={event.chain.prev_hash} length={30} />
-            </Fact>
-            <Fact name="Event">
-              <Id value={event.id} length={34} />
-            </Fact>
-          </dl>
-          <KeptRequest id={event.id} />
-          <Text mt="md" mb={4} fw={600} size="sm">
-            As curl
-          </Text>
-          <CodeBlock
-            label="curl"
-            wrap
-            text={`curl -sS -H "Authorization: Bearer $KEY" \\\n  ${window.location.origin}/v1/events/${encodeURIComponent(event.id)}`}
-          />
-        </>
-      )}
-    </Shown>
+    <Group gap="xs" mb="sm" className="step">
+      <Button size="compact-sm" variant="default" disabled={!newer} onClick={() => newer && open(newer)}>
+        Newer {keys === 'on' ? <kbd>k</kbd> : null}
+      </Button>
+      <Button size="compact-sm" variant="default" disabled={!older} onClick={() => older && open(older)}>
+        Older {keys === 'on' ? <kbd>j</kbd> : null}
+      </Button>
+    </Group>
   );
 }
 
-/**
- * The request that was decided on, as long as it is kept. It is loaded only when somebody asks for it, because each look is
- * recorded.
- */
-function KeptRequest({ id }: { id: string }) {
-  const me = useMe();
-  const [masks, setMasks] = useState<'applied' | 'none'>();
+/** The numbers of what is shown; counted again some time after a hint that there is more. */
+function useCounts(filter: Omit<Filter, 'last'>, utc_offset: number) {
   const query = useQuery(
-    trpc.events.input.queryOptions(
-      { id, masks },
-      { enabled: masks !== undefined, staleTime: Number.POSITIVE_INFINITY, gcTime: 0, retry: false },
+    trpc.events.counts.queryOptions(
+      { ...filter, buckets: BARS, utc_offset },
+      { placeholderData: keepPreviousData, staleTime: COUNT_AGAIN_MS.estimated },
     ),
   );
-  if (!me.has('approver')) return null;
+  const { refetch, data } = query;
+  const wait = data?.estimated.facets ? COUNT_AGAIN_MS.estimated : COUNT_AGAIN_MS.exact;
+  const closed = filter.until !== undefined && Date.parse(filter.until) < Date.now();
+  useEffect(() => {
+    if (closed) return;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const stop = onHint(({ topic }) => {
+      if (topic !== 'events' || timer) return;
+      timer = setTimeout(() => {
+        timer = undefined;
+        void refetch();
+      }, wait);
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, [refetch, wait, closed]);
+  return query;
+}
+
+/** Says which filters are only how a value begins. */
+function Beginnings({ filter }: { filter: Filter }) {
+  const begins = FILTER_FIELDS.flatMap((name) => {
+    const begin = soughtBy(filter[name] ?? '').begin;
+    return begin === undefined ? [] : [{ name, begin }];
+  });
+  if (begins.length === 0) return null;
   return (
-    <>
-      <Text mt="md" mb={4} fw={600} size="sm">
-        Request
-      </Text>
-      {masks === undefined ? (
-        <>
-          <Button size="xs" variant="default" onClick={() => setMasks('applied')}>
-            Show the request
-          </Button>
-          <Text className="dim" size="sm" mt={4}>
-            The audit log records who looked.
-          </Text>
-        </>
+    <Text size="sm" c="dimmed" mb="xs">
+      {begins.map(({ name, begin }, n) => (
+        <span key={name}>
+          {n > 0 ? ', ' : ''}
+          {RECORD_FIELDS[name].label} begins with “<Hostile text={begin} />”
+        </span>
+      ))}
+      , in capitals or not.
+    </Text>
+  );
+}
+
+const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
+  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 90 },
+  { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 150 },
+  {
+    header: 'Tool',
+    main: true,
+    width: 170,
+    cell: (row) => (
+      <RowButton
+        onClick={() => open(row.id)}
+        aria-label={`${visible(row.tool_name).replace(/[⟦⟧]/g, '')}: ${DECISION[row.decision][0]}, details`}
+      >
+        <Line>
+          <Hostile text={row.tool_name} />
+        </Line>
+      </RowButton>
+    ),
+  },
+  {
+    header: 'Agent',
+    width: 150,
+    cell: (row) => (
+      <Line>
+        <AgentLink id={row.agent_id} plain />{' '}
+        <span className="dim">
+          <Hostile text={row.agent_role} />
+        </span>
+      </Line>
+    ),
+  },
+  {
+    header: 'Policy',
+    cell: (row) =>
+      row.policy_id ? (
+        <Line className="mono">
+          <Hostile text={row.policy_id} />
+        </Line>
       ) : (
-        <Shown query={query} lines={6}>
-          {(kept) => (
-            <>
-              <RequestText kept={kept} />
-              {kept.masks && kept.masks.length > 0 && me.has('admin') ? (
-                <Button size="xs" variant="default" mt="xs" onClick={() => setMasks('none')}>
-                  Show it without masks
-                </Button>
-              ) : null}
-            </>
-          )}
-        </Shown>
-      )}
-    </>
-  );
-}
-
-function RequestText({ kept: { input, projection, intact, masks } }: { kept: Kept }) {
-  if (!intact) {
-    return (
-      <Text size="sm" c="red">
-        What is stored is not what the record commits to: the database was altered. Verify the chain.
-      </Text>
-    );
-  }
-  const { v: _, reads: __, ...request } = input ?? projection ?? {};
-  if (!input && !projection) {
-    return (
-      <Text className="dim" size="sm">
-        It is not kept, or was erased.
-      </Text>
-    );
-  }
-  return (
-    <>
-      {input ? null : (
-        <Text className="dim" size="sm" mb={4}>
-          Only the part that the policies read is kept. A value that is blank there was left out.
-        </Text>
-      )}
-      <CodeBlock label="request" wrap maxHeight={360} text={visibleLines(JSON.stringify(request, null, 2))} />
-      {masks && masks.length > 0 ? (
-        <Text className="dim" size="sm" mt={4}>
-          Masked: <span className="mono">{masks.join(', ')}</span>
-        </Text>
-      ) : null}
-    </>
-  );
-}
-
-/** Characters that would hide something or turn the text around are shown as codes. */
-const visibleLines = (text: string) => text.split('\n').map(visible).join('\n');
-
-function Fact({ name, children }: { name: string; children: ReactNode }) {
-  return (
-    <>
-      <dt>{name}</dt>
-      <dd>{children}</dd>
-    </>
-  );
-}
+        <span className="dim">none</span>
+      ),
+  },
+  {
+    header: 'Reason',
+    cell: (row) =>
+      row.deny_reason ? (
+        <Line className="dim">
+          <Hostile text={row.deny_reason} />
+        </Line>
+      ) : null,
+  },
+];

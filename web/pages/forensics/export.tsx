@@ -2,6 +2,7 @@ import { Button, Group, Paper, Stack, Text, TextInput, Title } from '@mantine/co
 import { useDebouncedValue } from '@mantine/hooks';
 import { IconPackageExport } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
+import { useNavigate } from '@tanstack/react-router';
 import { problemOf, toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
@@ -21,6 +22,7 @@ const last = (ms: number) => ({
 
 /** Creates evidence packages. Shows what a range contains first, and splits a range that is too large. */
 export function ExportForm() {
+  const navigate = useNavigate();
   const [zone] = useZone();
   const form = useServerForm({
     initialValues: { by: 'time' as 'time' | 'session', ...last(7 * DAY), session: '', purpose: '' },
@@ -32,9 +34,10 @@ export function ExportForm() {
   const plan = useQuery(trpc.forensics.plan.queryOptions(asked, { enabled: valid, retry: false }));
   const make = useMutation(
     trpc.forensics.export.mutationOptions({
-      onSuccess: (made) => {
-        toastDone('Package signed', `${made.record_count.toLocaleString()} records, ready to download`);
-        return queryClient.invalidateQueries(trpc.forensics.list.pathFilter());
+      onSuccess: async ({ package_id, record_count }) => {
+        toastDone('Package signed', `${record_count.toLocaleString()} records, ready to download`);
+        await queryClient.invalidateQueries(trpc.forensics.list.pathFilter());
+        await navigate({ to: '/forensics/packages/$id', params: { id: package_id } });
       },
     }),
   );
@@ -117,6 +120,11 @@ export function ExportForm() {
           >
             Sign and export
           </Button>
+          {make.isPending ? (
+            <Text size="sm" role="status">
+              The records are packed, hashed and signed. This page opens the package when it is done.
+            </Text>
+          ) : null}
         </Stack>
       </form>
     </Paper>

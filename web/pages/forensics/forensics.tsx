@@ -10,11 +10,14 @@ import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
+import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { More, Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { checkCommands } from './commands.ts';
 import { ExportForm } from './export.tsx';
 
 /** Verification of the decision chain, evidence packages and signed checkpoints. */
@@ -72,9 +75,11 @@ function Packages() {
           {
             header: 'Purpose',
             main: true,
-            cell: ({ purpose, created_at, created_by }) => (
+            cell: ({ package_id, purpose, created_at, created_by }) => (
               <>
-                <div>{purpose}</div>
+                <PageLink to="/forensics/packages/$id" params={{ id: package_id }}>
+                  <Hostile text={purpose} />
+                </PageLink>
                 <Text size="xs" c="dimmed" fw={400}>
                   <When at={created_at} /> by {nameOf(created_by)}
                 </Text>
@@ -174,19 +179,6 @@ function Checkpoints() {
   );
 }
 
-const COMMANDS = (origin: string) => `# with the program of this project
-svc-verify evidence.tar --pubkey pubkey.pem
-
-# with nothing of it: openssl, sha256sum and b3sum
-mkdir evidence && tar xf evidence.tar -C evidence
-openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin \\
-  -in evidence/manifest.json -sigfile evidence/manifest.json.sig
-(cd evidence && bash check.sh)
-
-# the key that signs, and its fingerprint
-curl -sSo pubkey.pem ${origin}/pubkey
-openssl pkey -pubin -in pubkey.pem -outform DER | sha256sum`;
-
 function HowToCheck() {
   return (
     <Paper component="section" aria-labelledby="check-title">
@@ -197,7 +189,7 @@ function HowToCheck() {
         A package needs no network and no trust in this server, only the public key: get that on another way, and
         compare its fingerprint with the one of the package.
       </Text>
-      <CodeBlock text={COMMANDS(window.location.origin)} label="commands" />
+      <CodeBlock text={checkCommands(window.location.origin)} label="commands" />
     </Paper>
   );
 }

@@ -7,6 +7,7 @@ import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { AgentLink } from '../../parts/names.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { TextFilter } from '../../ui/filters.tsx';
@@ -14,7 +15,7 @@ import { FormFoot } from '../../ui/form.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog } from './key.tsx';
+import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDialog } from './key.tsx';
 
 type AgentKey = Answers['agentKeys']['list']['agent_keys'][number];
 
@@ -24,6 +25,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
   const nameOf = usePeople();
   const { tenant } = useMe();
   const [revoking, setRevoking] = useState<AgentKey>();
+  const [rotating, setRotating] = useState<AgentKey>();
   const [made, setMade] = useState<string>();
   return (
     <>
@@ -48,7 +50,9 @@ export function AgentKeys({ creating, close, create }: Dialog) {
             main: true,
             cell: ({ agent_id, agent_role }) => (
               <div>
-                <div style={{ fontWeight: 600 }}>{agent_id}</div>
+                <div style={{ fontWeight: 600 }}>
+                  <AgentLink id={agent_id} plain />
+                </div>
                 <span className="dim">role {agent_role}</span>
               </div>
             ),
@@ -67,7 +71,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
             cell: ({ owner_id }) => (owner_id ? nameOf(owner_id) : <span className="dim">none</span>),
           },
           { header: 'Created', cell: ({ created_at }) => <When at={created_at} /> },
-          ...endColumns<AgentKey>(setRevoking),
+          ...endColumns<AgentKey>(setRotating, setRevoking),
         ]}
       />
       <CreateAgentKey opened={creating} close={close} onMade={setMade} />
@@ -85,6 +89,14 @@ export function AgentKeys({ creating, close, create }: Dialog) {
           />
         </div>
       </SecretDialog>
+      <RotateDialog
+        what={rotating && `the key of ${rotating.agent_id}`}
+        onClose={() => setRotating(undefined)}
+        rotate={async (overlap_seconds) => {
+          setMade((await api.agentKeys.rotate.mutate({ id: rotating!.id, overlap_seconds })).key);
+          await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+        }}
+      />
       <RevokeDialog
         what={revoking && `the key of ${revoking.agent_id}`}
         onClose={() => setRevoking(undefined)}

@@ -15,7 +15,7 @@ import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog } from './key.tsx';
+import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDialog } from './key.tsx';
 
 type ApiKey = Answers['keys']['list']['keys'][number];
 
@@ -23,7 +23,7 @@ type ApiKey = Answers['keys']['list']['keys'][number];
 const SCOPE: Record<Scope, { allows: string; stops: string }> = {
   proxy: {
     allows: 'fetch the bundle, send decisions and heartbeats, open and consume holds',
-    stops: 'Its proxies can no longer fetch policies, record decisions or consume holds: they fall back to denying.',
+    stops: 'Its proxies can no longer fetch policies, record decisions or consume holds: they deny everything.',
   },
   pipeline: {
     allows: 'write, validate and roll back policies; read decisions and the audit log',
@@ -44,6 +44,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
   const query = useQuery(trpc.keys.list.queryOptions({}));
   const nameOf = usePeople();
   const [revoking, setRevoking] = useState<ApiKey>();
+  const [rotating, setRotating] = useState<ApiKey>();
   const [made, setMade] = useState<{ key: string; scopes: Scope[] }>();
   return (
     <>
@@ -90,7 +91,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
               </span>
             ),
           },
-          ...endColumns<ApiKey>(setRevoking),
+          ...endColumns<ApiKey>(setRotating, setRevoking),
         ]}
       />
       <CreateApiKey opened={creating} close={close} onMade={setMade} />
@@ -107,6 +108,15 @@ export function ApiKeys({ creating, close, create }: Dialog) {
           </div>
         ) : null}
       </SecretDialog>
+      <RotateDialog
+        what={rotating?.label}
+        onClose={() => setRotating(undefined)}
+        rotate={async (overlap_seconds) => {
+          const { key } = await api.keys.rotate.mutate({ id: rotating!.id, overlap_seconds });
+          setMade({ key, scopes: rotating!.scopes });
+          await queryClient.invalidateQueries(trpc.keys.pathFilter());
+        }}
+      />
       <RevokeDialog
         what={revoking?.label}
         onClose={() => setRevoking(undefined)}

@@ -1,10 +1,12 @@
-import { Button, NativeSelect } from '@mantine/core';
+import { Button, Group, Modal, NativeSelect, Stack, Text } from '@mantine/core';
 import { IconHourglassEmpty, IconMoonStars } from '@tabler/icons-react';
 import type { ComponentProps, ReactNode } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
-import { useNow } from '../../lib/time.ts';
+import { useServerForm } from '../../lib/form.ts';
+import { fullTime, useNow, useZone } from '../../lib/time.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { Column } from '../../ui/data-table.tsx';
+import { FormFoot } from '../../ui/form.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
@@ -69,16 +71,21 @@ interface Key {
 }
 
 /** The columns that the lists of both kinds of keys end with. */
-export const endColumns = <K extends Key>(revoke: (key: K) => void): Column<K>[] => [
+export const endColumns = <K extends Key>(rotate: (key: K) => void, revoke: (key: K) => void): Column<K>[] => [
   { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
   { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
   {
     header: 'Actions',
     align: 'right',
     cell: (key) => (
-      <Button size="compact-sm" variant="default" onClick={() => revoke(key)}>
-        Revoke
-      </Button>
+      <Group gap={6} justify="flex-end" wrap="nowrap">
+        <Button size="compact-sm" variant="default" onClick={() => rotate(key)}>
+          Rotate
+        </Button>
+        <Button size="compact-sm" variant="default" onClick={() => revoke(key)}>
+          Revoke
+        </Button>
+      </Group>
     ),
   },
 ];
@@ -105,5 +112,69 @@ export function RevokeDialog(props: {
     >
       {children}
     </ConfirmDialog>
+  );
+}
+
+const OVERLAPS = [
+  { value: '0', label: 'none: the old key stops working now' },
+  { value: '3600', label: '1 hour' },
+  { value: '86400', label: '1 day' },
+  { value: '604800', label: '7 days' },
+  { value: '2592000', label: '30 days' },
+];
+
+/** Replaces a key by one with the same rights, and asks how long the old one works on. */
+export function RotateDialog(props: {
+  /** The name of what is rotated, for the title; undefined while the dialog is closed. */
+  what: string | undefined;
+  onClose: () => void;
+  rotate: (overlap_seconds: number) => Promise<unknown>;
+}) {
+  const { what, onClose } = props;
+  return (
+    <Modal
+      opened={what !== undefined}
+      onClose={onClose}
+      title={<strong>Rotate {what}</strong>}
+      closeButtonProps={{ 'aria-label': 'Close' }}
+    >
+      {what === undefined ? null : <RotateForm {...props} />}
+    </Modal>
+  );
+}
+
+function RotateForm({ onClose, rotate }: Parameters<typeof RotateDialog>[0]) {
+  const [zone] = useZone();
+  const form = useServerForm({ initialValues: { overlap: '86400' }, pointers: { overlap: '/overlap_seconds' } });
+  const seconds = Number(form.values.overlap);
+  return (
+    <form
+      onSubmit={form.onSubmit(async () => {
+        try {
+          await rotate(seconds);
+          onClose();
+        } catch (error) {
+          form.refused(error);
+        }
+      })}
+    >
+      <Stack gap="sm">
+        <Text>
+          You get a new key with the same rights, which is shown once. Whatever uses the old key must get the new one
+          before the old one ends.
+        </Text>
+        <NativeSelect
+          label="The old key works on for"
+          description={
+            seconds === 0
+              ? 'What still uses it is refused at once'
+              : `At most until ${fullTime(new Date(Date.now() + seconds * 1000), zone)}`
+          }
+          data={OVERLAPS}
+          {...form.getInputProps('overlap')}
+        />
+        <FormFoot action="Rotate" fault={form.fault} busy={form.submitting} onCancel={onClose} />
+      </Stack>
+    </form>
   );
 }

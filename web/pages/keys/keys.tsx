@@ -25,7 +25,7 @@ const KINDS = {
   },
   pipelines: {
     label: 'Pipelines',
-    lead: 'Pipelines that sign in with a token of their platform, without a key that somebody could lose.',
+    lead: 'Pipelines that sign in with a token of their platform, with no stored key that could leak.',
     create: 'Trust a pipeline',
     list: Workloads,
   },

@@ -122,7 +122,7 @@ export function Workloads({ creating, close, create }: Dialog) {
       <ConfirmDialog
         opened={removing !== undefined}
         onClose={() => setRemoving(undefined)}
-        title={`Trust ${removing?.label ?? ''} no longer`}
+        title={`Stop trusting ${removing?.label ?? ''}`}
         action="Remove the trust"
         onConfirm={async () => {
           await confirmed(() => api.workloadTrust.remove.mutate({ id: removing!.id }));
@@ -199,7 +199,7 @@ function Create({ close }: { close: () => void }) {
         />
         <Textarea
           label="Claims"
-          description="One in each line, all of them exact. A name such as repository needs its id beside it"
+          description="One per line, all of them exact. A name such as repository needs its id beside it"
           placeholder={'repository: acme/policies\nrepository_id: 7001\nref: refs/heads/main'}
           required
           autosize
@@ -216,7 +216,7 @@ function Create({ close }: { close: () => void }) {
         </Checkbox.Group>
         <TextInput
           label="Policies"
-          description="An id, or a beginning and *, such as payments-*. Leave empty for all"
+          description="An id, or a prefix followed by *, such as payments-*. Leave empty for all"
           spellCheck={false}
           {...form.getInputProps('policies')}
         />

@@ -77,7 +77,7 @@ export function ListForm({
             data-autofocus
             maxLength={64}
             {...form.getInputProps('name')}
-            error={form.errors.name ?? (form.values.name !== '' && !named ? 'is not such a name' : undefined)}
+            error={form.errors.name ?? (form.values.name !== '' && !named ? 'is not a valid name' : undefined)}
           />
         )}
         {file ? (
@@ -91,7 +91,7 @@ export function ListForm({
           </Group>
         ) : (
           <Textarea
-            label="Values, one in each line"
+            label="Values, one per line"
             description="They replace the values of the version before. Case and spaces within a value count."
             rows={12}
             spellCheck={false}
@@ -103,7 +103,7 @@ export function ListForm({
           <FileButton onChange={(chosen) => void take(chosen)} accept="text/plain,text/csv,.txt,.csv">
             {(props) => (
               <Button {...props} size="xs" variant="default">
-                Take them from a file
+                Load them from a file
               </Button>
             )}
           </FileButton>

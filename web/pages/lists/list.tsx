@@ -222,7 +222,7 @@ function Values({ name, shown }: { name: string; shown: Version }) {
           {query.error ? <ErrorState error={query.error} retry={() => void query.refetch()} /> : null}
           {query.data && values.length === 0 ? (
             <Text c="dimmed" mt="sm">
-              {q === undefined ? 'It has no values: nothing is known.' : 'No value contains this.'}
+              {q === undefined ? 'This list is empty.' : 'No value contains this.'}
             </Text>
           ) : (
             <ul className="list-values" aria-label="Values">

@@ -21,8 +21,8 @@ export function Machines() {
   const query = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <Page
-      title="Lifecycles"
-      lead="The states of policies, holds and deliveries, generated from the server’s own definitions. The page of each policy, hold and delivery highlights its current state."
+      title="State machines"
+      lead="For maintainers: the states of policies, holds and deliveries, drawn from the server’s own definitions. The page of each of them shows where it stands."
     >
       <Shown query={query} lines={12}>
         {({ machines }) => {

@@ -1,39 +1,39 @@
 import { Group, Paper, Text, Title } from '@mantine/core';
 import { IconClockPause, IconGitPullRequest, IconLink, IconRocket, IconRouter, IconWebhook } from '@tabler/icons-react';
-import { keepPreviousData, useQuery } from '@tanstack/react-query';
-import { type ReactNode, useState } from 'react';
-import { problemOf } from '../../lib/errors.tsx';
-import { useMe } from '../../lib/session.ts';
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { lazy, type ReactNode, Suspense } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
-import { actionTitle, count, money } from '../../lib/words.ts';
+import { count, money } from '../../lib/words.ts';
+import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
+import { AgentLink } from '../../parts/names.tsx';
+import { Outcomes } from '../../parts/outcomes.tsx';
+import { SPANS, Spans } from '../../parts/spans.tsx';
+import { Hostile, Line } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
-import { EmptyState, Shown } from '../../ui/states.tsx';
+import { EmptyState, Loading, Shown } from '../../ui/states.tsx';
 import { DecisionTag, type Tone } from '../../ui/status.tsx';
 import { Clock, Countdown, When } from '../../ui/time.tsx';
-import { DecisionChart } from './chart.tsx';
+import { Urgent, useDestinations, useFleet } from './urgent.tsx';
 import './overview.css';
 
-const SPANS = [
-  { hours: 24, buckets: 24, label: '24 hours' },
-  { hours: 168, buckets: 28, label: '7 days' },
-  { hours: 720, buckets: 30, label: '30 days' },
-] as const;
+/** What is counted and summed up comes after what is to be done. */
+const Insight = lazy(() => import('./insight.tsx'));
 
-/** At a glance: what was decided, what is waiting, and whether policies are enforced and records provable. */
+const route = getRouteApi('/app/');
+
+/** At a glance: what cannot wait, what was decided, what is waiting, and whether policies are enforced and records provable. */
 export function Overview() {
-  const [span, setSpan] = useState<(typeof SPANS)[number]>(SPANS[0]);
-  const summary = useQuery(
-    trpc.events.summary.queryOptions(
-      { hours: span.hours, buckets: span.buckets },
-      { placeholderData: keepPreviousData, refetchInterval: 60_000 },
-    ),
-  );
+  const { last = '24h' } = route.useSearch();
+  const navigate = route.useNavigate();
+  const end = useQuery(trpc.events.summary.queryOptions({ hours: 1, buckets: 1 }, { refetchInterval: 60_000 }));
   const policies = useQuery(trpc.policies.list.queryOptions({ limit: 1 }));
-  const fresh = policies.data?.total === 0 && summary.data?.head === null;
+  const fresh = policies.data?.total === 0 && end.data?.head === null;
   return (
     <Page title="Overview">
+      <Urgent />
       {fresh ? (
         <Paper mb="md">
           <EmptyState
@@ -50,37 +50,25 @@ export function Overview() {
         <Reviews />
         <Fleet />
         <Destinations />
-        <Chain head={summary.data?.head} />
+        <Chain head={end.data?.head} />
       </div>
       <Paper mt="md">
         <Group justify="space-between" mb="sm">
           <Title order={2}>Decisions</Title>
-          <fieldset className="segments" aria-label="Time span">
-            {SPANS.map((one) => (
-              <button key={one.hours} type="button" aria-pressed={one === span} onClick={() => setSpan(one)}>
-                {one.label}
-              </button>
-            ))}
-          </fieldset>
+          <Spans
+            last={last}
+            choose={(next) => void navigate({ search: { last: next }, replace: true, resetScroll: false })}
+          />
         </Group>
-        <Shown query={summary} lines={8}>
-          {(data) => (
-            <>
-              <DecisionChart buckets={data.buckets} hours={span.hours} />
-              {data.complete_since ? (
-                <Text size="xs" c="dimmed" mt="xs">
-                  Counts before <When at={data.complete_since} exact /> are incomplete because there were too many
-                  decisions.
-                </Text>
-              ) : null}
-            </>
-          )}
-        </Shown>
+        <Outcomes filter={{}} last={last} />
       </Paper>
       <div className="halves">
         <Waiting />
         <Denied />
       </div>
+      <Suspense fallback={<Loading lines={6} />}>
+        <Insight last={last} span={SPANS[last]} />
+      </Suspense>
     </Page>
   );
 }
@@ -88,14 +76,15 @@ export function Overview() {
 function Tile({
   icon: Shape,
   title,
-  to,
+  link,
   value,
   tone,
   children,
 }: {
   icon: typeof IconLink;
   title: string;
-  to?: string;
+  /** The link to what it counts, of which the whole tile is a part. */
+  link: (title: string) => ReactNode;
   value: ReactNode;
   tone?: Tone;
   children?: ReactNode;
@@ -104,19 +93,18 @@ function Tile({
     <Paper className="tile" data-tone={tone}>
       <div className="tile-title">
         <Shape size={17} stroke={1.7} aria-hidden />
-        {to ? (
-          <PageLink to={to} c="inherit" inherit>
-            {title}
-          </PageLink>
-        ) : (
-          title
-        )}
+        {link(title)}
       </div>
       <div className="tile-value">{value}</div>
       <div className="tile-note">{children}</div>
     </Paper>
   );
 }
+
+const TileLink = (props: {
+  to: '/approvals' | '/review' | '/proxies' | '/subscriptions' | '/forensics';
+  children: string;
+}) => <PageLink c="inherit" inherit className="tile-link" {...props} />;
 
 /** The holds that expire soonest. */
 const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', order: 'expires_at', limit: 5 }));
@@ -128,7 +116,7 @@ function Holds() {
     <Tile
       icon={IconClockPause}
       title="Pending approvals"
-      to="/approvals"
+      link={(title) => <TileLink to="/approvals">{title}</TileLink>}
       value={data?.total ?? '–'}
       tone={data?.total ? 'wait' : undefined}
     >
@@ -145,7 +133,7 @@ function Reviews() {
     <Tile
       icon={IconGitPullRequest}
       title="Policies to review"
-      to="/review"
+      link={(title) => <TileLink to="/review">{title}</TileLink>}
       value={data?.total ?? '–'}
       tone={broken ? 'bad' : data?.total ? 'wait' : undefined}
     >
@@ -162,7 +150,7 @@ function Reviews() {
 }
 
 function Fleet() {
-  const { data } = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 15_000 }));
+  const { data } = useFleet();
   const proxies = data?.proxies ?? [];
   const stale = proxies.filter((proxy) => proxy.stale).length;
   const current = proxies.filter((proxy) => !proxy.stale && proxy.up_to_date === true).length;
@@ -171,6 +159,7 @@ function Fleet() {
     <Tile
       icon={IconRouter}
       title="Proxies up to date"
+      link={(title) => <TileLink to="/proxies">{title}</TileLink>}
       value={data ? (proxies.length === 0 ? 'none' : `${current} of ${proxies.length}`) : '–'}
       tone={stale > 0 ? 'bad' : well ? undefined : 'wait'}
     >
@@ -187,10 +176,7 @@ function Fleet() {
 
 /** Only admins can see destinations. */
 function Destinations() {
-  const me = useMe();
-  const { data } = useQuery(
-    trpc.subscriptions.list.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }),
-  );
+  const { data } = useDestinations();
   if (!data || data.subscriptions.length === 0) return null;
   const failing = data.subscriptions.filter(({ failing_since }) => failing_since !== undefined);
   const since = failing.map(({ failing_since }) => failing_since ?? '').sort()[0];
@@ -198,6 +184,7 @@ function Destinations() {
     <Tile
       icon={IconWebhook}
       title="Failing destinations"
+      link={(title) => <TileLink to="/subscriptions">{title}</TileLink>}
       value={failing.length === 0 ? 'none' : failing.length}
       tone={failing.length > 0 ? 'bad' : undefined}
     >
@@ -213,15 +200,15 @@ function Destinations() {
 }
 
 function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
-  const checkpoint = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false, refetchInterval: 60_000 }));
+  const { data } = useQuery(trpc.chain.checkpoints.queryOptions({ limit: 1 }, { refetchInterval: 60_000 }));
+  const checkpoint = data?.checkpoints[0];
   const last = useLastVerified('forensics');
   const failed = last?.action === 'forensics.verification_failed';
-  const none = checkpoint.error && problemOf(checkpoint.error).code === 'NOT_FOUND';
   return (
     <Tile
       icon={IconLink}
       title="Decision chain"
-      to="/forensics"
+      link={(title) => <TileLink to="/forensics">{title}</TileLink>}
       value={head ? `#${head.seq.toLocaleString()}` : '–'}
       tone={failed ? 'bad' : undefined}
     >
@@ -232,11 +219,11 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
       ) : last === null ? (
         <div>not verified by a person yet</div>
       ) : null}
-      {checkpoint.data ? (
+      {checkpoint ? (
         <>
-          signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
+          signed up to #{checkpoint.seq.toLocaleString()}, <When at={checkpoint.created_at} />
         </>
-      ) : none ? (
+      ) : data ? (
         'no checkpoints yet'
       ) : null}
     </Tile>
@@ -264,19 +251,31 @@ function Waiting() {
               {holds.map((hold) => (
                 <li key={hold.id}>
                   <div className="lines-main">
-                    <PageLink to="/approvals/$id" params={{ id: hold.id }} fw={600} c="inherit">
-                      {actionTitle(hold)}
+                    <PageLink
+                      to="/approvals/$id"
+                      params={{ id: hold.id }}
+                      fw={600}
+                      c="inherit"
+                      display="block"
+                      aria-label={actionText(hold)}
+                    >
+                      <ActionTitle action={hold} />
                     </PageLink>
-                    <div className="dim">
-                      {hold.agent_id} ({hold.agent_role}) says “{hold.action_summary}” · {hold.current_approvals} of{' '}
-                      {hold.required_approvals} approvals
-                    </div>
+                    <ActionTarget action={hold} />
+                    <AgentSays text={hold.action_summary} />
                   </div>
-                  <div className="lines-side">
+                  <div className="lines-side waiting-side">
                     {hold.estimated_value === null ? null : (
-                      <strong>{money(hold.estimated_value, hold.value_currency)}</strong>
+                      <Line className="stated">
+                        <Hostile text={money(hold.estimated_value, hold.value_currency)} />
+                      </Line>
                     )}
                     <Countdown until={hold.expires_at} />
+                    {hold.required_approvals > 0 ? (
+                      <span className="dim">
+                        {hold.current_approvals} of {hold.required_approvals} approvals
+                      </span>
+                    ) : null}
                   </div>
                 </li>
               ))}
@@ -309,12 +308,20 @@ function Denied() {
               {events.map((event) => (
                 <li key={event.id}>
                   <div className="lines-main">
-                    <PageLink to="/decisions" search={{ event: event.id }} fw={600} c="inherit">
-                      {event.tool_name}
+                    <PageLink
+                      to="/decisions"
+                      search={{ event: event.id }}
+                      fw={600}
+                      c="inherit"
+                      display="block"
+                      className="one-line"
+                    >
+                      <Hostile text={event.tool_name} />
                     </PageLink>
-                    <div className="dim">
-                      {event.agent_id} · {event.deny_reason ?? 'no reason given'}
-                    </div>
+                    <Line className="dim">
+                      <AgentLink id={event.agent_id} plain /> ·{' '}
+                      {event.deny_reason ? <Hostile text={event.deny_reason} /> : 'no reason given'}
+                    </Line>
                   </div>
                   <div className="lines-side">
                     <DecisionTag decision={event.decision} />

@@ -7,6 +7,7 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
+import { Diff } from '../../ui/editor/diff.tsx';
 import { Editor } from '../../ui/editor/editor.tsx';
 import { Notice } from '../../ui/notice.tsx';
 
@@ -32,6 +33,7 @@ export function Draft({
   buttons,
   below,
   beside,
+  drafted,
 }: {
   policy: PolicyDetail;
   part: 'text' | 'tests';
@@ -41,6 +43,8 @@ export function Draft({
   buttons: (tools: DraftTools) => ReactNode;
   below?: (tools: DraftTools) => ReactNode;
   beside: (tools: DraftTools) => ReactNode;
+  /** What the editor opens with in place of what is saved, and the line to begin at. */
+  drafted?: { source: string; line: number } | undefined;
 }) {
   const me = useMe();
   const tests = part === 'tests';
@@ -48,10 +52,12 @@ export function Draft({
     tests ? (one.tests_source ?? '') : one.dsl_source;
   const stored = sourceOf(policy);
   const editor = useRef<EditorHandle>(null);
-  const text = useRef(stored);
+  const text = useRef(drafted?.source ?? stored);
   /** The version that the editor was opened with, which may no longer be the newest. */
   const [base, setBase] = useState({ version: policy.version, source: stored });
-  const [dirty, setDirty] = useState(false);
+  const [dirty, setDirty] = useState(drafted !== undefined);
+  /** The text as it was when its changes were asked for. */
+  const [compared, compare] = useState<string>();
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const save = useMutation(
     trpc.policies.update.mutationOptions({
@@ -104,7 +110,8 @@ export function Draft({
         <div>
           <Editor
             {...look}
-            initial={base.source}
+            initial={drafted?.source ?? base.source}
+            {...(drafted && { startAt: drafted.line })}
             policyId={policy.id}
             handle={editor}
             readOnly={!mayWrite}
@@ -120,6 +127,9 @@ export function Draft({
                 {deploysAtOnce ? 'Save and enforce' : 'Save draft'}
               </Button>
               {buttons(tools)}
+              <Button variant="default" disabled={!dirty} onClick={() => compare(text.current)}>
+                Show changes
+              </Button>
               <Text size="sm" c="dimmed" role="status" style={{ alignSelf: 'center' }}>
                 {dirty
                   ? broken
@@ -133,6 +143,27 @@ export function Draft({
         </div>
         {beside(tools)}
       </div>
+      <ConfirmDialog
+        opened={compared !== undefined}
+        onClose={() => compare(undefined)}
+        title="Changes that are not saved"
+        action={deploysAtOnce ? 'Save and enforce' : 'Save draft'}
+        danger={false}
+        size="xl"
+        onConfirm={async () => submit()}
+      >
+        {compared === undefined ? null : (
+          <>
+            {broken ? <Notice tone="bad" title="It has problems, with which it cannot be saved" /> : null}
+            <Diff
+              before={base.source}
+              after={compared}
+              label={`${noun} ${base.version} → what you wrote`}
+              plain={tests}
+            />
+          </>
+        )}
+      </ConfirmDialog>
       <ConfirmDialog
         opened={blocker.status === 'blocked'}
         onClose={() => blocker.reset?.()}

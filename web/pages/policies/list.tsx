@@ -34,7 +34,7 @@ export function PolicyList() {
     void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
   const clear = () => void navigate({ search: {}, replace: true });
   // also leaves a page that is now past the end
-  const filtered = page > 1 || Object.values(where).some((value) => value !== undefined);
+  const filtered = page > 1 || Object.entries(where).some(([name, value]) => name !== 'order' && value !== undefined);
   type Row = NonNullable<typeof query.data>['policies'][number];
 
   const columns: Column<Row>[] = [
@@ -90,6 +90,7 @@ export function PolicyList() {
       }
     >
       <search className="bar" aria-label="Filter policies">
+        <TextFilter label="Name or text contains" value={filter.q} onChange={(q) => set({ q })} width={200} />
         <NativeSelect
           label="Status"
           value={filter.status ?? ''}
@@ -110,10 +111,25 @@ export function PolicyList() {
           width={160}
         />
         <TextFilter label="Scope" value={filter.scope} onChange={(scope) => set({ scope })} width={140} />
+        <NativeSelect
+          label="Sort"
+          value={filter.order ?? ''}
+          onChange={(event) => set({ order: (event.currentTarget.value || undefined) as PolicyFilter['order'] })}
+          data={[
+            { value: '', label: 'changed last' },
+            { value: 'id', label: 'by name' },
+            { value: 'status', label: 'by status' },
+          ]}
+          w={140}
+        />
         {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
       <DataTable
-        label="Policies, most recently changed first"
+        label={
+          filter.order === undefined
+            ? 'Policies, most recently changed first'
+            : `Policies by ${filter.order === 'id' ? 'name' : 'status'}`
+        }
         columns={columns}
         rows={query.data?.policies}
         rowKey={(row) => row.id}

@@ -1,15 +1,18 @@
 import { Notice } from '../../ui/notice.tsx';
 import '@mantine/core/styles/Tabs.css';
-import { Paper, Tabs, Title } from '@mantine/core';
+import { Box, Paper, Tabs, Title, VisuallyHidden } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
 import { lazy, Suspense, useRef, useState } from 'react';
 import { usePeople } from '../../lib/people.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { ChangesAsked } from '../../parts/changes-asked.tsx';
 import { Failures, marksOf, Reach, TestCounts, TestsDiff } from '../../parts/policy-tests.tsx';
+import { SimulationPanel } from '../../parts/simulation.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import type { Problem } from '../../ui/editor/code-editor.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
 import { PolicyTag } from '../../ui/status.tsx';
@@ -71,13 +74,19 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
       {policy.open_review ? (
         <Notice tone="wait" title="Deployed by break glass">
           Version {policy.open_review.version} was enforced without approval by {name(policy.open_review.actor)}
-          {policy.open_review.reason ? `: “${policy.open_review.reason}”` : ''}. Another approver must review it and{' '}
+          {policy.open_review.reason ? (
+            <>
+              : “<Hostile text={policy.open_review.reason} />”
+            </>
+          ) : null}
+          . Another approver must review it and{' '}
           <Link to="/review/$id" params={{ id: policy.id }}>
             close the review
           </Link>
           .
         </Notice>
       ) : null}
+      <ChangesAsked policy={policy} link />
       <LiveTests policy={policy} />
       <Tabs
         value={tab}
@@ -100,6 +109,11 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
         </Tabs.Panel>
         <Tabs.Panel value="diff">
           <LiveDiff policy={policy} />
+          {policy.version === policy.live_version || policy.status === 'revoked' ? null : (
+            <Box mt="md">
+              <SimulationPanel policyId={policy.id} version={policy.version} key={policy.version} />
+            </Box>
+          )}
         </Tabs.Panel>
         <Tabs.Panel value="rules">
           <Rules id={policy.id} />
@@ -212,6 +226,7 @@ function LiveDiff({ policy }: { policy: PolicyDetail }) {
   if (from < 1) return <Paper>There is only one version, so there is nothing to compare.</Paper>;
   return (
     <>
+      <VisuallyHidden component="h2">Changes of the texts</VisuallyHidden>
       <div className="bar">
         {select(
           'from',

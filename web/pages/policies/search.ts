@@ -6,6 +6,8 @@ export interface PolicyFilter {
   status?: PolicyStatus;
   agent_role?: string;
   scope?: string;
+  q?: string;
+  order?: 'id' | 'status';
   page?: number;
 }
 
@@ -16,6 +18,8 @@ export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter 
     ...(STATUSES.includes(search.status as PolicyStatus) && { status: search.status as PolicyStatus }),
     ...(text(search.agent_role) && { agent_role: text(search.agent_role) }),
     ...(text(search.scope) && { scope: text(search.scope) }),
+    ...(text(search.q) && { q: text(search.q)!.slice(0, 100) }),
+    ...((search.order === 'id' || search.order === 'status') && { order: search.order }),
     ...(Number.isInteger(page) && page > 1 && { page }),
   };
 }

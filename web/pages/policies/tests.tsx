@@ -1,9 +1,12 @@
 import { Button, Paper, Text, Title } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
-import { useRef, useState } from 'react';
+import { useEffect, useRef, useState } from 'react';
+import { visible } from '../../../server/lib/visible.ts';
+import { type DraftedSuite, suiteFor, suiteTaken } from '../../lib/drafted-suite.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { Survivors, TestRun } from '../../parts/policy-tests.tsx';
 import type { Problem } from '../../ui/editor/code-editor.tsx';
+import { Notice } from '../../ui/notice.tsx';
 import { Draft, type PolicyDetail } from './draft.tsx';
 
 type Run = Answers['policies']['test'];
@@ -20,6 +23,8 @@ tests:
 /** The test suite of a policy, and what its tests find while it is written. They run on the newest saved text. */
 export function Tests({ policy }: { policy: PolicyDetail }) {
   const newest = useRef('');
+  const [drafted] = useState(() => suiteFor(policy.id));
+  useEffect(suiteTaken, []);
   /** Null: there are no tests. */
   const [run, setRun] = useState<Run | null | undefined>(policy.tests_source === null ? null : undefined);
   const check = async (source: string): Promise<Problem[] | undefined> => {
@@ -45,37 +50,64 @@ export function Tests({ policy }: { policy: PolicyDetail }) {
   const invalid = (run?.tests_errors.length ?? 0) > 0;
 
   return (
-    <Draft
-      policy={policy}
-      part="tests"
-      broken={invalid}
-      editor={{ suite: check }}
-      buttons={({ editor, text }) => (
-        <Button variant="default" disabled={text() !== ''} onClick={() => editor.current?.replace(EXAMPLE)}>
-          Insert an example
-        </Button>
-      )}
-      beside={({ editor, text }) => (
-        <div>
-          <Paper component="section" aria-labelledby="tests-title">
-            <Title order={2} id="tests-title">
-              Results
-            </Title>
-            <Text size="sm" c="dimmed" mb="sm">
-              The tests run on version {policy.version} together with all live policies. Nothing is recorded.
-            </Text>
-            <div aria-live="polite">
-              {run ? (
-                <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} />
-              ) : (
-                <Text>{run === null ? 'There are no tests.' : 'The tests are running.'}</Text>
-              )}
-            </div>
-          </Paper>
-          {run && !invalid ? <Mutations policy={policy} text={text} /> : null}
-        </div>
-      )}
-    />
+    <>
+      {drafted && drafted.tests_source !== policy.tests_source ? <Drafted made={drafted} /> : null}
+      <Draft
+        policy={policy}
+        {...(drafted && { drafted: { source: drafted.tests_source, line: drafted.test.line } })}
+        part="tests"
+        broken={invalid}
+        editor={{ suite: check }}
+        buttons={({ editor, text }) => (
+          <Button variant="default" disabled={text() !== ''} onClick={() => editor.current?.replace(EXAMPLE)}>
+            Insert an example
+          </Button>
+        )}
+        beside={({ editor, text }) => (
+          <div>
+            <Paper component="section" aria-labelledby="tests-title">
+              <Title order={2} id="tests-title">
+                Results
+              </Title>
+              <Text size="sm" c="dimmed" mb="sm">
+                The tests run on version {policy.version} together with all live policies. Nothing is recorded.
+              </Text>
+              <div aria-live="polite">
+                {run ? (
+                  <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} />
+                ) : (
+                  <Text>{run === null ? 'There are no tests.' : 'The tests are running.'}</Text>
+                )}
+              </div>
+            </Paper>
+            {run && !invalid ? <Mutations policy={policy} text={text} /> : null}
+          </div>
+        )}
+      />
+    </>
+  );
+}
+
+const KEPT: Record<DraftedSuite['kept'], string | undefined> = {
+  read: undefined,
+  read_then: 'It also has everything that the policies of that time read.',
+  whole: 'It has the whole request: with less of it the decision would differ.',
+};
+
+/** Says of a test that was made of a decision what its author should know before saving it. */
+function Drafted({ made: { event_id, test, kept, verified, masked, unmasked, ok } }: { made: DraftedSuite }) {
+  const notes = [
+    KEPT[kept],
+    verified ? undefined : 'It could not be checked that the policies of that time decide the same.',
+    masked.length > 0 ? `Placeholders stand in place of ${masked.join(', ')}.` : undefined,
+    unmasked.length > 0 ? `It shows values that are masked elsewhere: ${unmasked.join(', ')}.` : undefined,
+    ok ? undefined : 'The newest version does not pass it yet.',
+  ];
+  return (
+    <Notice tone={unmasked.length > 0 ? 'wait' : 'info'} title={`New test: ${test.name}`}>
+      Made from the decision <span className="mono">{event_id}</span>, from line {test.line} on. Save the draft to keep
+      it. {visible(notes.filter((note) => note !== undefined).join(' '))}
+    </Notice>
   );
 }
 

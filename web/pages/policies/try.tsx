@@ -1,10 +1,11 @@
 import { Anchor, Button, Group, NativeSelect, Paper, Stack, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { IconPlayerPlay } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { useState } from 'react';
+import { useEffect, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 import { useServerForm } from '../../lib/form.ts';
+import { type HandedRequest, requestFor, requestTaken } from '../../lib/handed-request.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Notice } from '../../ui/notice.tsx';
@@ -47,6 +48,15 @@ function argumentsOf(text: string): Record<string, unknown> {
   return args as Record<string, unknown>;
 }
 
+/** A request as the form has it; what the form has no field for is left out. */
+function formOf(request: HandedRequest): Partial<Form> {
+  const texts = Object.keys(EMPTY).flatMap((name) => {
+    const value = request[name];
+    return typeof value === 'string' || typeof value === 'number' ? [[name, String(value)]] : [];
+  });
+  return { ...Object.fromEntries(texts), arguments: JSON.stringify(request.arguments ?? {}, null, 2) };
+}
+
 /** Tries a request against the text: the decision and the rule behind it. Nothing is recorded. */
 export function TryIt({
   policyId,
@@ -63,8 +73,11 @@ export function TryIt({
   const key = `svc-try-${policyId ?? 'new'}`;
   const [initialValues] = useState<Form>(() => {
     const given = example && { ...example, arguments: JSON.stringify(example.arguments, null, 2) };
+    const handed = requestFor(policyId);
+    if (handed) return { ...EMPTY, ...formOf(handed) };
     return { ...EMPTY, ...(JSON.parse(localStorage.getItem(key) ?? '{}') as Partial<Form>), ...given };
   });
+  useEffect(requestTaken, []);
   const form = useServerForm<Form>({
     initialValues,
     validate: {

@@ -7,7 +7,8 @@ import { type Answers, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { ButtonLink } from '../../ui/link.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -69,8 +70,14 @@ export function Proxies() {
             main: true,
             cell: ({ proxy_id, version }) => (
               <div>
-                <div style={{ fontWeight: 600 }}>{proxy_id}</div>
-                {version ? <span className="dim">version {version}</span> : null}
+                <PageLink to="/proxies/proxy" search={{ id: proxy_id }} fw={600} c="inherit">
+                  <Hostile text={proxy_id} />
+                </PageLink>
+                {version ? (
+                  <span className="dim">
+                    version <Hostile text={version} />
+                  </span>
+                ) : null}
               </div>
             ),
           },

@@ -5,6 +5,7 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
@@ -39,7 +40,7 @@ export function ReviewQueue() {
           </PageLink>
           {row.open_review?.reason ? (
             <div className="dim" style={{ fontWeight: 400, maxWidth: '48ch' }}>
-              {row.open_review.reason}
+              <Hostile text={row.open_review.reason} />
             </div>
           ) : null}
         </div>
@@ -109,7 +110,7 @@ export function ReviewQueue() {
         empty={
           <EmptyState
             icon={IconGitPullRequest}
-            title={page > 1 ? 'Nothing waits on this page any more' : 'Nothing to review'}
+            title={page > 1 ? 'Nothing waits on this page anymore' : 'Nothing to review'}
             action={page > 1 ? <ButtonLink to="/review">The first page</ButtonLink> : null}
           >
             Versions appear here when an author submits them or an admin uses break glass.

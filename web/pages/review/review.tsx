@@ -1,24 +1,29 @@
-import { Button, Group, Paper, Stack, Text, Textarea, Title } from '@mantine/core';
+import { Button, Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { count } from '../../lib/words.ts';
+import { ChangesAsked } from '../../parts/changes-asked.tsx';
 import { PolicySource } from '../../parts/policy-source.tsx';
 import { BrokenTests, TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
 import { SimulationPanel, useSimulation } from '../../parts/simulation.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
+import { Hostile, Said } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
 import { PolicyTag, REVIEW, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { Checks, checksOf } from './checks.tsx';
+import { ReviewDiff } from './diff.tsx';
+import { CommentForm, isOpen, type Thread, ThreadView, threadsOf } from './threads.tsx';
 import './review.css';
 
 const route = getRouteApi('/app/review/$id');
@@ -49,6 +54,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
   const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
   const version = policy.versions.find((one) => one.version === reviewed);
   const pending = policy.status === 'pending_approval';
+  const threads = threadsOf(policy);
   // the break-glass deployment may not be of the newest version
   const broken = policy.open_review?.version;
   return (
@@ -73,13 +79,14 @@ function Review({ policy }: { policy: PolicyDetail }) {
         <Notice tone="wait" title={`Version ${policy.version} is newer than the one you are reviewing`} urgent>
           Version {reviewed} can no longer be decided. This is what has changed since:
           <div style={{ margin: '10px 0' }}>
-            <TwoVersions id={id} from={reviewed} to={policy.version} />
+            <Versions id={id} from={reviewed} to={policy.version} />
           </div>
           <Button size="xs" onClick={() => setReviewed(policy.version)}>
             Review version {policy.version}
           </Button>
         </Notice>
       )}
+      <ChangesAsked policy={policy} />
       {policy.open_review ? (
         <Notice tone="bad" title="Enforced by break glass">
           {name(policy.open_review.actor)} had version {policy.open_review.version} enforced without approval
@@ -88,40 +95,33 @@ function Review({ policy }: { policy: PolicyDetail }) {
               , <When at={policy.open_review.opened_at} />
             </>
           ) : null}
-          .{policy.open_review.reason ? <p className="remark">{policy.open_review.reason}</p> : null}
+          .
+          {policy.open_review.reason ? (
+            <div className="remark">
+              <Said text={policy.open_review.reason} />
+            </div>
+          ) : null}
           {broken === undefined || broken === reviewed ? null : (
             <details>
               <summary>What it changed</summary>
-              {broken > 1 ? (
-                <TwoVersions id={id} from={broken - 1} to={broken} />
-              ) : (
-                <FirstVersion id={id} version={broken} />
-              )}
+              <Versions id={id} from={broken > 1 ? broken - 1 : null} to={broken} />
             </details>
           )}
         </Notice>
       ) : null}
       {version?.source ? <PolicySource source={version.source} /> : null}
       {version?.note ? (
-        <p className="remark" style={{ marginBottom: 12 }}>
-          {version.note}
-        </p>
+        <div className="remark" style={{ marginBottom: 12 }}>
+          <Said text={version.note} />
+        </div>
       ) : null}
-      <Checks id={id} version={reviewed} />
-      <SimulationPanel policyId={id} version={reviewed} key={reviewed} />
-      <Paper mb="md">
-        {before === null ? (
-          <FirstVersion id={id} version={reviewed} />
-        ) : (
-          <TwoVersions id={id} from={before} to={reviewed} />
-        )}
-      </Paper>
+      <Reviewed policy={policy} version={reviewed} before={before} threads={threads} key={`${before} ${reviewed}`} />
       <div className="halves-review">
-        <Remarks policy={policy} version={reviewed} />
+        <Remarks policy={policy} version={reviewed} threads={threads} />
         <div>
           {policy.open_review ? <CloseReview policy={policy} open={policy.open_review} /> : null}
           {pending ? (
-            <Decide policy={policy} version={reviewed} />
+            <Decide policy={policy} version={reviewed} open={threads.filter(isOpen).length} />
           ) : policy.open_review ? null : (
             <Decided policy={policy} />
           )}
@@ -131,133 +131,220 @@ function Review({ policy }: { policy: PolicyDetail }) {
   );
 }
 
-/** What the tests of the version find now. They run again when it is approved. */
-function Checks({ id, version }: { id: string; version: number }) {
-  const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
-  const { dsl_source, tests_source } = query.data ?? {};
+/** What is known of a version, and what it changes. */
+function Reviewed({
+  policy,
+  version,
+  before,
+  threads,
+}: {
+  policy: PolicyDetail;
+  version: number;
+  before: number | null;
+  threads: readonly Thread[];
+}) {
+  const { id } = policy;
+  const me = useMe();
+  const texts = useTexts(id, before, version);
+  const { dsl_source, tests_source } = texts.after.data ?? {};
+  const known = dsl_source !== undefined;
+  const lint = useQuery({
+    queryKey: ['lint', id, version],
+    queryFn: () => api.policies.validate.mutate({ id, dsl_source: dsl_source! }),
+    enabled: known,
+  });
   const run = useQuery({
     queryKey: ['tests', id, version],
     queryFn: () => api.policies.test.mutate({ id, dsl_source: dsl_source!, tests_source: tests_source! }),
-    enabled: dsl_source !== undefined && tests_source != null,
+    enabled: known && tests_source != null,
   });
   const breaks = useQuery({
     queryKey: ['breaks', id, version],
     queryFn: () => api.policies.breaks.mutate({ id, dsl_source: dsl_source! }),
-    enabled: dsl_source !== undefined,
+    enabled: known,
   });
-  return (
-    <Paper component="section" aria-labelledby="checks" mb="md">
-      <Title order={2} id="checks" mb="xs">
-        Tests
-      </Title>
-      <Shown query={query}>
-        {() =>
-          tests_source == null ? (
-            <Text c="dimmed">This version has no tests.</Text>
-          ) : (
-            <Shown query={run}>{(found) => <TestRun run={found} />}</Shown>
-          )
-        }
-      </Shown>
-      {breaks.data ? <BrokenTests found={breaks.data} /> : null}
-    </Paper>
-  );
-}
-
-function TwoVersions({ id, from, to }: { id: string; from: number; to: number }) {
-  const before = useQuery(trpc.policies.version.queryOptions({ id, version: from }));
-  const after = useQuery(trpc.policies.version.queryOptions({ id, version: to }));
-  const diff = useQuery(trpc.policies.diff.queryOptions({ id, from, to }));
-  const rules = diff.data && [
-    ...diff.data.rules_added.map((rule) => ['added', 'ok', rule] as const),
-    ...diff.data.rules_changed.map((rule) => ['changed', 'wait', rule] as const),
-    ...diff.data.rules_removed.map((rule) => ['removed', 'bad', rule] as const),
-  ];
+  const { data: simulation } = useSimulation(id, version);
+  const checks = checksOf({
+    lint: lint.error ? 'unknown' : lint.data,
+    run: run.error ? 'unknown' : tests_source === null ? null : run.data,
+    breaks: breaks.error ? 'unknown' : breaks.data,
+    simulation,
+    threads: threads.filter(isOpen).length,
+  });
+  const comments = me.has('author') && version === policy.version;
   return (
     <>
-      {rules && rules.length > 0 ? (
-        <Group gap="xs" mb="sm" aria-label="Rules that differ" component="ul" className="plain-list">
-          {rules.map(([word, tone, rule]) => (
-            <li key={rule}>
-              <Tag tone={tone}>{word}</Tag> <span className="mono">{rule.split('#')[1]}</span>
-            </li>
-          ))}
-        </Group>
-      ) : null}
-      <Shown query={before}>
-        {(old) => (
-          <Shown query={after}>
-            {(next) => (
+      <Checks checks={checks} />
+      <Paper component="section" aria-labelledby="changes" mb="md">
+        <Title order={2} id="changes" mb="xs">
+          Changes
+        </Title>
+        {before === null ? null : <RuleChanges id={id} from={before} to={version} />}
+        <Shown query={texts.both}>
+          {({ old, next }) => {
+            const shared = { policy, threads, comments };
+            const textOf = (one: typeof next, part: 'text' | 'tests') => ({
+              version: one.version,
+              text: (part === 'text' ? one.dsl_source : one.tests_source) ?? '',
+            });
+            return (
               <>
-                <Diff before={old.dsl_source} after={next.dsl_source} label={`version ${from} → version ${to}`} />
-                <TestsDiff before={old} after={next} />
+                <ReviewDiff {...shared} part="text" before={old && textOf(old, 'text')} after={textOf(next, 'text')} />
+                {old?.tests_source || next.tests_source ? (
+                  <>
+                    <Title order={3} mt="md" mb="xs">
+                      Tests
+                    </Title>
+                    <ReviewDiff
+                      {...shared}
+                      part="tests"
+                      before={old && textOf(old, 'tests')}
+                      after={textOf(next, 'tests')}
+                    />
+                  </>
+                ) : null}
               </>
-            )}
-          </Shown>
+            );
+          }}
+        </Shown>
+      </Paper>
+      <Paper component="section" aria-labelledby="tests" mb="md">
+        <Title order={2} id="tests" mb="xs">
+          Tests
+        </Title>
+        {tests_source === null ? (
+          <Text c="dimmed">This version has no tests.</Text>
+        ) : (
+          <Shown query={run}>{(found) => <TestRun run={found} />}</Shown>
         )}
-      </Shown>
+        {breaks.data ? <BrokenTests found={breaks.data} /> : null}
+      </Paper>
+      <SimulationPanel policyId={id} version={version} />
     </>
   );
 }
 
-function FirstVersion({ id, version }: { id: string; version: number }) {
-  const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
+/** Two versions of a policy; without the first one, `old` is null. */
+function useTexts(id: string, from: number | null, to: number) {
+  const before = useQuery({
+    ...trpc.policies.version.queryOptions({ id, version: from ?? to }),
+    enabled: from !== null,
+  });
+  const after = useQuery(trpc.policies.version.queryOptions({ id, version: to }));
+  const ready = after.data !== undefined && (from === null || before.data !== undefined);
+  const both = {
+    data: ready ? { old: from === null ? null : before.data!, next: after.data! } : undefined,
+    error: after.error ?? before.error,
+    isPending: !ready,
+    refetch: () => Promise.all([before.refetch(), after.refetch()]),
+  };
+  return { after, both };
+}
+
+/** The texts of two versions, beside one another. */
+function Versions({ id, from, to }: { id: string; from: number | null; to: number }) {
+  const { both } = useTexts(id, from, to);
   return (
-    <Shown query={query}>
-      {(next) => (
+    <Shown query={both}>
+      {({ old, next }) => (
         <>
-          <Diff before="" after={next.dsl_source} label={`nothing → version ${version}`} />
-          <TestsDiff before={null} after={next} />
+          <Diff
+            before={old?.dsl_source ?? ''}
+            after={next.dsl_source}
+            label={`${from === null ? 'nothing' : `version ${from}`} → version ${to}`}
+          />
+          <TestsDiff before={old} after={next} />
         </>
       )}
     </Shown>
   );
 }
 
-function Remarks({ policy, version }: { policy: PolicyDetail; version: number }) {
+const CHANGE = {
+  added: ['added', 'ok'],
+  changed: ['changed', 'wait'],
+  removed: ['removed', 'bad'],
+} as const;
+
+/** Each rule that differs, with what it did and what it does now. */
+function RuleChanges({ id, from, to }: { id: string; from: number; to: number }) {
+  const { data } = useQuery(trpc.policies.diff.queryOptions({ id, from, to }));
+  if (!data || data.rules.length === 0) return null;
+  return (
+    <ul className="rule-changes" aria-label="Rules that differ">
+      {data.rules.map(({ rule_id, change, was, now }) => {
+        const [word, tone] = CHANGE[change];
+        return (
+          <li key={rule_id}>
+            <Tag tone={tone}>{word}</Tag> <span className="mono">{rule_id.split('#')[1]}</span>
+            {was === null ? null : (
+              <p>
+                <span className="dim">{now === null ? 'It did: ' : 'Before: '}</span>
+                <Hostile text={was} />
+              </p>
+            )}
+            {now === null ? null : (
+              <p>
+                <span className="dim">Now: </span>
+                <Hostile text={now} />
+              </p>
+            )}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+/** The decisions on all versions and the threads that are on none of the lines above, in order. */
+function Remarks({ policy, version, threads }: { policy: PolicyDetail; version: number; threads: readonly Thread[] }) {
   const name = usePeople();
   const me = useMe();
-  const form = useServerForm({ initialValues: { comment: '' } });
-  const comment = useMutation(trpc.policies.comment.mutationOptions({ onSuccess: form.reset }));
-  const written = filled(form.values.comment);
-  const reviews = policy.versions.flatMap((one) =>
-    (one.reviews ?? []).map((review) => ({ ...review, version: one.version })),
+  const decisions = policy.versions.flatMap((one) =>
+    (one.reviews ?? [])
+      .filter(({ status }) => status !== 'commented')
+      .map((review) => ({ at: review.decided_at, review, version: one.version })),
   );
+  const all = [
+    ...decisions.map(({ at, ...decision }) => ({ at, decision, thread: undefined })),
+    ...threads.map((thread) => ({ at: thread.first.decided_at, decision: undefined, thread })),
+  ].sort((a, b) => a.at.localeCompare(b.at));
+  const open = threads.filter(isOpen).length;
   return (
     <Paper component="section" aria-labelledby="remarks">
       <Title order={2} id="remarks" mb="xs">
         Comments
       </Title>
-      {reviews.length === 0 ? <Text c="dimmed">No comments yet.</Text> : null}
+      {all.length === 0 ? <Text c="dimmed">No comments yet.</Text> : null}
+      {open > 0 ? (
+        <Text size="sm" mb="xs">
+          {count(open, 'thread')} not resolved.
+        </Text>
+      ) : null}
       <Stack gap="sm">
-        {reviews
-          .sort((a, b) => a.decided_at.localeCompare(b.decided_at))
-          .map((review) => {
-            const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet' as const];
-            return (
-              <div key={`${review.decided_at}${review.status}`}>
-                <Group gap={6}>
-                  <strong>{name(review.decided_by)}</strong> <Tag tone={tone}>{word}</Tag>
-                  <Text size="sm" c="dimmed">
-                    version {review.version}, <When at={review.decided_at} />
-                  </Text>
-                </Group>
-                {review.comment ? <p className="remark">{review.comment}</p> : null}
-              </div>
-            );
-          })}
+        {all.map(({ at, decision, thread }) => {
+          if (thread) return <ThreadView key={thread.id} policy={policy} thread={thread} />;
+          const { review, version: of } = decision;
+          const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet' as const];
+          return (
+            <div key={`${at}${review.status}`}>
+              <Group gap={6}>
+                <strong>{name(review.decided_by)}</strong> <Tag tone={tone}>{word}</Tag>
+                <Text size="sm" c="dimmed">
+                  version {of}, <When at={at} />
+                </Text>
+              </Group>
+              {review.comment ? (
+                <div className="remark">
+                  <Said text={review.comment} />
+                </div>
+              ) : null}
+            </div>
+          );
+        })}
       </Stack>
       {me.has('author') && version === policy.version ? (
-        <form
-          onSubmit={form.onSubmit(() => {
-            if (written) comment.mutate({ id: policy.id, version, comment: written });
-          })}
-        >
-          <Textarea mt="md" label="Comment" autosize minRows={2} maxLength={2000} {...form.getInputProps('comment')} />
-          <Button mt="xs" type="submit" variant="default" size="xs" disabled={!written} loading={comment.isPending}>
-            Add comment
-          </Button>
-        </form>
+        <CommentForm policy={policy} input={{}} label="Comment" action="Add comment" />
       ) : null}
     </Paper>
   );
@@ -265,7 +352,7 @@ function Remarks({ policy, version }: { policy: PolicyDetail; version: number })
 
 type Verdict = 'approve' | 'request_changes' | 'reject';
 
-function Decide({ policy, version }: { policy: PolicyDetail; version: number }) {
+function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; version: number; open: number }) {
   const [open, setOpen] = useState<Verdict>();
   const standing = useQuery(trpc.machines.policy.queryOptions({ id: policy.id }));
   const approve = useMutation(trpc.policies.approve.mutationOptions());
@@ -327,6 +414,11 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         }}
       >
         Your approval applies only to version {version}, as shown here.
+        {unsettled > 0 ? (
+          <Notice tone="wait" title={`${count(unsettled, 'thread')} not resolved`}>
+            {unsettled === 1 ? 'It does' : 'They do'} not keep you from approving. The audit log will say so.
+          </Notice>
+        ) : null}
       </ConfirmDialog>
       <ConfirmDialog
         opened={open === 'request_changes'}

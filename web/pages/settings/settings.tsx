@@ -110,13 +110,13 @@ function Approval({ settings, locked, save }: Part) {
     {
       name: 'tests_required',
       label: 'A version needs tests that pass',
-      about: 'It is submitted and enforced only with at least one test. Break glass enforces it all the same.',
+      about: 'It is submitted and enforced only with at least one test. Break glass skips this check.',
     },
     {
       name: 'simulation_required',
       label: 'A version needs a simulation on past decisions',
       about:
-        'It is submitted and enforced only with a finished one against the live policies. Break glass enforces it all the same.',
+        'It is submitted and enforced only with a finished one against the live policies. Break glass skips this check.',
     },
     {
       name: 'policy_author_may_vote',
@@ -193,7 +193,7 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
           />
           <TextInput
             label="Days to keep what policies read of them"
-            description="From this part alone a decision can be derived again. It goes by a clock of its own."
+            description="Enough to derive a decision again. It has a retention period of its own."
             inputMode="numeric"
             disabled={locked}
             maw={420}
@@ -209,8 +209,8 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
             {...form.getInputProps('poll')}
           />
           <TextInput
-            label="Seconds until a proxy that cannot be stopped denies writes"
-            description="A proxy that has not heard for so long which stops are in force denies what is not only read. 0: never."
+            label="Seconds until a proxy without contact denies writes"
+            description="A proxy that has not reached the server for this long denies everything but reads. 0 turns this off."
             inputMode="numeric"
             disabled={locked}
             maw={420}

@@ -150,7 +150,7 @@ function AddIssuer({
         {field('agent_id_claim', 'Claim with the agent’s id', 'Such as sub')}
         {field('agent_role_claim', 'Claim with the agent’s role', 'Policies match it as AgentRole')}
         {field('agent_ids', 'Allowed agents', 'Ids separated by spaces. One * in an id matches any text')}
-        {field('agent_roles', 'Allowed roles', 'In the same form. Anything not listed is refused')}
+        {field('agent_roles', 'Allowed roles', 'In the same form. Everything else is refused')}
         {field(
           'authorized_parties',
           'Authorized parties',

@@ -23,7 +23,7 @@ const NAMES: Record<string, string> = {
   projection_retention_days: 'Days to keep what policies read of them',
   approver_groups: 'Approver groups',
   poll_seconds: 'Seconds between proxy polls',
-  stop_grace_seconds: 'Seconds until a proxy that cannot be stopped denies writes',
+  stop_grace_seconds: 'Seconds until a proxy without contact denies writes',
   magic_link_confirm: 'Sign-in links show a button first',
   action_types: 'Action types',
 };

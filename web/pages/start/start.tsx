@@ -11,26 +11,29 @@ import { api, trpc } from '../../lib/trpc.ts';
 import { TEMPLATES, type Template } from '../../parts/policy-templates.ts';
 import { Gallery } from '../../parts/template-gallery.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { DecisionTag } from '../../ui/status.tsx';
 import { Clock } from '../../ui/time.tsx';
+import { Practice } from './practice.tsx';
 import './start.css';
 
-/** From an empty tenant to the first denied call in five minutes: policy, key, call, and the resulting decision. */
+/**
+ * From an empty tenant to a denied, an allowed, a held and an approved call in a few minutes, all from here; then the
+ * key for a real agent, and its first call.
+ */
 export function Start() {
   const me = useMe();
   const policies = useQuery(trpc.policies.list.queryOptions({ limit: 200 }));
   const [template, setTemplate] = useState<Template>();
+  const [practiced, setPracticed] = useState(false);
   const [key, setKey] = useState<{ secret: string; agent: string; role: string }>();
-  const stream = useStream(key ? { agent_id: key.agent } : {});
   const known = policies.data?.policies.filter(({ id }) => TEMPLATES.some((one) => one.id === id)) ?? [];
   const existing = known.find(({ live_version }) => live_version !== null) ?? known[0];
   const chosen = template ?? TEMPLATES.find(({ id }) => id === existing?.id);
   const live = policies.data?.policies.find(({ id }) => id === chosen?.id)?.live_version != null;
-  const decided = key ? (stream.rows ?? []).filter(({ agent_id }) => agent_id === key.agent) : [];
-  const step = !live ? 1 : !key ? 2 : 3;
   if (!me.has('admin')) {
     return (
       <Page title="First call">
@@ -39,7 +42,7 @@ export function Start() {
     );
   }
   return (
-    <Page title="The first governed call" lead="Three steps, about five minutes. You can leave and come back.">
+    <Page title="The first governed call" lead="About three minutes. You can leave and come back.">
       <ol className="steps">
         <Step n={1} title="Say what agents may do" done={live}>
           {live ? (
@@ -55,53 +58,66 @@ export function Start() {
             <Gallery onChoose={setTemplate} shown={({ allowed }) => allowed !== undefined} />
           )}
         </Step>
-        <Step n={2} title="Give an agent a key" done={key !== undefined} waits={step < 2}>
-          {chosen ? <KeyStep role={chosen.denied.agent_role} made={key} onMade={setKey} /> : null}
+        <Step n={2} title="Send calls from here, and decide one yourself" done={practiced} waits={!live}>
+          {chosen ? <Practice key={chosen.id} template={chosen} onDone={() => setPracticed(true)} /> : null}
         </Step>
-        <Step n={3} title="Let it ask, and watch the decision" done={decided.length > 0} waits={step < 3}>
-          {key && chosen ? (
-            <>
-              <Text mb="xs">Copy this into a terminal. This policy denies it:</Text>
-              <CodeBlock label="a call that is denied" text={curl(me.tenant, key.secret, chosen.denied)} wrap />
-              {chosen.allowed ? (
-                <>
-                  <Text my="xs">And this one it allows:</Text>
-                  <CodeBlock label="a call that is allowed" text={curl(me.tenant, key.secret, chosen.allowed)} wrap />
-                </>
-              ) : null}
-              <div className="arrivals" aria-live="polite">
-                {decided.length === 0 ? (
-                  <Text c="dimmed">Waiting for the first decision of {key.agent}…</Text>
-                ) : (
-                  <ul className="lines" aria-label="Decisions that arrived">
-                    {decided.slice(0, 6).map((event) => (
-                      <li key={event.id} className="arrived">
-                        <div className="lines-main">
-                          <PageLink to="/decisions" search={{ event: event.id }} fw={600}>
-                            {event.tool_name}
-                          </PageLink>{' '}
-                          <span className="dim">{event.deny_reason}</span>
-                        </div>
-                        <div className="lines-side">
-                          <DecisionTag decision={event.decision} />
-                          <Clock at={event.created_at} />
-                        </div>
-                      </li>
-                    ))}
-                  </ul>
-                )}
-              </div>
-            </>
-          ) : null}
+        <Step n={3} title="Give an agent a key, and let it ask" done={key !== undefined} waits={!live}>
+          {chosen ? <KeyStep role={chosen.denied.agent_role} made={key} onMade={setKey} /> : null}
+          {key && chosen ? <FirstCall tenant={me.tenant} agentKey={key} template={chosen} /> : null}
         </Step>
       </ol>
-      {decided.length > 0 ? (
-        <Notice tone="ok" title="You are done">
+      {practiced ? (
+        <Notice tone="ok" title="That is all there is to it">
           Each of these decisions is now in the chain. See <Link to="/decisions">all decisions</Link>, or write{' '}
-          <Link to="/policies">more policies</Link>.
+          <Link to="/policies">more policies</Link>. On actions of real agents the people of their keys do not vote:{' '}
+          <Link to="/team" search={{ tab: 'invitations' }}>
+            invite a second person
+          </Link>
+          .
         </Notice>
       ) : null}
     </Page>
+  );
+}
+
+/** What the new agent is to send, and what became of it, as it arrives. */
+function FirstCall(props: { tenant: string; agentKey: { secret: string; agent: string }; template: Template }) {
+  const { tenant, agentKey, template } = props;
+  const stream = useStream({ agent_id: agentKey.agent });
+  const decided = stream.rows ?? [];
+  return (
+    <>
+      <Text my="xs">Copy this into a terminal. This policy denies it:</Text>
+      <CodeBlock label="a call that is denied" text={curl(tenant, agentKey.secret, template.denied)} wrap />
+      {template.allowed ? (
+        <>
+          <Text my="xs">And this one it allows:</Text>
+          <CodeBlock label="a call that is allowed" text={curl(tenant, agentKey.secret, template.allowed)} wrap />
+        </>
+      ) : null}
+      <div className="arrivals" aria-live="polite">
+        {decided.length === 0 ? (
+          <Text c="dimmed">Waiting for the first decision of {agentKey.agent}…</Text>
+        ) : (
+          <ul className="lines" aria-label="Decisions that arrived">
+            {decided.slice(0, 6).map((event) => (
+              <li key={event.id} className="arrived">
+                <div className="lines-main">
+                  <PageLink to="/decisions" search={{ event: event.id }} fw={600}>
+                    <Hostile text={event.tool_name} />
+                  </PageLink>{' '}
+                  <span className="dim">{event.deny_reason ? <Hostile text={event.deny_reason} /> : null}</span>
+                </div>
+                <div className="lines-side">
+                  <DecisionTag decision={event.decision} />
+                  <Clock at={event.created_at} />
+                </div>
+              </li>
+            ))}
+          </ul>
+        )}
+      </div>
+    </>
   );
 }
 

@@ -1,20 +1,24 @@
 import { Button } from '@mantine/core';
 import { IconCircleCheck, IconHandStop, IconPlugConnectedX } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { api, trpc } from '../../lib/trpc.ts';
-import { type Stop, StopButton, TargetOf } from '../../parts/stops.tsx';
+import { PreparedStop, type Stop, StopButton, TargetOf } from '../../parts/stops.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
 import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+
+const route = getRouteApi('/app/stops');
 
 /** What is stopped, how far each stop has reached, and what was stopped before. */
 export function Stops() {
@@ -27,6 +31,8 @@ export function Stops() {
   const me = useMe();
   const name = usePeople();
   const [lifting, setLifting] = useState<Stop>();
+  const { stop: kind, id = '' } = route.useSearch();
+  const navigate = route.useNavigate();
   const stops = query.data?.pages.flatMap((page) => page.stops);
   return (
     <Page
@@ -42,7 +48,7 @@ export function Stops() {
         retry={() => void query.refetch()}
         rowKey={({ id }) => id}
         empty={
-          <EmptyState icon={IconHandStop} title="Nothing was ever stopped">
+          <EmptyState icon={IconHandStop} title="No stops yet">
             <p>An approver can stop an agent, a role, a tool, a tool server, a session, a proxy, or everything.</p>
           </EmptyState>
         }
@@ -55,7 +61,9 @@ export function Stops() {
                 <div style={{ fontWeight: 600 }}>
                   <TargetOf stop={stop} />
                 </div>
-                <bdi className="dim">{stop.reason}</bdi>
+                <span className="dim">
+                  <Hostile text={stop.reason} />
+                </span>
               </div>
             ),
           },
@@ -70,6 +78,7 @@ export function Stops() {
                 ) : (
                   <Tag tone="quiet">ended</Tag>
                 )}
+                {stop.abort ? <div className="dim">calls in progress were cut off</div> : null}
                 {stop.in_force && stop.until ? (
                   <div className="dim">
                     until <When at={stop.until} />
@@ -106,10 +115,10 @@ export function Stops() {
                 <div style={{ overflowWrap: 'anywhere' }}>
                   <When at={ended_at} />
                   <div className="dim">
-                    {ended_by ? name(ended_by) : 'by its time'}
+                    {ended_by ? name(ended_by) : 'when its time was up'}
                     {end_reason ? (
                       <>
-                        : <bdi>{end_reason}</bdi>
+                        : <Hostile text={end_reason} />
                       </>
                     ) : null}
                   </div>
@@ -121,6 +130,9 @@ export function Stops() {
           },
         ]}
       />
+      {kind && me.has('approver') ? (
+        <PreparedStop key={`${kind} ${id}`} target={{ kind, id }} onClose={() => void navigate({ search: {} })} />
+      ) : null}
       <More query={query} label="Show older ones" />
       <ConfirmDialog
         opened={lifting !== undefined}
@@ -136,7 +148,7 @@ export function Stops() {
       >
         {lifting ? (
           <span style={{ overflowWrap: 'anywhere' }}>
-            <TargetOf stop={lifting} /> may act again as the policies say, at once.
+            <TargetOf stop={lifting} /> can act again immediately, within the policies.
           </span>
         ) : null}
       </ConfirmDialog>

@@ -28,7 +28,7 @@ export function SubscriptionPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.subscriptions.get.queryOptions({ id }, { refetchInterval: 10_000 }));
   const test = useMutation(trpc.subscriptions.test.mutationOptions());
-  const [open, setOpen] = useState<'edit' | 'rotate' | 'remove'>();
+  const [open, setOpen] = useState<'edit' | 'rotate' | 'remove' | 'pause'>();
   const navigate = useNavigate();
   const active = useMutation(
     trpc.subscriptions.update.mutationOptions({
@@ -61,7 +61,7 @@ export function SubscriptionPage() {
                 shown.active ? <IconPlayerPause size={16} aria-hidden /> : <IconPlayerPlay size={16} aria-hidden />
               }
               loading={active.isPending}
-              onClick={() => active.mutate({ id, active: !shown.active })}
+              onClick={() => (shown.active ? setOpen('pause') : active.mutate({ id, active: true }))}
             >
               {shown.active ? 'Pause' : 'Resume'}
             </Button>
@@ -92,6 +92,16 @@ export function SubscriptionPage() {
             <Modal opened={open === 'rotate'} onClose={() => setOpen(undefined)} title={<strong>Rotate secret</strong>}>
               <RotateSecret id={id} onDone={() => setOpen(undefined)} />
             </Modal>
+            <ConfirmDialog
+              opened={open === 'pause'}
+              onClose={() => setOpen(undefined)}
+              title="Pause the subscription"
+              action="Pause"
+              onConfirm={() => active.mutateAsync({ id, active: false })}
+            >
+              What happens while it is paused is not sent, then or later. What is queued now stops: it stays in the list
+              below as failed, and each event there can be sent again once the subscription is resumed.
+            </ConfirmDialog>
             <ConfirmDialog
               opened={open === 'remove'}
               onClose={() => setOpen(undefined)}

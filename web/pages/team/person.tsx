@@ -55,12 +55,10 @@ export function PersonDrawer({ person, onClose }: { person: Person | undefined; 
 function Body({ person, onClose }: { person: Person; onClose: () => void }) {
   const me = useMe();
   const [removing, setRemoving] = useState(false);
+  const held = topRole(person);
+  const [chosen, choose] = useState<Role>();
+  const [changing, setChanging] = useState(false);
   const again = () => queryClient.invalidateQueries(trpc.users.pathFilter());
-  const role = useMutation({
-    mutationFn: (next: Role) => changeRole(person, next),
-    onSuccess: (_done, next) => toastDone(`${person.name} is ${next} now`),
-    onSettled: again,
-  });
   const sessions = useQuery(trpc.sessions.listOf.queryOptions({ id: person.id }));
   const endOne = useMutation(trpc.sessions.endOneOf.mutationOptions({ onSettled: () => refresh() }));
   const endAll = useMutation(trpc.sessions.endAllOf.mutationOptions({ onSettled: () => refresh() }));
@@ -86,14 +84,20 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         <dt>Keys</dt>
         <dd>{person.keys === 0 ? 'none' : `${person.keys} active; they stop working when the person is removed`}</dd>
       </dl>
-      <NativeSelect
-        label="Role"
-        description={`${ROLE[topRole(person) ?? 'viewer']}${topRole(person) === 'admin' ? '. Their keys and invitations end when they are no longer an admin' : ''}`}
-        value={topRole(person) ?? ''}
-        disabled={role.isPending}
-        onChange={(event) => role.mutate(event.currentTarget.value as Role)}
-        data={[...(topRole(person) ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
-      />
+      <Group align="flex-end" gap="xs" wrap="nowrap">
+        <NativeSelect
+          style={{ flex: 1 }}
+          label="Role"
+          description={ROLE[chosen ?? held ?? 'viewer']}
+          value={chosen ?? held ?? ''}
+          onChange={(event) => choose(event.currentTarget.value as Role)}
+          data={[...(held ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
+        />
+        {/* an arrow key in the field chooses, and changes nothing yet */}
+        <Button disabled={!chosen || chosen === held} onClick={() => setChanging(true)}>
+          Change the role
+        </Button>
+      </Group>
       <section aria-label="Sessions">
         <Group justify="space-between">
           <Title order={3} size="h4">
@@ -142,6 +146,29 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
           </Text>
         ) : null}
       </section>
+      <ConfirmDialog
+        opened={changing}
+        onClose={() => setChanging(false)}
+        title={`Make ${person.name} ${chosen ?? ''}`}
+        action="Change the role"
+        danger={chosen === 'admin' || held === 'admin'}
+        onConfirm={async () => {
+          if (!chosen) return;
+          await confirmed(() => changeRole(person, chosen)).finally(again);
+          toastDone(`${person.name} is ${chosen} now`);
+          choose(undefined);
+        }}
+      >
+        {chosen ? (
+          <>
+            {person.name} is {held ?? 'without a role'} and becomes {chosen}: {ROLE[chosen]}. It holds at once, in every
+            session.
+            {held === 'admin' && chosen !== 'admin'
+              ? ' Their keys, open invitations and waiting changes of settings end.'
+              : ''}
+          </>
+        ) : null}
+      </ConfirmDialog>
       <ConfirmDialog
         opened={removing}
         onClose={() => setRemoving(false)}

@@ -60,7 +60,7 @@ export function Tools() {
   return (
     <Page
       title="Tools"
-      lead="What tool servers say of their tools, and what of it was approved. A tool that is no longer the one that was reviewed is noticed here."
+      lead="The tools that tool servers list, and the definitions that people approved. A tool that changed after its review shows up here."
       docs={[['tools', 'About tools']]}
     >
       {servers.data && servers.data.servers.length > 0 ? (

@@ -1,4 +1,5 @@
 import { TOOL_STATUSES, type ToolStatus } from '../../../server/domain/tools.ts';
+import { type Last, readLast } from '../../lib/moment.ts';
 
 /** What the address of the list says. */
 export interface ToolFilter {
@@ -9,7 +10,9 @@ export interface ToolFilter {
   after?: string;
 }
 
-const text = (value: unknown) => (typeof value === 'string' && value !== '' ? value : undefined);
+const text = (value: unknown) =>
+  // the router parses values that look like numbers
+  typeof value === 'number' ? String(value) : typeof value === 'string' && value !== '' ? value : undefined;
 
 export function readToolFilter(search: Record<string, unknown>): ToolFilter {
   return {
@@ -21,7 +24,11 @@ export function readToolFilter(search: Record<string, unknown>): ToolFilter {
   };
 }
 
-/** A tool's name may be anything, so it stands in the query and not in the path. */
-export function readTool(search: Record<string, unknown>): { server: string; name: string } {
-  return { server: text(search.server) ?? '', name: text(search.name) ?? '' };
+/**
+ * A tool's name may be anything, so it stands in the query and not in the path. Without a server it is every tool of this name:
+ * decisions do not say of which server a tool is.
+ */
+export function readTool(search: Record<string, unknown>): { server?: string; name: string; last?: Last } {
+  const server = text(search.server);
+  return { name: text(search.name) ?? '', ...(server !== undefined && { server }), ...readLast(search.last) };
 }

@@ -1,8 +1,10 @@
 import './tools.css';
 import { Button, Group, Paper, Text, TextInput, Title } from '@mantine/core';
+import { IconHandStop } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { useState } from 'react';
+import { exactly } from '../../../server/domain/sought.ts';
 import type { ToolDefinition } from '../../../server/domain/tools.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { filled } from '../../lib/form.ts';
@@ -10,6 +12,9 @@ import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { Activity, LastDecisions } from '../../parts/activity.tsx';
+import { RulesInForce } from '../../parts/rules-in-force.tsx';
+import { PreparedStop } from '../../parts/stops.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -30,7 +35,96 @@ type Tool = Answers['tools']['get'];
 /** One tool: the approved definition next to the pending one, and the decision. */
 export function ToolPage() {
   const { server, name } = route.useSearch();
-  return server && name ? <ToolDetail server={server} name={name} /> : <Navigate to="/tools" replace />;
+  if (!name) return <Navigate to="/tools" replace />;
+  return server ? <ToolDetail server={server} name={name} /> : <ToolsOfName name={name} key={name} />;
+}
+
+/** What was done with the tools of this name, on whatever server: a decision does not say on which. */
+function ToolsOfName({ name }: { name: string }) {
+  const query = useQuery(trpc.tools.list.queryOptions({ q: name.slice(0, 100), limit: 200 }));
+  const tools = query.data?.tools.filter((tool) => tool.name === name) ?? [];
+  return (
+    <Page
+      title={<Hostile text={name} />}
+      tab="Tool"
+      lead={
+        tools.length === 0 ? (
+          'A tool, on any server. No tool server has listed it.'
+        ) : (
+          <>
+            A tool, on any server. Its definition:{' '}
+            {tools.map(({ server }, n) => (
+              <span key={server}>
+                {n > 0 ? ', ' : ''}
+                <PageLink to="/tools/tool" search={{ server, name }}>
+                  on <Hostile text={server} />
+                </PageLink>
+              </span>
+            ))}
+          </>
+        )
+      }
+      docs={[['tools', 'About tools']]}
+      actions={<StopTool name={name} />}
+    >
+      <Use name={name} />
+    </Page>
+  );
+}
+
+/** What was done with it, and what live policies say of it. */
+function Use({ name, server }: { name: string; server?: string }) {
+  const { last = '24h' } = route.useSearch();
+  const navigate = route.useNavigate();
+  const filter = { tool_name: exactly(name) };
+  return (
+    <>
+      <Activity
+        title={server === undefined ? 'What was done with it' : 'What was done with tools of this name'}
+        filter={filter}
+        facets={['agent_id', 'rule_id']}
+        last={last}
+        choose={(next) =>
+          void navigate({ search: (old) => ({ ...old, last: next }), replace: true, resetScroll: false })
+        }
+      />
+      <div className="halves" style={{ marginBottom: 16 }}>
+        <Paper component="section" aria-labelledby="rules-title">
+          <Title order={2} id="rules-title" mb="sm">
+            Who may use it
+          </Title>
+          <RulesInForce
+            of={{ tool_name: name, ...(server !== undefined && { tool_server: server }) }}
+            nothing={
+              server === undefined
+                ? 'No live rule is for tools of this name on any server.'
+                : 'No live rule is for it: every use of it is denied.'
+            }
+          />
+          {server === undefined ? (
+            <Text size="sm" c="dimmed" mt="xs">
+              Rules for all tools of a server may permit it too: the page of its definition on that server has them.
+            </Text>
+          ) : null}
+        </Paper>
+        <LastDecisions filter={filter} by="tool" />
+      </div>
+    </>
+  );
+}
+
+function StopTool({ name }: { name: string }) {
+  const me = useMe();
+  const [opened, open] = useState(false);
+  if (!me.has('approver')) return null;
+  return (
+    <>
+      <Button color="red.8" leftSection={<IconHandStop size={16} aria-hidden />} onClick={() => open(true)}>
+        Stop this tool…
+      </Button>
+      {opened ? <PreparedStop target={{ kind: 'tool', id: name }} onClose={() => open(false)} /> : null}
+    </>
+  );
 }
 
 function ToolDetail({ server, name }: { server: string; name: string }) {
@@ -73,9 +167,12 @@ function Shown({ tool }: { tool: Tool }) {
       }
       docs={[['tools', 'About tools']]}
       actions={
-        <ButtonLink to="/policies/new" search={{ server, tool: name }} variant="default">
-          Draft a rule for it
-        </ButtonLink>
+        <>
+          <ButtonLink to="/policies/new" search={{ server, tool: name }} variant="default">
+            Draft a rule for it
+          </ButtonLink>
+          <StopTool name={name} />
+        </>
       }
     >
       {moved ? (
@@ -141,6 +238,9 @@ function Shown({ tool }: { tool: Tool }) {
           <Labels tool={tool} />
         </div>
         <Definitions tool={tool} />
+      </div>
+      <div style={{ marginTop: 16 }}>
+        <Use name={name} server={server} />
       </div>
     </Page>
   );

@@ -8,8 +8,8 @@ export const wordOf = (id: string): string => id.replaceAll('_', ' ');
 /** Labels for events whose names in the state machine would not tell a reader what happens. */
 const EVENT_LABELS: Readonly<Record<string, string>> = {
   satisfy: 'report condition',
-  recount: 'recount votes',
-  wake: 'timer',
+  recount: 'count votes again',
+  wake: 'time passes',
   attempted: 'attempt',
   stop: 'pause',
   redeliver: 'send again',

@@ -2,6 +2,7 @@ import { Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconLock, IconSend } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { Hostile } from '../../ui/hostile.tsx';
 import { type Asked, Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -95,7 +96,9 @@ function Timeline({ records }: { records: Answers['chain']['audit']['records'] }
             </span>
           </Group>
           {record.reason || record.detail ? (
-            <Text size="sm">{[record.reason, record.detail].filter(Boolean).join(' · ')}</Text>
+            <Text size="sm">
+              <Hostile text={[record.reason, record.detail].filter(Boolean).join(' · ')} />
+            </Text>
           ) : null}
         </li>
       ))}

@@ -106,17 +106,6 @@ export const cedar = StreamLanguage.define<null>({
   },
 });
 
-/** The names of reference lists, within the name of a fact. */
-export async function completeLists(
-  context: CompletionContext,
-  names: () => Promise<readonly string[]>,
-): Promise<CompletionResult | null> {
-  const fact = context.matchBefore(/\bfacts\.(?:has|get)Tag\("[^"]* in [\w-]*/);
-  if (!fact) return null;
-  const from = fact.from + fact.text.lastIndexOf(' in ') + ' in '.length;
-  return { from, options: (await names()).map((label) => ({ label, type: 'constant' })), validFor: /^[\w-]*$/ };
-}
-
 export function complete(context: CompletionContext): CompletionResult | null {
   const annotation = context.matchBefore(/@\w*/);
   if (annotation) {
@@ -132,6 +121,12 @@ export function complete(context: CompletionContext): CompletionResult | null {
       validFor: /^@\w*$/,
     };
   }
+  const action = context.matchBefore(/\bAction::"\w*/);
+  if (action) {
+    const from = action.from + 'Action::"'.length;
+    return { from, options: ACTIONS.map((label) => ({ label, type: 'enum' })) };
+  }
+  if (inText(context)) return null;
   const member = context.matchBefore(/\bcontext\.\w*/);
   if (member) return { from: member.from + 'context.'.length, options: optionsOf(CONTEXT, 'property') };
   const method = context.matchBefore(/\.\w*/);
@@ -140,11 +135,6 @@ export function complete(context: CompletionContext): CompletionResult | null {
       from: method.from + 1,
       options: Object.entries(METHODS).map(([label, call]) => ({ label, type: 'method', apply: label + call })),
     };
-  }
-  const action = context.matchBefore(/\bAction::"\w*/);
-  if (action) {
-    const from = action.from + 'Action::"'.length;
-    return { from, options: ACTIONS.map((label) => ({ label, type: 'enum' })) };
   }
   const word = context.matchBefore(/[A-Za-z_]\w*/);
   if (!word && !context.explicit) return null;
@@ -163,6 +153,13 @@ export function complete(context: CompletionContext): CompletionResult | null {
     ],
     validFor: /^\w*$/,
   };
+}
+
+/** Within quotes, or in a comment: no word of the language is meant there. */
+function inText({ state, pos }: CompletionContext): boolean {
+  const line = state.doc.lineAt(pos);
+  const rest = line.text.slice(0, pos - line.from).replace(/"(?:[^"\\]|\\.)*"/g, '');
+  return /"|\/\//.test(rest);
 }
 
 const optionsOf = (words: Record<string, string>, type: string) =>

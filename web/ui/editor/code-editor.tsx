@@ -15,22 +15,60 @@ import {
 } from '@codemirror/view';
 import { IconAlertTriangle, IconCircleCheck, IconCircleX } from '@tabler/icons-react';
 import { useEffect, useImperativeHandle, useRef, useState } from 'react';
-import { api } from '../../lib/trpc.ts';
+import { queryClient } from '../../lib/query.ts';
+import { api, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
-import { cedar, complete, completeLists, helpFor } from './cedar.ts';
+import { cedar, complete, helpFor } from './cedar.ts';
 import { look } from './look.ts';
+import { completeNames, type Names } from './names.ts';
 
 export interface Problem {
   line: number;
   column: number;
   message: string;
   severity: 'error' | 'warning';
+  fix?: { title: string; line: number; column: number; length: number; text: string } | undefined;
 }
 
-async function listNames(): Promise<string[]> {
-  const answer = await api.lists.list.query({}).catch(() => undefined);
-  return answer?.lists.map(({ name }) => name) ?? [];
-}
+/** For so long, what was asked for while somebody types is not asked again. */
+const KEPT = { staleTime: 60_000, retry: false };
+
+/** The tenant's names. What cannot be answered now is not offered. */
+const NAMES: Names = {
+  tools: async (part) => {
+    const input = { ...(part && { q: part.slice(0, 100) }), limit: 50 };
+    const answer = await queryClient.fetchQuery(trpc.tools.list.queryOptions(input, KEPT)).catch(() => undefined);
+    return answer?.tools ?? [];
+  },
+  servers: async () => {
+    const answer = await queryClient.fetchQuery(trpc.tools.servers.queryOptions({}, KEPT)).catch(() => undefined);
+    return (answer?.servers ?? []).map(({ id, trust, counts }) => ({
+      ...{ id, trust },
+      tools: Object.values(counts).reduce((sum, one) => sum + one, 0),
+    }));
+  },
+  agents: async (part) => {
+    const input = { ...(part && { q: part.slice(0, 200) }), limit: 50 };
+    const answer = await queryClient.fetchQuery(trpc.tools.agents.queryOptions(input, KEPT)).catch(() => undefined);
+    return answer?.agents ?? [];
+  },
+  schemas: async (name) => {
+    const of = (await NAMES.tools(name)).filter((tool) => tool.name === name).slice(0, 3);
+    const found = of.map(({ server }) => queryClient.fetchQuery(trpc.tools.get.queryOptions({ server, name }, KEPT)));
+    const tools = await Promise.allSettled(found);
+    return tools.flatMap((one) =>
+      one.status === 'fulfilled' ? [(one.value.approved ?? one.value.shown)?.definition.inputSchema] : [],
+    );
+  },
+  lists: async () => {
+    const answer = await queryClient.fetchQuery(trpc.lists.list.queryOptions({}, KEPT)).catch(() => undefined);
+    return answer?.lists.map(({ name }) => name) ?? [];
+  },
+  groups: async () => {
+    const answer = await queryClient.fetchQuery(trpc.settings.get.queryOptions({}, KEPT)).catch(() => undefined);
+    return Object.keys(answer?.approver_groups ?? {});
+  },
+};
 
 /** How far tests reach a line. A line may have several. */
 export interface ReachMark {
@@ -59,6 +97,7 @@ export default function CodeEditor({
   readOnly = false,
   suite,
   marks,
+  startAt,
 }: {
   initial: string;
   policyId?: string;
@@ -71,10 +110,14 @@ export default function CodeEditor({
   suite?: (text: string) => Promise<Problem[] | undefined>;
   /** Beside the lines, until the text changes them. */
   marks?: readonly ReachMark[];
+  /** The line that is in view at first. */
+  startAt?: number;
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView>(undefined);
   const [problems, setProblems] = useState<Problem[]>();
+  /** The text that has these problems. */
+  const checked = useRef<Text>(undefined);
   const latest = useRef({ onChange, onProblems, onSave, suite });
   latest.current = { onChange, onProblems, onSave, suite };
   const isSuite = suite !== undefined;
@@ -88,9 +131,14 @@ export default function CodeEditor({
       // a later text is checked by a later call
       if (view.current?.state.doc.eq(state.doc)) {
         setProblems(found);
+        checked.current = state.doc;
         latest.current.onProblems?.(found, text);
       }
-      return found.map((problem) => ({ ...placeOf(state.doc, problem), ...problem }));
+      return found.map(({ fix, ...problem }) => ({
+        ...placeOf(state.doc, problem),
+        ...problem,
+        ...(fix && { actions: [{ name: fix.title, apply: () => mend(fix) }] }),
+      }));
     };
     const editor = new EditorView({
       parent: box.current!,
@@ -108,7 +156,7 @@ export default function CodeEditor({
             ? []
             : [
                 cedar,
-                autocompletion({ override: [complete, (at) => completeLists(at, listNames)] }),
+                autocompletion({ override: [complete, (at) => completeNames(at, NAMES)] }),
                 hoverTooltip((at, pos) => help(at, pos)),
               ]),
           reachMarks,
@@ -144,6 +192,7 @@ export default function CodeEditor({
     });
     view.current = editor;
     forceLinting(editor);
+    if (startAt !== undefined) goTo(startAt);
     return () => editor.destroy();
   }, [policyId, readOnly, isSuite]);
 
@@ -157,6 +206,14 @@ export default function CodeEditor({
     if (!editor) return;
     const { from } = placeOf(editor.state.doc, { line, column });
     editor.dispatch({ selection: { anchor: from }, effects: EditorView.scrollIntoView(from, { y: 'center' }) });
+    editor.focus();
+  };
+  const mend = ({ line, column, length, text }: NonNullable<Problem['fix']>) => {
+    const editor = view.current;
+    // the place is that of the text that was checked
+    if (!editor || readOnly || !checked.current?.eq(editor.state.doc)) return;
+    const from = editor.state.doc.line(line).from + column - 1;
+    editor.dispatch({ changes: { from, to: from + length, insert: text }, selection: { anchor: from + text.length } });
     editor.focus();
   };
   useImperativeHandle(handle, () => ({
@@ -187,6 +244,11 @@ export default function CodeEditor({
                 </span>
                 <span>{problem.message}</span>
               </button>
+              {problem.fix && !readOnly ? (
+                <button type="button" className="fix" onClick={() => mend(problem.fix!)}>
+                  {problem.fix.title}
+                </button>
+              ) : null}
             </li>
           ))}
         </ul>

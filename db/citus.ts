@@ -1,0 +1,132 @@
+import pg from 'pg';
+import { RequestClient } from './client.ts';
+
+/*
+ * Citus spreads the tables over several servers, by tenant: all rows of a tenant are on one of them, its node. Processes
+ * connect to the coordinator, which sends each statement there. Where the extension is not in the database, nothing
+ * here applies.
+ */
+
+/** Written in a tenant's transactions, and looked up across tenants: a copy on every node. */
+export const REFERENCE: readonly string[] = ['verified_domain'];
+
+export interface Citus {
+  readonly version: string;
+  /** Nodes that hold tenants. */
+  readonly nodes: number;
+  /** Whether tenants are spread over them. */
+  readonly spread: boolean;
+}
+
+/** What Citus says of itself in the database of this connection; undefined where it is not in use. */
+export async function citusOf(client: Pick<pg.ClientBase, 'query'>): Promise<Citus | undefined> {
+  const { rows } = await client.query<{ version: string }>(
+    `select extversion as version from pg_extension where extname = 'citus'`,
+  );
+  if (!rows[0]) return undefined;
+  const { rows: found } = await client.query<{ nodes: number; spread: boolean }>(
+    `select (select count(*)::int from pg_dist_node where shouldhaveshards and isactive) as nodes,
+       exists (select from pg_dist_partition where logicalrelid = to_regclass('tenant')) as spread`,
+  );
+  return { version: rows[0].version, ...found[0]! };
+}
+
+/** The tables with rows of tenants, in an order in which what a foreign key leads to comes first: that of their making. */
+export async function tablesOfTenants(client: Pick<pg.ClientBase, 'query'>): Promise<string[]> {
+  const { rows } = await client.query<{ name: string }>(
+    `select c.relname as name from pg_class c
+     join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id' and not a.attisdropped
+     where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+     order by c.relname <> 'tenant', c.oid`,
+  );
+  return rows.map(({ name }) => name);
+}
+
+/**
+ * Spreads the tables that are not spread yet, all or none, with all rows of a tenant on one node. Tables without a tenant stay
+ * on the coordinator. Resolves with the names of those that were spread.
+ */
+export async function spread(client: pg.Client): Promise<string[]> {
+  const { rows: done } = await client.query<{ name: string }>(
+    'select relname as name from pg_dist_partition join pg_class on oid = logicalrelid',
+  );
+  const names = (await tablesOfTenants(client)).filter((name) => !done.some((one) => one.name === name));
+  if (names.length === 0) return names;
+  // row-level security on the nodes reads what SET LOCAL says here
+  const { rows: here } = await client.query<{ name: string }>('select current_database() as name');
+  await client.query(`alter database ${pg.escapeIdentifier(here[0]!.name)} set citus.propagate_set_commands = 'local'`);
+  await client.query('begin');
+  try {
+    // one connection to each node: tables that refer to each other cannot be made by several
+    await client.query(`set local citus.multi_shard_modify_mode to 'sequential'`);
+    for (const name of names) {
+      if (REFERENCE.includes(name)) await client.query('select create_reference_table($1::regclass)', [name]);
+      else if (name === 'tenant') await client.query(`select create_distributed_table('tenant', 'tenant_id')`);
+      else {
+        await client.query(`select create_distributed_table($1::regclass, 'tenant_id', colocate_with => 'tenant')`, [
+          name,
+        ]);
+      }
+    }
+    await client.query('commit');
+  } catch (error) {
+    await client.query('rollback').catch(() => undefined);
+    throw error;
+  }
+  return names;
+}
+
+/** The setting by which row-level security knows the tenant, for the rest of the transaction. */
+export function setTenant(tenantId: string): string {
+  // a simple query ends there
+  if (tenantId.includes('\0')) throw new Error('no tenant has a NUL in its id');
+  return `set local app.tenant = ${pg.escapeLiteral(tenantId)}`;
+}
+
+/** How the entity managers say it. */
+const SET_CONFIG = /^select set_config\('app\.tenant', ('[\w-]*'), true\)$/;
+
+/**
+ * A connection of requests to a coordinator. Citus takes SET LOCAL along to the node of a tenant, and not set_config(): what
+ * is not said by the former is as if it were not said, and no row is seen.
+ */
+export class CitusClient extends RequestClient {
+  override query(...args: unknown[]): never {
+    const [text, ...rest] = args;
+    const tenant = typeof text === 'string' ? SET_CONFIG.exec(text)?.[1] : undefined;
+    return super.query(...(tenant === undefined ? args : [`set local app.tenant = ${tenant}`, ...rest]));
+  }
+}
+
+/** Narrows a statement to one tenant: ` and alias.tenant_id = …`; nothing where one statement may be of all. */
+export type Only = (alias?: string) => string;
+
+const ALL: Only = () => '';
+export const onlyOf =
+  (tenantId: string): Only =>
+  (alias) =>
+    ` and ${alias === undefined ? '' : `${alias}.`}tenant_id = ${pg.escapeLiteral(tenantId)}`;
+
+/**
+ * For a statement that changes or locks rows of several tenants: it is run once, or, where those are on several servers, once
+ * for each tenant that `found` finds, in its order. So no statement locks rows of two servers, nor waits for both.
+ */
+export async function apart(
+  db: { readonly citus: Citus | undefined; readonly owner: Pick<pg.Pool, 'query'> },
+  found: string,
+  values: unknown[],
+): Promise<Only[]> {
+  if (!db.citus) return [ALL];
+  const { rows } = await db.owner.query<{ tenant_id: string }>(found, values);
+  return rows.map(({ tenant_id }) => onlyOf(tenant_id));
+}
+
+/** As `apart`, for items that are known. */
+export function groupsApart<T>(
+  db: { readonly citus: Citus | undefined },
+  items: readonly T[],
+  tenantOf: (item: T) => string,
+): { items: readonly T[]; only: Only }[] {
+  if (!db.citus) return [{ items, only: ALL }];
+  return [...Map.groupBy(items, tenantOf)].map(([tenantId, of]) => ({ items: of, only: onlyOf(tenantId) }));
+}

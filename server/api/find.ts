@@ -1,0 +1,168 @@
+import { z } from 'zod';
+import type { Database } from '../../db/index.ts';
+import { NO_DECISION } from '../chain/record.ts';
+import { PLAN } from '../chain/seek.ts';
+import { searchEvents } from '../decisions/search.ts';
+import { hasRole } from '../domain/principal.ts';
+import { exactly } from '../domain/sought.ts';
+import { text } from '../rpc/fields.ts';
+import { route } from '../rpc/procedure.ts';
+
+const KINDS = [
+  ...['policy', 'rule', 'hold', 'agent', 'tool'],
+  ...['person', 'session', 'trace', 'decision', 'audit'],
+] as const;
+export type FoundKind =
+  | 'policy'
+  | 'rule'
+  | 'hold'
+  | 'agent'
+  | 'tool'
+  | 'person'
+  | 'session'
+  | 'trace'
+  | 'decision'
+  | 'audit';
+export interface Found {
+  kind: FoundKind;
+  /** What names it: the tool's name, and otherwise its id. */
+  id: string;
+  /** What else people know it by: the server of a tool, the name of a person; empty where there is nothing. */
+  detail: string;
+}
+
+/** Of each kind. */
+const MOST = 5;
+/** Rows of each table that a part of a name is looked for in. */
+const MOST_LOOKED_AT = 2_000;
+/** Policies whose texts are read for the names of rules. */
+const MOST_TEXTS = 300;
+/** The newest records that a hash is looked for in: it has no index. */
+const MOST_HASHES = 20_000;
+
+export function findProcedure(db: Pick<Database, 'readOnly'>) {
+  return route(
+    'GET /v1/find',
+    { keys: [], role: 'viewer' },
+    {
+      summary: 'Find something by a part of its name, or by its id',
+      description: `At most ${MOST} of each kind. By a part of the name, in capitals or not: policies, rules of live policies, holds that wait, agents with keys or labels, tools, and, for admins, people. By the whole id: holds, sessions, traces, decisions and audit records. By the whole hash: a record of a decision, among the newest ${MOST_HASHES.toLocaleString('en')}. By \`#\` and a number: the record at that position.`,
+      tag: 'decisions',
+      problems: ['TOO_BROAD'],
+    },
+  )
+    .input(z.strictObject({ q: text(200) }))
+    .output(
+      z.object({
+        found: z.array(
+          z
+            .object({
+              kind: z.enum(KINDS as unknown as [FoundKind, ...FoundKind[]]),
+              id: z.string(),
+              detail: z.string().describe('the server of a tool, the name of a person, the state of a hold'),
+            })
+            .meta({ id: 'Found' }),
+        ),
+      }),
+    )
+    .query(async ({ ctx, input }) => {
+      const { principal } = ctx;
+      const people = principal.kind !== 'session' || hasRole(principal.roles, 'admin');
+      return { found: await find(db, ctx.tenantId, input.q.trim(), { people }) };
+    });
+}
+
+/** INVARIANT: each statement reads a bounded number of rows, however large the tenant is. */
+async function find(
+  db: Pick<Database, 'readOnly'>,
+  tenantId: string,
+  sought: string,
+  { people }: { people: boolean },
+): Promise<Found[]> {
+  if (sought === '') return [];
+  const named = await db.readOnly(tenantId, async (client) => {
+    const found: Found[] = [];
+    const add = async (kind: FoundKind, sql: string, value = sought) => {
+      const { rows } = await client.query<{ id: string; detail: string | null }>(`${sql} limit ${MOST}`, [
+        tenantId,
+        value,
+      ]);
+      for (const { id, detail } of rows) found.push({ kind, id, detail: detail ?? '' });
+    };
+    const has = (column: string) => `strpos(lower(${column}), lower($2)) > 0`;
+    const of = (table: string, columns: string, more = '') =>
+      `(select ${columns} from ${table} where tenant_id = $1 ${more} limit ${MOST_LOOKED_AT}) t`;
+    await add(
+      'policy',
+      `select id, status as detail from ${of('policy', 'id, status')} where ${has('id')} order by id`,
+    );
+    await add(
+      'rule',
+      `select t.id || '#' || m[1] as id, null as detail
+       from (select p.id, r.dsl_source from policy p join policy_revision r
+               on r.tenant_id = $1 and r.policy_id = p.id and r.version = p.live_version
+             where p.tenant_id = $1 and p.live_version is not null limit ${MOST_TEXTS}) t,
+         lateral regexp_matches(t.dsl_source, '@id\\("([^"]{1,100})"\\)', 'g') m
+       where ${has(`t.id || '#' || m[1]`)} order by 1`,
+    );
+    await add(
+      'hold',
+      `select id, status || ': ' || coalesce(tool, action_type) as detail
+       from (select id, status, action_type, agent_id, details->'shown'->>'tool_name' as tool, created_at from escrow_hold
+             where tenant_id = $1 and status = 'held' order by created_at desc limit ${MOST_LOOKED_AT}) t
+       where ${has(`agent_id || ' ' || coalesce(tool, '')`)} order by created_at desc`,
+    );
+    await add('hold', `select id, status as detail from escrow_hold where tenant_id = $1 and id = $2`);
+    await add(
+      'agent',
+      `select distinct id, null as detail from (
+         select agent_id as id from ${of('agent_key', 'agent_id')} union select id from ${of('agent', 'id')}) a
+       where ${has('id')} order by 1`,
+    );
+    await add(
+      'tool',
+      `select name as id, server as detail from ${of('tool', 'name, server')} where ${has('name')} order by name, server`,
+    );
+    if (people) {
+      await add(
+        'person',
+        `select email as id, name as detail from ${of('member', 'email, name', 'and removed_at is null')}
+         where ${has(`email || ' ' || name`)} order by email`,
+      );
+    }
+    return found;
+  });
+  const records = await db.readOnly(tenantId, async (client) => {
+    await client.query(PLAN);
+    const found: Found[] = [];
+    const add = async (kind: FoundKind, sql: string, value: unknown) => {
+      const { rows } = await client.query<{ id: string; detail: string }>(sql, [tenantId, value]);
+      for (const { id, detail } of rows) found.push({ kind, id, detail });
+    };
+    const record = `select event_id as id, '#' || seq as detail from`;
+    const isDecision = `seq > 1 and decision < ${NO_DECISION}`;
+    await add('decision', `${record} forensic_record where tenant_id = $1 and event_id = $2 and ${isDecision}`, sought);
+    await add('audit', `select id, action as detail from audit_record where tenant_id = $1 and id = $2`, sought);
+    const seq = /^#(\d{1,15})$/.exec(sought)?.[1];
+    if (seq)
+      await add(
+        'decision',
+        `${record} forensic_record where tenant_id = $1 and seq = $2 and ${isDecision}`,
+        Number(seq),
+      );
+    if (/^[0-9a-f]{64}$/i.test(sought)) {
+      const newest = `(select event_id, seq, decision, hash from forensic_record where tenant_id = $1 order by seq desc limit ${MOST_HASHES}) r`;
+      await add('decision', `${record} ${newest} where hash = $2 and ${isDecision}`, Buffer.from(sought, 'hex'));
+    }
+    return found;
+  });
+  // by an index each
+  const ids: Found[] = [];
+  const session = await searchEvents(db, tenantId, { session_id: exactly(sought), limit: 1 });
+  if (session.events.length > 0) ids.push({ kind: 'session', id: sought, detail: '' });
+  if (/^[0-9a-f]{32}$/.test(sought)) {
+    const trace = await searchEvents(db, tenantId, { trace_id: sought, limit: 1 });
+    if (trace.events.length > 0) ids.push({ kind: 'trace', id: sought, detail: '' });
+  }
+  return [...records, ...ids, ...named];
+}

@@ -1,0 +1,424 @@
+import type { KeyObject } from 'node:crypto';
+import { stat } from 'node:fs/promises';
+import { setTimeout as delay } from 'node:timers/promises';
+import { parentPort, workerData } from 'node:worker_threads';
+import pg from 'pg';
+import { setTenant } from '../../db/citus.ts';
+import { COLUMN_TYPES } from '../../db/client.ts';
+import { connectSession } from '../../db/session.ts';
+import { DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
+import { lowerPriority, type Rests, restsOf } from '../lib/pace.ts';
+import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
+import { COPY_EPOCH_MS, copyRows } from './copy.ts';
+import type { KnownHead } from './heads.ts';
+import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
+import { openHead } from './note.ts';
+import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, ZERO_HASH } from './record.ts';
+import type { VerifyResult } from './verification.ts';
+import { type ChainPosition, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
+
+/** The thread of one verification. See verification.ts. */
+export interface VerificationJob {
+  sessionUrl: string;
+  tenantId: string;
+  chain: ChainName;
+  keys: readonly KeyObject[];
+  directory: string | undefined;
+  known: readonly KnownHead[];
+  chunk: number;
+  /** See shareBusy. */
+  busy: Int32Array;
+}
+
+export type VerificationMessage = { checked: number; total: number } | { result: VerifyResult };
+
+const port = parentPort;
+if (!port) throw new Error('this file is the entry of a worker thread');
+lowerPriority();
+
+async function verification(job: VerificationJob): Promise<VerifyResult> {
+  // as requests do: it can read what is the tenant's, and change nothing
+  const client = await connectSession(job.sessionUrl, { types: COLUMN_TYPES, application_name: 'svc verification' });
+  try {
+    await client.query(reading(job.tenantId));
+    return await verified(client, job);
+  } finally {
+    await client.end();
+  }
+}
+
+/**
+ * It reads in chunks, each its own statement, so that it holds neither memory nor a long snapshot, however long the
+ * chain.
+ */
+async function verified(client: pg.Client, job: VerificationJob): Promise<VerifyResult> {
+  const { tenantId, chain, keys, directory, known, chunk } = job;
+  const rests = restsOf(job.busy);
+  const onProgress = (progress: { checked: number; total: number }) => port!.postMessage(progress);
+  const file = directory === undefined ? undefined : checkpointFile(directory, tenantId, chain);
+  const size = file === undefined ? 0 : await sizeOf(file);
+  const start = await readStart(client, tenantId, chain);
+  const losses = await readLosses(client, tenantId, chain, keys);
+  const head: ChainPosition = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
+  const end = Math.max(head.seq, start.last ?? 0);
+  const verifier = new ChainVerifier<Columns>({
+    tenantId,
+    chain,
+    ...(chain === 'audit' && { compare: compareAudit }),
+  });
+  const statements = new Statements(client, verifier, { tenantId, chain, keys, losses });
+  for (const loss of losses) verifier.expect(loss.kept);
+  for (const place of known) if (!isSuperseded(losses, place)) verifier.expect(place);
+  const { alarm } = start;
+  if (alarm) {
+    const place = { seq: alarm.known_seq, hash: alarm.known_hash, generation: alarm.known_generation };
+    if (!isSuperseded(losses, place)) verifier.expect(place);
+    statements.fault({ seq: alarm.agreed + 1, reason: `the chain is closed: ${alarm.reason}` });
+  }
+  if ((start.signed ?? 0) > end) await statements.expectStored(end, start.signed!);
+  const notes = file === undefined ? undefined : new Lookahead(notesIn(file, 0, size));
+  try {
+    const reader = new RowReader(chain);
+    for (let from = 0; from === 0 || from < end; from += chunk) {
+      const to = Math.min(from + chunk, end);
+      const stored = await statements.expectStored(from, to);
+      if (notes) await statements.expectFiled(notes, from, to < end ? to : Number.POSITIVE_INFINITY, stored);
+      const rows = selectRows(tenantId, chain, from, to);
+      await copyRows(client, rows, (data, at) => verifier.add(reader.read(data, at)), rests);
+      onProgress({ checked: to, total: end });
+    }
+  } catch (error) {
+    if (!(error instanceof FileFault)) throw error;
+    statements.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${error.message}` });
+  } finally {
+    await notes?.close();
+  }
+  if (statements.filed > (start.signed ?? 0)) {
+    const reason = `checkpoint ${statements.filed} is in the checkpoint file and missing in the database`;
+    statements.fault({ seq: statements.filed, reason });
+  }
+  if (chain === 'forensics') await compareInputs(client, statements, tenantId, rests);
+  const verdict = verifier.finish({ head });
+  const fault = statements.first;
+  const mismatch = verdict.first_mismatch_seq ?? Number.POSITIVE_INFINITY;
+  const { id, seq, reason } =
+    fault && fault.seq <= mismatch
+      ? { ...fault, id: fault.id ?? (fault.seq === mismatch ? verdict.first_mismatch_id : undefined) }
+      : { id: verdict.first_mismatch_id, seq: verdict.first_mismatch_seq, reason: verdict.reason };
+  return {
+    verified: verdict.verified && !fault,
+    linear: verdict.linear,
+    records_checked: verdict.records_checked,
+    head: verdict.head,
+    last_checkpoint: start.checkpoint,
+    accepted_losses: losses.map((loss) => ({
+      seq: loss.seq,
+      kept_seq: loss.kept.seq,
+      lost_seq: loss.lost.seq,
+      accepted_at: loss.acceptedAt,
+      reason: loss.reason,
+    })),
+    ...(id !== undefined && { first_mismatch_id: id }),
+    ...(seq !== undefined && seq < Number.MAX_SAFE_INTEGER && { first_mismatch_seq: seq }),
+    ...(reason !== undefined && { reason }),
+  };
+}
+
+/** What is wrong beside the chain itself, at record `seq`. */
+interface Fault {
+  seq: number;
+  id?: string | undefined;
+  reason: string;
+}
+
+/** The checkpoint file cannot be read at all. */
+class FileFault extends Error {}
+
+/** What is stated about a chain, given to its verifier; keeps the first of the faults of the statements themselves. */
+class Statements {
+  readonly #client: pg.Client;
+  readonly #verifier: ChainVerifier<Columns>;
+  readonly #of: {
+    tenantId: string;
+    chain: ChainName;
+    keys: readonly KeyObject[];
+    losses: readonly AcceptedLoss[];
+  };
+  first: Fault | undefined;
+  /** seq of the highest checkpoint in the file. */
+  filed = 0;
+
+  constructor(
+    client: pg.Client,
+    verifier: ChainVerifier<Columns>,
+    of: { tenantId: string; chain: ChainName; keys: readonly KeyObject[]; losses: readonly AcceptedLoss[] },
+  ) {
+    this.#client = client;
+    this.#verifier = verifier;
+    this.#of = of;
+  }
+
+  fault(fault: Fault): void {
+    if (!this.first || fault.seq < this.first.seq) this.first = fault;
+  }
+
+  /** Expects the database's checkpoints of the records after `from` up to `to`, and resolves with them. */
+  async expectStored(from: number, to: number): Promise<ReadonlyMap<number, string>> {
+    const { tenantId, chain } = this.#of;
+    const { rows } = await this.#client.query<{ seq: number; note: string }>(
+      'select seq, note from chain_checkpoint where tenant_id = $1 and chain = $2 and seq > $3 and seq <= $4 order by seq',
+      [tenantId, chain, from, to],
+    );
+    for (const { seq, note } of rows) {
+      try {
+        const head = this.#open(note);
+        if (head.seq !== seq) throw new Error('it was signed for another place');
+        if (!isSuperseded(this.#of.losses, head)) this.#verifier.expect(head);
+      } catch (error) {
+        this.fault({ seq, reason: `checkpoint ${seq} was altered: ${(error as Error).message}` });
+      }
+    }
+    return new Map(rows.map(({ seq, note }) => [seq, note]));
+  }
+
+  /**
+   * Expects the file's checkpoints up to record `to`. They are in the order of their records, as a rule: the first one
+   * beyond `to` is left for later. One that comes late, after its record has gone by, is compared with what is stored.
+   */
+  async expectFiled(notes: Lookahead, from: number, to: number, stored: ReadonlyMap<number, string>): Promise<void> {
+    const late: ChainPosition[] = [];
+    for (let note = await notes.peek(); note && !(note.seq > to); note = await notes.peek()) {
+      notes.take();
+      // the same as in the database, byte by byte: it was opened there
+      if (stored.get(note.seq) === note.note) {
+        this.filed = Math.max(this.filed, note.seq);
+        continue;
+      }
+      try {
+        const head = this.#open(note.note);
+        if (isSuperseded(this.#of.losses, head)) continue;
+        this.filed = Math.max(this.filed, head.seq);
+        if (head.seq > from) this.#verifier.expect(head);
+        else if (late.push(head) === 1000) await this.#compareLate(late.splice(0));
+      } catch (error) {
+        this.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${(error as Error).message}` });
+      }
+    }
+    await this.#compareLate(late);
+  }
+
+  async #compareLate(late: readonly ChainPosition[]): Promise<void> {
+    if (late.length === 0) return;
+    const { tenantId, chain } = this.#of;
+    const { rows } = await this.#client.query<{ seq: number; hash: Buffer }>(
+      `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2)`,
+      [tenantId, late.map(({ seq }) => seq)],
+    );
+    const hashes = new Map(rows.map((row) => [row.seq, row.hash.toString('hex')]));
+    for (const { seq, hash } of late) {
+      if (hashes.get(seq) === hash) continue;
+      this.fault({ seq, reason: `record ${seq}: a signed checkpoint in the file states another hash` });
+    }
+  }
+
+  #open(note: string) {
+    const head = openHead(note, this.#of.keys);
+    if (!isOriginOf(head.origin, this.#of.tenantId, this.#of.chain)) throw new Error('it was signed for another place');
+    return head;
+  }
+}
+
+/** Notes one at a time, the next one known. */
+class Lookahead {
+  readonly #notes: AsyncGenerator<FiledNote>;
+  #next: FiledNote | undefined;
+
+  constructor(notes: AsyncGenerator<FiledNote>) {
+    this.#notes = notes;
+  }
+
+  async peek(): Promise<FiledNote | undefined> {
+    try {
+      this.#next ??= (await this.#notes.next()).value as FiledNote | undefined;
+    } catch (error) {
+      throw new FileFault((error as Error).message, { cause: error });
+    }
+    return this.#next;
+  }
+
+  take(): void {
+    this.#next = undefined;
+  }
+
+  async close(): Promise<void> {
+    await this.#notes.return(undefined);
+  }
+}
+
+const INPUTS = 2000;
+
+/**
+ * Compares the inputs that are kept with the hashes in their records. An input may be gone (retention erases it); one
+ * that is there is the one that the decision was taken on.
+ */
+async function compareInputs(client: pg.Client, statements: Statements, tenantId: string, rests: Rests): Promise<void> {
+  for (let after = ''; ; ) {
+    const began = performance.now();
+    const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
+      // the text is searched and not parsed: what was written there need not be JSON
+      `with page as materialized (
+         select event_id, salt_a, projection, salt_b, input from decision_input
+         where tenant_id = $1 and event_id > $2 order by event_id limit $3)
+       select max(p.event_id) as last,
+         (array_agg(json_build_object('seq', r.seq, 'id', p.event_id) order by r.seq) filter (
+           where r.seq is not null and (
+             p.input is not null and substring(r.line from '"input_hash":"(sha256:[0-9a-f]{64})"')
+               is distinct from 'sha256:' || encode(sha256(p.salt_b || convert_to(p.input, 'UTF8')), 'hex')
+             or p.projection is not null and substring(r.line from '"ask_commit":"(sha256:[0-9a-f]{64})"')
+               is distinct from 'sha256:' || encode(sha256(p.salt_a || convert_to(p.projection, 'UTF8')), 'hex')
+           )))[1] as altered
+       from page p left join forensic_record r on r.tenant_id = $1 and r.event_id = p.event_id`,
+      [tenantId, after, INPUTS],
+    );
+    const { last, altered } = rows[0]!;
+    if (altered) {
+      const { seq, id } = altered;
+      const reason = `record ${seq} (${id}): the input that is kept with it has another hash than the record says`;
+      statements.fault({ seq, id, reason });
+    }
+    if (last === null || last <= after) return;
+    after = last;
+    const ms = rests.after(performance.now() - began);
+    if (ms !== undefined) await delay(ms);
+  }
+}
+
+async function sizeOf(file: string): Promise<number> {
+  try {
+    return (await stat(file)).size;
+  } catch {
+    // no file yet; what cannot be read is met when it is read
+    return Number.MAX_SAFE_INTEGER;
+  }
+}
+
+/**
+ * One transaction, in which each statement still has a snapshot of its own: between them it holds up nothing. The planner
+ * would otherwise sort a large tenant's rows on disk rather than follow the primary key.
+ */
+const reading = (tenantId: string): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
+  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
+  set local max_parallel_workers_per_gather = 0`;
+
+/** Head, last record and last checkpoint, all of one moment: on an intact chain they agree. */
+async function readStart(client: pg.Client, tenantId: string, chain: ChainName) {
+  const { rows } = await client.query<{
+    seq: number | null;
+    hash: Buffer | null;
+    last: number | null;
+    signed: number | null;
+    note: string | null;
+    created_at: Date | null;
+    alarm: { known_seq: number; known_hash: string; known_generation: number; agreed: number; reason: string } | null;
+  }>(
+    `select h.seq, h.hash, c.seq as signed, c.note, c.created_at, to_jsonb(a) as alarm,
+       (select max(seq) from ${RECORDS[chain].table} where tenant_id = $1) as last
+     from (select) one
+     left join chain_head h on h.tenant_id = $1 and h.chain = $2
+     left join lateral (select seq, note, created_at from chain_checkpoint
+       where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true
+     left join chain_alarm a on a.tenant_id = $1 and a.chain = $2`,
+    [tenantId, chain],
+  );
+  const row = rows[0]!;
+  const checkpoint = row.signed === null ? null : { seq: row.signed, hash: row.note!.split('\n')[3] ?? '' };
+  return {
+    ...row,
+    checkpoint: checkpoint && { ...checkpoint, created_at: row.created_at!.toISOString() },
+  };
+}
+
+function selectRows(tenantId: string, chain: ChainName, from: number, to: number): string {
+  const [id, derived] =
+    chain === 'forensics' ? ['event_id', DERIVED_COLUMNS.map(({ column }) => column)] : ['id', AUDIT_COLUMNS];
+  const columns = ['seq', 'hash', 'line', id, 'received_at', ...derived].join(', ');
+  // no lower bound at first: a record before record 1 must be seen
+  const after = from > 0 ? `and seq > ${from}` : '';
+  return `copy (select ${columns} from ${RECORDS[chain].table}
+    where tenant_id = ${pg.escapeLiteral(tenantId)} and seq <= ${to} ${after} order by seq) to stdout (format binary)`;
+}
+type Columns = DecisionColumns & AuditColumns & { id: string };
+
+function compareAudit(record: RecordMembers, columns: Columns): string | undefined {
+  if (columns.id !== record.id) return 'id';
+  if (columns.received_at_ms !== Date.parse(String(record.received_at))) return 'received_at';
+  const derived = auditColumns(record);
+  return AUDIT_COLUMNS.find((name) => columns[name] !== derived[name]);
+}
+
+/** Rows of COPY (FORMAT binary) read in place. One row object is used for all; the verifier keeps nothing of it. */
+class RowReader {
+  readonly #decisions: boolean;
+  readonly #hash = Buffer.alloc(32);
+  readonly #columns: Columns = {
+    event_id: '',
+    id: '',
+    ...auditColumns({}),
+    received_at_ms: 0,
+    ...(Object.fromEntries(DERIVED_COLUMNS.map(({ column }) => [column, 0])) as Record<DerivedColumn, number>),
+  };
+  readonly #row: { seq: number; hash: Buffer; line: Buffer; columns: Columns } = {
+    seq: 0,
+    hash: this.#hash,
+    line: this.#hash,
+    columns: this.#columns,
+  };
+
+  constructor(chain: ChainName) {
+    this.#decisions = chain === 'forensics';
+  }
+
+  /** The row that begins at `at`, its columns in the order of `selectRows`. */
+  read(data: Buffer, at: number) {
+    const row = this.#row;
+    const columns = this.#columns;
+    let p = at + 2;
+    row.seq = int8(data, p + 4);
+    p += 12;
+    const hashLength = data.readInt32BE(p);
+    // another length than 32 can only be tampering; it then differs from every hash
+    if (hashLength === 32) data.copy(this.#hash, 0, p + 4, p + 36);
+    else this.#hash.fill(0);
+    p += 4 + hashLength;
+    const lineLength = data.readInt32BE(p);
+    row.line = data.subarray(p + 4, p + 4 + lineLength);
+    p += 4 + lineLength;
+    const idLength = data.readInt32BE(p);
+    const id = data.subarray(p + 4, p + 4 + idLength);
+    p += 4 + idLength;
+    columns.received_at_ms = int8(data, p + 4) / 1000 + COPY_EPOCH_MS;
+    p += 12;
+    if (!this.#decisions) {
+      columns.id = id.toString();
+      for (const name of AUDIT_COLUMNS) {
+        const length = Math.max(0, data.readInt32BE(p));
+        columns[name] = data.toString('utf8', p + 4, p + 4 + length);
+        p += 4 + length;
+      }
+      return row;
+    }
+    columns.event_id = id;
+    for (const { column, hashed } of DERIVED_COLUMNS) {
+      columns[column] = hashed ? data.readInt32BE(p + 4) : data.readInt16BE(p + 4);
+      p += hashed ? 8 : 6;
+    }
+    return row;
+  }
+}
+
+function int8(data: Buffer, at: number): number {
+  return data.readInt32BE(at) * 2 ** 32 + data.readUInt32BE(at + 4);
+}
+
+// at the end, where all that it uses is defined
+port.postMessage({ result: await verification(workerData as VerificationJob) } satisfies VerificationMessage);

@@ -1,0 +1,209 @@
+import { randomUUID } from 'node:crypto';
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { forgetBefore } from '../../db/forget.ts';
+import type { Database } from '../../db/index.ts';
+import { AppError } from '../errors.ts';
+import type { HoldView } from '../escrow/view.ts';
+import type { Clock } from '../lib/clock.ts';
+import type { Evaluation } from './answer.ts';
+
+const DAY_MS = 24 * 3600 * 1000;
+/** How long a call is known after its answer, and one that was held after the end of its hold. */
+const KNOWN_MS = DAY_MS;
+const KNOWN_AFTER_HOLD_MS = 7 * DAY_MS;
+/** Nobody else decides a call for so long. Longer than the chain takes to store a record or to give up. */
+const LEASE_SECONDS = 15;
+
+/** A call that is being decided by this process. */
+export interface Call {
+  agentId: string;
+  callId: string;
+  /** The id of the record to write. It stays until there is such a record, so that there is never a second one. */
+  eventId: string;
+  /** Proves that this process decides it. */
+  holder: string;
+  /** The hold that it waits for, or that was consumed for it. */
+  holdId: string | null;
+  consumed: boolean;
+}
+
+/** What a call was answered, as its record in the chain says. */
+export interface KeptAnswer {
+  answer: Evaluation;
+  /** The stop in force that the decision took into account. */
+  stop?: string | undefined;
+  /** The attempt to make the call that it was for. */
+  attempt?: string | undefined;
+  /** Of the record: it tells the record of this answer from one that another process wrote under the same id. */
+  input_hash: string | undefined;
+}
+
+interface Row {
+  asked: string;
+  event_id: string;
+  holder: string;
+  busy: boolean;
+  hold_id: string | null;
+  consumed: boolean;
+  answer: KeptAnswer | null;
+  expires_at: Date | string;
+}
+
+/**
+ * The calls that agents name with a `call_id`: whatever is asked how often, by how many processes, and wherever one is
+ * killed, a call is held once, consumes its hold once and takes from limits once.
+ *
+ * A call is known by its agent and its id: no agent reaches another's. An answer is stored before the record of its
+ * decision, and counts once the chain has that record: there is no answer without a record, and none is lost with the
+ * connection that it was for. Of two processes that ask for the same call, one decides while the other waits.
+ */
+export class Calls {
+  readonly #db: Database;
+  readonly #clock: Clock;
+
+  constructor(db: Database, clock: Clock) {
+    this.#db = db;
+    this.#clock = clock;
+  }
+
+  /**
+   * Claims a call, or finds what it was answered (`kept`), which is not claimed then. `busy`: it is being decided.
+   * CONFLICT when the id was used for something else.
+   */
+  async begin(
+    tenantId: string,
+    wanted: { agentId: string; callId: string; asked: string; eventId: string },
+  ): Promise<{ busy: true } | { busy: false; call: Call; kept: KeptAnswer | undefined }> {
+    const { agentId, callId, asked, eventId } = wanted;
+    const now = this.#clock.now();
+    const holder = randomUUID();
+    const key = [tenantId, agentId, callId];
+    return this.#db.transaction(tenantId, async (em) => {
+      await em.execute(UNFLUSHED);
+      const fresh = { agentId, callId, eventId, holder, holdId: null, consumed: false };
+      const values = [asked, eventId, holder, new Date(now + KNOWN_MS)];
+      const inserted = await em.execute<unknown[]>(
+        `insert into agent_call as c (tenant_id, agent_id, call_id, asked, event_id, holder, expires_at, busy_until)
+         values (?, ?, ?, ?, ?, ?, ?, ${LEASE_END})
+         on conflict (tenant_id, agent_id, call_id) do update set asked = excluded.asked, event_id = excluded.event_id,
+           holder = excluded.holder, expires_at = excluded.expires_at, busy_until = excluded.busy_until, hold_id = null,
+           consumed = false, answer = null
+         where c.expires_at <= ? returning call_id`,
+        [...key, ...values, new Date(now)],
+      );
+      if (inserted.length > 0) return { busy: false, call: fresh, kept: undefined };
+      const [row] = await em.execute<Row[]>(
+        `select asked, event_id, holder, coalesce(busy_until > clock_timestamp(), false) as busy, hold_id, consumed,
+           answer, expires_at
+         from agent_call where tenant_id = ? and agent_id = ? and call_id = ? for update`,
+        key,
+      );
+      // it was forgotten at this moment
+      if (!row) return { busy: true };
+      if (row.asked !== asked) {
+        throw new AppError('CONFLICT', 'the call_id was used for another action');
+      }
+      const { hold_id: holdId, consumed } = row;
+      const known = { agentId, callId, eventId: row.event_id, holder: row.holder, holdId, consumed };
+      // a statement of its own: that of the lock does not see what was committed while it waited
+      const [record] = await em.execute<{ input_hash: string | null }[]>(
+        `select line::json->>'input_hash' as input_hash from forensic_record where tenant_id = ? and event_id = ?`,
+        [tenantId, row.event_id],
+      );
+      if (record && row.answer && record.input_hash === (row.answer.input_hash ?? null)) {
+        return { busy: false, call: known, kept: row.answer };
+      }
+      if (row.busy) return { busy: true };
+      if (record) {
+        throw new AppError('INVALID_STATUS', 'what this call was answered is not known: ask with another call_id');
+      }
+      // whoever decided it is gone
+      await em.execute(
+        `update agent_call set holder = ?, busy_until = ${LEASE_END}, answer = null where tenant_id = ? and agent_id = ? and call_id = ?`,
+        [holder, ...key],
+      );
+      return { busy: false, call: { ...known, holder }, kept: undefined };
+    });
+  }
+
+  /** Claims a call that was answered, to decide it again under a new id. Undefined when it was answered anew since. */
+  async again(tenantId: string, call: Call, eventId: string): Promise<Call | undefined> {
+    const holder = randomUUID();
+    const claimed = await this.#db.transaction(tenantId, (em) =>
+      em.execute<unknown[]>(
+        `update agent_call set event_id = ?, holder = ?, busy_until = ${LEASE_END}, answer = null
+         where tenant_id = ? and agent_id = ? and call_id = ? and event_id = ? and holder = ? returning call_id`,
+        [eventId, holder, tenantId, call.agentId, call.callId, call.eventId, call.holder],
+      ),
+    );
+    return claimed.length > 0 ? { ...call, eventId, holder } : undefined;
+  }
+
+  /** Notes within the transaction which hold the call waits for. */
+  async held(em: EntityManager, tenantId: string, call: Call, hold: HoldView): Promise<void> {
+    const end = Date.parse(hold.expires_at) + (hold.execute_within_seconds ?? 0) * 1000 + KNOWN_AFTER_HOLD_MS;
+    await this.#set(em, tenantId, call, 'hold_id = ?, consumed = false, expires_at = greatest(expires_at, ?)', [
+      hold.id,
+      new Date(end),
+    ]);
+    Object.assign(call, { holdId: hold.id, consumed: false });
+  }
+
+  /** Notes within the transaction that its hold was consumed for the call. */
+  async consumed(em: EntityManager, tenantId: string, call: Call): Promise<void> {
+    await this.#set(em, tenantId, call, 'consumed = true', []);
+  }
+
+  /** The call waits for no hold: that was withdrawn. */
+  async unheld(tenantId: string, call: Call): Promise<void> {
+    await this.#db.transaction(tenantId, (em) => this.#set(em, tenantId, call, 'hold_id = null', []));
+  }
+
+  /** Stores the answer, which counts once the record of the call's event is in the chain. */
+  async answer(tenantId: string, call: Call, kept: KeptAnswer): Promise<void> {
+    const until = new Date(this.#clock.now() + KNOWN_MS);
+    await this.#db.transaction(tenantId, async (em) => {
+      await em.execute(UNFLUSHED);
+      await this.#set(em, tenantId, call, 'answer = ?::jsonb, expires_at = greatest(expires_at, ?)', [
+        JSON.stringify(kept),
+        until,
+      ]);
+    });
+  }
+
+  /** Lets others decide the call: this process could not. */
+  async release(tenantId: string, { agentId, callId, holder }: Call): Promise<void> {
+    await this.#db.transaction(tenantId, (em) =>
+      em.execute(
+        `update agent_call set busy_until = null where tenant_id = ? and agent_id = ? and call_id = ? and holder = ?`,
+        [...[tenantId, agentId, callId], holder],
+      ),
+    );
+  }
+
+  /** Deletes the calls that need not be known any more. */
+  forget(): Promise<void> {
+    const what = { table: 'agent_call', key: 'agent_id, call_id', time: 'expires_at' };
+    return forgetBefore(this.#db, what, new Date(this.#clock.now()));
+  }
+
+  /** INVARIANT: only the process that decides the call changes it; another one took it over when this one was too slow. */
+  async #set(em: EntityManager, tenantId: string, call: Call, what: string, values: unknown[]): Promise<void> {
+    const { agentId, callId, holder } = call;
+    const changed = await em.execute<unknown[]>(
+      `update agent_call set ${what} where tenant_id = ? and agent_id = ? and call_id = ? and holder = ? returning call_id`,
+      [...values, tenantId, agentId, callId, holder],
+    );
+    if (changed.length > 0) return;
+    throw new AppError('UNAVAILABLE', 'the call is decided by another process', { headers: { 'retry-after': '1' } });
+  }
+}
+
+/** By the database's clock, which all processes share. */
+const LEASE_END = `clock_timestamp() + interval '${LEASE_SECONDS} seconds'`;
+/**
+ * INVARIANT: what is committed without a flush is flushed with the next commit that is, since the log has one order. The
+ * record of the decision is such a commit: where the record is, the claim and the answer before it are as well. Without
+ * the record, both may be lost: nobody was answered.
+ */
+const UNFLUSHED = 'set local synchronous_commit to off';

@@ -1,0 +1,231 @@
+import { setImmediate } from 'node:timers/promises';
+import type pg from 'pg';
+import { z } from 'zod';
+import type { Database } from '../../db/index.ts';
+import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import { AgentName } from '../domain/agent-names.ts';
+import { DECISIONS } from '../domain/decision.ts';
+import type { Clock } from '../lib/clock.ts';
+import { Lookups } from '../lib/lookups.ts';
+import { isGuardrail } from '../policy/language/annotations.ts';
+import { admits, type EntityWithAncestors, type Head, named, readHead } from '../policy/language/head.ts';
+import { scan } from '../policy/language/scan.ts';
+import { readStatements } from '../policy/language/statements.ts';
+import { text } from '../rpc/fields.ts';
+import { route, trpc } from '../rpc/procedure.ts';
+
+/** Of all decisions, and then of each kind but `allow`, the newest so many are looked through for rules. */
+const MOST_LOOKED_AT = 40_000;
+const MOST_OF_A_KIND = 10_000;
+/** Looked through at once: rules that are often met are found in the first ones. */
+const STEP = 5_000;
+const MOST_RULES = 500;
+/** Tenants whose rules are kept in memory, and for how long at most. */
+const MOST_KEPT = 50;
+const KEPT_MS = 600_000;
+
+const RuleInForce = z.object({
+  rule_id: z.string(),
+  policy_id: z.string(),
+  version: z.int(),
+  effect: z.enum(['permit', 'forbid', 'guardrail']),
+  reason: z.string().nullable(),
+  cedar: z.string().describe('its text'),
+  written_at: z.iso.datetime().describe('when this version of its policy was written'),
+});
+type RuleInForce = z.output<typeof RuleInForce>;
+/** With what its scope says. */
+type Rule = RuleInForce & { readonly head: Head };
+
+/** The rules of live policies, as their texts have them. */
+export class RulesInForce {
+  readonly #db: Pick<Database, 'query'>;
+  readonly #kept: Lookups<Rule[]>;
+
+  constructor(db: Pick<Database, 'query' | 'notices'>, clock: Clock) {
+    this.#db = db;
+    this.#kept = new Lookups({
+      notices: db.notices,
+      empties: { policies: ({ tenantId }) => tenantId },
+      tags: (tenantId) => [tenantId],
+      mostMs: KEPT_MS,
+      now: () => clock.now(),
+      size: MOST_KEPT,
+    });
+  }
+
+  /**
+   * In the order of the policies' ids. Remembered: to read the texts of as many rules as may be live takes the process a
+   * second, in which it answers nobody else.
+   */
+  of(tenantId: string): Promise<readonly Rule[]> {
+    return this.#kept.get(tenantId, () => readRules(this.#db, tenantId));
+  }
+}
+
+/** The rules of live policies: which can apply to an agent or a tool, and which nothing has met. */
+export function rulesRouter(db: Pick<Database, 'readOnly'>, inForce: RulesInForce) {
+  const read = { keys: ['pipeline'], role: 'viewer' } as const;
+  const tag = 'policies';
+  return trpc.router({
+    list: route('GET /v1/rules', read, {
+      summary: 'List the rules of live policies, or those that can apply to an agent or to a tool',
+      description: `By the scopes of the rules alone: their conditions depend on the request. Those that name the agent, one of its roles, the tool or its server come first. At most ${MOST_RULES}.`,
+      tag,
+    })
+      .input(
+        z.strictObject({
+          agent_id: AgentName.optional(),
+          agent_roles: text(2_000).optional().describe('roles of the agent, separated by commas'),
+          tool_name: text(200).optional(),
+          tool_server: text(200).optional(),
+        }),
+      )
+      .output(
+        z.object({
+          rules: z.array(
+            RuleInForce.extend({
+              named: z.boolean().describe('it names the agent, a role, the tool or the server; others are for any'),
+            }).meta({ id: 'RuleInForce' }),
+          ),
+          more: z.int().describe('how many there are beyond these'),
+        }),
+      )
+      .query(async ({ ctx, input }) => {
+        const { agent_id, agent_roles, tool_name, tool_server } = input;
+        const agent = entity('Agent', agent_id, 'AgentRole', agent_roles?.split(',') ?? []);
+        const tool = entity('Tool', tool_name, 'ToolServer', tool_server === undefined ? [] : [tool_server]);
+        const found = (await inForce.of(ctx.tenantId)).flatMap(({ head, ...rule }) => {
+          if (agent && !admits(head.principal, agent)) return [];
+          if (tool && !admits(head.resource, tool)) return [];
+          const names = (of: EntityWithAncestors | undefined, part: 'principal' | 'resource') =>
+            of !== undefined && named(head[part]).length > 0;
+          return [{ ...rule, named: names(agent, 'principal') || names(tool, 'resource') }];
+        });
+        found.sort((a, b) => Number(b.named) - Number(a.named));
+        return { rules: found.slice(0, MOST_RULES), more: Math.max(0, found.length - MOST_RULES) };
+      }),
+
+    unused: route('GET /v1/rules/unused', read, {
+      summary: 'List the rules of live policies that no decision has met lately',
+      description: `Looks through the newest ${MOST_LOOKED_AT.toLocaleString('en')} decisions of these days, and through the newest ${MOST_OF_A_KIND.toLocaleString('en')} of each kind that is not \`allow\`. \`complete\` says whether these were all. A record names at most 64 of the rules that matched.`,
+      tag,
+    })
+      .input(z.strictObject({ days: z.int().min(1).max(366).default(30) }))
+      .output(
+        z.object({
+          rules: z.array(RuleInForce.meta({ id: 'UnusedRule' })),
+          more: z.int().describe('how many there are beyond these'),
+          of: z.int().describe('how many rules the live policies have'),
+          since: z.iso.datetime(),
+          looked_at: z.int().describe('how many decisions were looked through'),
+          complete: z.boolean().describe('false: there were more decisions in these days'),
+        }),
+      )
+      .query(async ({ ctx, input }) => {
+        const rules = await inForce.of(ctx.tenantId);
+        const since = new Date(Date.now() - input.days * 86_400_000).toISOString();
+        const ids = new Set(rules.map(({ rule_id }) => rule_id));
+        const looked = await withoutMet(db, ctx.tenantId, since, ids);
+        const unused = rules.filter(({ rule_id }) => ids.has(rule_id)).map(({ head: _, ...rule }) => rule);
+        return {
+          rules: unused.slice(0, MOST_RULES),
+          more: Math.max(0, unused.length - MOST_RULES),
+          of: rules.length,
+          since,
+          ...looked,
+        };
+      }),
+  });
+}
+
+function entity(type: string, id: string | undefined, parent: string, parents: readonly string[]) {
+  if (id === undefined && parents.length === 0) return undefined;
+  const self = `${type}::${id ?? ''}`;
+  return { type, self, ancestors: new Set([self, ...parents.map((one) => `${parent}::${one}`)]) };
+}
+
+async function readRules(db: Pick<Database, 'query'>, tenantId: string): Promise<Rule[]> {
+  const live = await db.query<{ policy_id: string; version: number; dsl_source: string; created_at: Date }>(
+    tenantId,
+    `select r.policy_id, r.version, r.dsl_source, r.created_at from policy p
+     join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
+     where p.tenant_id = $1 order by r.policy_id`,
+    [tenantId],
+  );
+  const rules: Rule[] = [];
+  for (const { policy_id, version, dsl_source, created_at } of live) {
+    // together they may have thousands of statements
+    await setImmediate();
+    const { source, tokens } = scan(dsl_source);
+    for (const { id, effect, annotations, cedar, tokens: words } of readStatements(policy_id, source, tokens)) {
+      rules.push({
+        ...{ rule_id: id, policy_id, version, cedar },
+        effect: isGuardrail(effect, annotations) ? 'guardrail' : effect,
+        reason: annotations.reason ?? null,
+        written_at: created_at.toISOString(),
+        head: readHead(words),
+      });
+    }
+  }
+  return rules;
+}
+
+/**
+ * Takes the rules out of `ids` that decisions since then met.
+ *
+ * INVARIANT: each statement reads at most `STEP` records, found by an index, and there are a bounded number of them.
+ */
+async function withoutMet(
+  db: Pick<Database, 'readOnly'>,
+  tenantId: string,
+  since: string,
+  ids: Set<string>,
+): Promise<{ looked_at: number; complete: boolean }> {
+  return db.readOnly(tenantId, async (client) => {
+    await client.query(PLAN);
+    const last = await lastSeq(client, tenantId, 'forensics');
+    const first = Math.max(2, await firstSince(client, tenantId, 'forensics', last, since));
+    const all = await look(client, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
+    let looked_at = all.looked;
+    for (const kind of DECISIONS.keys()) {
+      // of `allow` there is no index
+      if (all.next < first || ids.size === 0 || kind === 0) continue;
+      const own = await look(client, { tenantId, ids, first, last: all.next, most: MOST_OF_A_KIND, kind });
+      looked_at += own.looked;
+    }
+    return { looked_at, complete: ids.size === 0 || all.next < first };
+  });
+}
+
+/** From the newest on. `next`: where to go on. */
+async function look(
+  client: pg.PoolClient,
+  what: { tenantId: string; ids: Set<string>; first: number; last: number; most: number; kind?: number },
+): Promise<{ looked: number; next: number }> {
+  const { tenantId, ids, first, most, kind } = what;
+  let next = what.last;
+  let looked = 0;
+  while (looked < most && next >= first && ids.size > 0) {
+    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    const { rows } = await client.query<{ looked: number; least: number | null; met: string[] | null }>(
+      `with picked as materialized (
+         select seq, line from forensic_record
+         where tenant_id = $1 and seq between $2 and $3 ${kind === undefined ? '' : `and decision = ${kind}`}
+         order by seq desc limit ${STEP})
+       select count(*)::int as looked, min(seq) as least, (
+         select array_agg(distinct rule) from picked p, lateral (
+           select jsonb_array_elements_text(coalesce(p.line::jsonb->'hits', '[]')) as rule
+           union all select p.line::jsonb->>'rule_id') r
+         where rule = any($4)) as met
+       from picked`,
+      [tenantId, first, next, [...ids]],
+    );
+    const { looked: read, least, met } = rows[0]!;
+    for (const id of met ?? []) ids.delete(id);
+    looked += read;
+    if (read < STEP || least === null) return { looked, next: first - 1 };
+    next = least - 1;
+  }
+  return { looked, next };
+}

@@ -1,0 +1,84 @@
+import { metAt } from '../../machines/requirement.ts';
+import type { Seats } from '../domain/annotations.ts';
+import type { HoldKind } from '../domain/hold-kinds.ts';
+import { RELEASES } from './kinds.ts';
+import { tally } from './quorum.ts';
+
+/** A hold as the API shows it, as far as it decides what a vote does. */
+interface VotedHold {
+  hold_type: HoldKind;
+  required_approvals: number;
+  current_approvals: number;
+  missing_seats: readonly Seats[];
+  quorum?: readonly Seats[] | undefined;
+  conditions: readonly { condition_id: string; satisfied: boolean }[];
+  votes?: readonly { user_id: string; decision: 'approve' | 'reject' }[] | undefined;
+  release_at?: string | undefined;
+}
+
+export type VoteEffect =
+  /** One rejection ends a hold, whatever its kind. */
+  | { outcome: 'ends' }
+  /** The agent may execute the action from then on. */
+  | { outcome: 'releases' }
+  | {
+      outcome: 'waits';
+      /** The approval brings the release nearer; without it, the hold stands as before. */
+      counts: boolean;
+      /** What is missing after the vote. */
+      approvals: number;
+      seats: readonly Seats[];
+      conditions: string[];
+      /** When time releases it, once the conditions are satisfied. */
+      releasesAt?: string;
+    };
+
+/**
+ * What the vote of a person would do to a hold that is held, so that they are told before they cast it. It follows the
+ * machine's own requirement and the count of the quorum. Where an earlier approval no longer counts, which the API does not
+ * name, it assumes that the new one takes a missing seat of any group that the person is in, and no other.
+ */
+export function voteEffect(
+  hold: VotedHold,
+  decision: 'approve' | 'reject',
+  voter: string,
+  groups: Readonly<Record<string, readonly string[]>>,
+): VoteEffect {
+  if (decision === 'reject') return { outcome: 'ends' };
+  const conditions = hold.conditions.map(({ condition_id, satisfied }) => ({ id: condition_id, satisfied }));
+  const approvals = hold.current_approvals + 1;
+  const seats = seatsAfter(hold, voter, groups);
+  const releaseAt = hold.release_at === undefined ? undefined : Date.parse(hold.release_at);
+  const terms = { approvals: hold.required_approvals, conditions: conditions.map(({ id }) => id), releaseAt };
+  const after = metAt(RELEASES[hold.hold_type](terms), {
+    conditions,
+    tally: { approvals, seated: seats.length === 0 },
+  });
+  if (after === -Infinity) return { outcome: 'releases' };
+  const missing = Math.max(0, hold.required_approvals - approvals);
+  const seated = (some: readonly Seats[]) => some.reduce((sum, { count }) => sum + count, 0);
+  return {
+    outcome: 'waits',
+    counts:
+      hold.required_approvals > 0 &&
+      (hold.current_approvals < hold.required_approvals || seated(seats) < seated(hold.missing_seats)),
+    approvals: missing,
+    seats,
+    conditions: conditions.filter(({ satisfied }) => !satisfied).map(({ id }) => id),
+    ...(hold.release_at !== undefined && { releasesAt: hold.release_at }),
+  };
+}
+
+/** The seats of the quorum that are missing with one more approval. */
+function seatsAfter(hold: VotedHold, voter: string, groups: Readonly<Record<string, readonly string[]>>) {
+  const people = (hold.votes ?? []).filter(({ decision }) => decision === 'approve').map(({ user_id }) => user_id);
+  if (people.length === hold.current_approvals) {
+    const members = new Map(Object.entries(groups).map(([group, ids]) => [group, new Set(ids)]));
+    return tally([...people, voter], hold.quorum ?? [], { has: () => true, groups: members }).missing ?? [];
+  }
+  const taken = hold.missing_seats.find(({ group }) => groups[group]?.includes(voter));
+  return hold.missing_seats.flatMap((seat) => {
+    const count = seat === taken ? seat.count - 1 : seat.count;
+    return count > 0 ? [{ ...seat, count }] : [];
+  });
+}

@@ -1,0 +1,62 @@
+import type { Notices } from '../../db/notices.ts';
+import type { HoldState } from '../../machines/escrow.ts';
+import { AppError } from '../errors.ts';
+import { Waiters } from '../lib/waiters.ts';
+import type { HoldView } from './view.ts';
+
+/** Waits of one credential at a time: each keeps a connection. */
+const MOST_WAITS = 100;
+
+/** Callers that wait for a hold to change: agents that poll for an approval. */
+export class HoldWaiters {
+  /** Of single holds: a change of one has nobody look again who waits for another. */
+  readonly #waiters = new Waiters();
+  /** How many waits each credential has. */
+  readonly #waits = new Map<string, number>();
+  readonly #look: (tenantId: string, id: string) => Promise<HoldView>;
+
+  constructor(notices: Pick<Notices, 'on'>, look: (tenantId: string, id: string) => Promise<HoldView>) {
+    this.#look = look;
+    notices.on('holds', ({ tenantId, id }) => this.#waiters.wake(tenantId === '*' ? '*' : nameOf(tenantId, id)));
+  }
+
+  /**
+   * The hold as soon as it has another status than this one; as it is after `seconds`, or on `signal`, otherwise. Rejects
+   * with RATE_LIMITED when the same credential waits too often already.
+   */
+  async untilNot(
+    status: HoldState,
+    hold: { tenantId: string; id: string },
+    credentialId: string,
+    seconds: number,
+    signal: AbortSignal,
+  ): Promise<HoldView> {
+    const { tenantId, id } = hold;
+    const waits = this.#waits.get(credentialId) ?? 0;
+    if (waits >= MOST_WAITS) {
+      throw new AppError('RATE_LIMITED', `the credential waits for ${MOST_WAITS} answers`, {
+        headers: { 'retry-after': '5' },
+      });
+    }
+    this.#waits.set(credentialId, waits + 1);
+    try {
+      const look = () => this.#look(tenantId, id);
+      return await this.#waiters.until(nameOf(tenantId, id), seconds, signal, look, (now) => now.status !== status);
+    } finally {
+      const left = this.#waits.get(credentialId)! - 1;
+      if (left > 0) this.#waits.set(credentialId, left);
+      else this.#waits.delete(credentialId);
+    }
+  }
+
+  get waiting(): number {
+    return this.#waiters.waiting;
+  }
+
+  /** Ends all waiting, because the process is stopping. */
+  end(): void {
+    this.#waiters.stop();
+  }
+}
+
+const nameOf = (tenantId: string, id: string) => `${tenantId} ${id}`;

@@ -1,0 +1,56 @@
+interface Waiting {
+  readonly until: number;
+  readonly reject: (error: Error) => void;
+}
+
+/** Gives answers a time that is the same for all, with one timer: one for each costs more than a short answer takes. */
+export class Deadlines {
+  readonly #ms: number;
+  readonly #late: () => Error;
+  /** The oldest first. */
+  readonly #waiting = new Set<Waiting>();
+  #timer: NodeJS.Timeout | undefined;
+
+  /** `late` makes the error for what takes longer than `ms`. */
+  constructor(ms: number, late: () => Error) {
+    this.#ms = ms;
+    this.#late = late;
+  }
+
+  /** The answer, or a rejection when it takes longer. What becomes of it afterwards is not looked at. */
+  of<T>(answer: Promise<T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const one = { until: performance.now() + this.#ms, reject };
+      this.#waiting.add(one);
+      this.#timer ??= this.#checkIn(this.#ms);
+      answer.then(
+        (value) => {
+          this.#waiting.delete(one);
+          resolve(value);
+        },
+        (error) => {
+          this.#waiting.delete(one);
+          reject(error);
+        },
+      );
+    });
+  }
+
+  /** Whatever is waited for keeps the process alive by itself. */
+  #checkIn(ms: number): NodeJS.Timeout {
+    return setTimeout(() => this.#check(), Math.ceil(ms)).unref();
+  }
+
+  #check(): void {
+    this.#timer = undefined;
+    const now = performance.now();
+    for (const one of this.#waiting) {
+      if (one.until > now) {
+        this.#timer = this.#checkIn(one.until - now);
+        return;
+      }
+      this.#waiting.delete(one);
+      one.reject(this.#late());
+    }
+  }
+}

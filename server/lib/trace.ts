@@ -1,0 +1,61 @@
+import { randomFew } from './crypto.ts';
+
+/**
+ * The place of one action in a trace (W3C Trace Context). It is the agent's word, kept so that people can follow a run:
+ * INVARIANT: nothing is ever decided by it.
+ */
+export interface Trace {
+  /** 32 hexadecimal digits. */
+  trace_id: string;
+  /** Of what is decided or done here: 16 hexadecimal digits. */
+  span_id: string;
+  /** The caller's span; undefined where the trace begins here. */
+  parent_id: string | undefined;
+  /** The caller, or who begins the trace, wants it recorded by tracing systems. */
+  sampled: boolean;
+  /** What tracing systems carry along with a trace that came; passed on as it is. */
+  state: string | undefined;
+}
+
+/** Version 00. Of a later version the parts that are known are read; ff is none. */
+const TRACEPARENT =
+  /^(?:00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})|(?!00|ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.{0,200})?)$/;
+const TRACESTATE = /^[\x20-\x7e]{1,512}$/;
+const ZEROS = /^0+$/;
+
+/**
+ * The next span of the trace that `traceparent` names, or of a new one where that is absent or not valid to the letter:
+ * then `tracestate` belongs to nothing, and is dropped.
+ */
+export function traceOf(traceparent: unknown, tracestate?: unknown): Trace {
+  const found = typeof traceparent === 'string' ? TRACEPARENT.exec(traceparent) : null;
+  const [trace_id, parent_id, flags] = (found?.slice(1) ?? []).filter((part) => part !== undefined);
+  if (!trace_id || !parent_id || !flags || ZEROS.test(trace_id) || ZEROS.test(parent_id)) {
+    return { trace_id: hex(16), span_id: hex(8), parent_id: undefined, sampled: true, state: undefined };
+  }
+  const state = typeof tracestate === 'string' && TRACESTATE.test(tracestate) ? tracestate : undefined;
+  return { trace_id, span_id: hex(8), parent_id, sampled: (Number.parseInt(flags, 16) & 1) === 1, state };
+}
+
+/** The span that `traceparent` names, in the form of `traceparentOf`; undefined where it is absent or not valid. */
+export function cameWith(traceparent: unknown): string | undefined {
+  const { trace_id, parent_id, sampled } = traceOf(traceparent);
+  return parent_id && traceparentOf({ trace_id, span_id: parent_id, sampled });
+}
+
+/** Another span under the same parent. */
+export function siblingOf(trace: Trace): Trace {
+  return { ...trace, span_id: hex(8) };
+}
+
+/** What is passed on to whoever does the action: this span is its parent. */
+export function traceparentOf({ trace_id, span_id, sampled }: Pick<Trace, 'trace_id' | 'span_id' | 'sampled'>): string {
+  return `00-${trace_id}-${span_id}-${sampled ? '01' : '00'}`;
+}
+
+function hex(bytes: 8 | 16): string {
+  for (;;) {
+    const text = randomFew(bytes).toString('hex');
+    if (!ZEROS.test(text)) return text;
+  }
+}

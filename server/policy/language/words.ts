@@ -1,0 +1,276 @@
+import type { Diagnostic, Fix } from '../../domain/policy.ts';
+import { nearest } from '../../lib/nearest.ts';
+import { type Positions, type Token, tokens } from './scan.ts';
+
+/** What the engine found, at an offset of the text in UTF-16 units. */
+export interface Found {
+  message: string;
+  help?: string | null | undefined;
+  label?: string | null | undefined;
+}
+
+/** Where the types of the schema stand that policies read with `hasTag`. */
+const TAGGED: Record<string, string> = {
+  StrArgs: 'context.str',
+  NumArgs: 'context.num',
+  BoolArgs: 'context.bool',
+  ListArgs: 'context.list',
+  StrFacts: 'context.session.str',
+  NumFacts: 'context.session.num',
+  BoolFacts: 'context.session.bool',
+  ListFacts: 'context.session.list',
+  TimeFacts: 'context.session.time',
+};
+const OWNERS: Record<string, string> = { Agent: 'principal', Tool: 'resource', ToolServer: 'resource.server' };
+const TYPES: Record<string, string> = {
+  Long: 'a whole number',
+  decimal: 'a decimal such as decimal("50.0")',
+  String: 'a text in quotes',
+  Bool: 'true or false',
+  Boolean: 'true or false',
+  ipaddr: 'an address such as ip("10.0.0.1")',
+  datetime: 'a time such as datetime("2026-01-31")',
+  duration: 'a duration such as duration("2h")',
+};
+/** What people write who know another language, and what Cedar calls it. */
+const SAME: Record<string, string> = { and: '&&', or: '||', not: '!', '&': '&&', '|': '||' };
+/** What the head of a statement compares, by the word before the comparison. */
+const HEADS: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
+
+/** The problems of one text, in words for people who do not know the engine, with what obviously mends each. */
+export class ProblemWords {
+  readonly #source: string;
+  readonly #positions: Positions;
+  readonly #actions: readonly string[];
+  #tokens: Token[] | undefined;
+
+  constructor(source: string, positions: Positions, schema: string) {
+    this.#source = source;
+    this.#positions = positions;
+    this.#actions = [...schema.matchAll(/^action (.+?)(?: in | appliesTo|;)/gm)].flatMap(([, names]) =>
+      [...names!.matchAll(/"([^"]+)"|(\w+)/g)].map(([, quoted, bare]) => quoted ?? bare!),
+    );
+  }
+
+  /** What the engine found, with its own words where these have none for it. */
+  of(found: Found, at: number): Diagnostic {
+    const { message, fix } = this.#known(found, at) ?? {
+      message: [found.message, found.label, found.help].filter(Boolean).join(' — '),
+    };
+    const mends = fix ?? this.#meant(message, at);
+    return { ...this.#positions.at(at), message, ...(mends && { fix: mends }) };
+  }
+
+  /** A problem that was found here, with what mends it where it asks "did you mean". */
+  own(message: string, at: number): Diagnostic {
+    const fix = this.#meant(message, at);
+    return { ...this.#positions.at(at), message, ...(fix && { fix }) };
+  }
+
+  #known({ message, help, label }: Found, at: number): { message: string; fix?: Fix | undefined } | undefined {
+    const is = (pattern: RegExp) => pattern.exec(message)?.slice(1);
+    let part = is(
+      /^unable to guarantee safety of access to optional attribute `(\w+)`(?: in context| on entity type `(\w+)`)/,
+    );
+    if (part) {
+      const of = part[1] === undefined ? 'context' : (OWNERS[part[1]] ?? 'it');
+      const test = `${of} has ${part[0]}`;
+      return {
+        message: `\`${of}.${part[0]}\` may be absent: ask first whether it is there, with \`${test} && …\``,
+        fix: of === 'it' ? undefined : this.#insert(at, `${test} && `),
+      };
+    }
+    part = is(/^unable to guarantee safety of access to tag `("(?:[^"\\]|\\.)*")` on entity type `(\w+)`/);
+    if (part) {
+      const [tag, type] = part as [string, string];
+      const bag = TAGGED[type];
+      const test = `${bag ?? '…'}.hasTag(${tag})`;
+      return {
+        message: `${tag} may be absent, or of another type: ask first, with \`${test} && …\``,
+        fix: bag === undefined ? undefined : this.#insert(at, `${test} && `),
+      };
+    }
+    part = is(/^unexpected type: expected (.+) but saw (.+)$/);
+    if (part) return this.#type(part[0]!, part[1]!, help, at);
+    part = is(/^expected an entity uid.*, found literal `("(?:[^"\\]|\\.)*")`$/);
+    if (part) {
+      const before = this.#before(at);
+      const type = before.some(({ text }) => text === 'in')
+        ? { principal: 'AgentRole', action: 'Action', resource: 'ToolServer' }[before[0]?.text ?? '']
+        : HEADS[before[0]?.text ?? ''];
+      const right = `${type ?? 'Agent'}::${part[0]}`;
+      return {
+        message: `${part[0]} alone says not what it is the name of: write \`${right}\``,
+        fix: type === undefined ? undefined : this.#replace(at, part[0]!.length, right),
+      };
+    }
+    part = is(/^expected an entity uid.*, found name `((?:\w+::)+)(\w+)`$/);
+    if (part) {
+      const right = `${part[0]}"${part[1]}"`;
+      return {
+        message: `names stand in quotes: write \`${right}\``,
+        fix: this.#replace(at, part[0]!.length + part[1]!.length, right),
+      };
+    }
+    if (/^attribute `(?:arguments|args|parameters)` in context not found/.test(message)) {
+      return {
+        message:
+          'arguments are read by their type: `context.str`, `context.num`, `context.bool` or `context.list`, each with `hasTag("name")` and `getTag("name")`',
+      };
+    }
+    part = is(/^unrecognized action `Action::"([^"]*)"`$/);
+    if (part) {
+      const near = nearest(part[0]!, this.#actions);
+      return {
+        message: `there is no action type "${part[0]}"${near === undefined ? ': custom ones are added in the settings' : `: did you mean \`Action::"${near}"\`?`}`,
+      };
+    }
+    if (/^'=' is not a valid operator/.test(message)) {
+      const sign = this.#from(at).find(({ text }) => text === '=');
+      return { message: '`=` means nothing in Cedar: write `==`', fix: sign && this.#replace(sign.start, 1, '==') };
+    }
+    if (message === 'invalid token' && help?.includes('single quotes')) {
+      const text = /^'([^'"\\\n]*)'/.exec(this.#source.slice(at));
+      return {
+        message: 'texts stand in double quotes, as in "GET"',
+        fix: text ? this.#replace(at, text[0].length, `"${text[1]}"`) : undefined,
+      };
+    }
+    part = is(/^unexpected token `(\w+|[&|])`$/);
+    if (part && /`,`/.test(label ?? '') && /^(?:action|resource)$/.test(part[0]!)) {
+      return { message: `a comma is missing before \`${part[0]}\``, fix: this.#insert(this.#end(at), ',') };
+    }
+    const same = part && Object.hasOwn(SAME, part[0]!) ? SAME[part[0]!] : undefined;
+    if (part && same) {
+      return { message: `Cedar writes \`${same}\` for \`${part[0]}\``, fix: this.#replace(at, part[0]!.length, same) };
+    }
+    if (message === 'unexpected end of input') {
+      const last = this.#all().at(-1);
+      const closed = last?.text === ')' || last?.text === '}';
+      return {
+        message: 'the text ends in the middle of a statement: each ends with `;`',
+        fix: closed && last && this.#depth() === 0 ? this.#insert(last.end, ';') : undefined,
+      };
+    }
+    part = is(/^invalid policy effect: (\w+)$/);
+    if (part) {
+      const effects: Record<string, string> = { permit: 'permit', forbid: 'forbid', allow: 'permit', deny: 'forbid' };
+      const near = effects[nearest(part[0]!.toLowerCase(), Object.keys(effects)) ?? ''];
+      return {
+        message: `a statement begins with \`permit\` or \`forbid\`, not with \`${part[0]}\``,
+        fix: near === undefined ? undefined : this.#replace(at, part[0]!.length, near),
+      };
+    }
+    part = is(/^invalid policy condition: (\w+)$/);
+    if (part) {
+      return {
+        message: `conditions begin with \`when\` or \`unless\`, not with \`${part[0]}\``,
+        fix: part[0] === 'if' ? this.#replace(at, 2, 'when') : undefined,
+      };
+    }
+    part = is(/^this policy is missing the `(\w+)` variable in the scope$/);
+    if (part)
+      return {
+        message: `\`${part[0]}\` is missing: the brackets hold \`principal\`, \`action\` and \`resource\`, in this order`,
+      };
+    part = is(/failed to parse as a decimal value: `"(-?\d{1,15})"`$/);
+    if (part) {
+      const literal = this.#from(at).find(({ text }) => text === `"${part![0]}"`);
+      return {
+        message: `a decimal has a digit on both sides of the point: write "${part[0]}.0"`,
+        fix: literal && this.#replace(literal.start, part[0]!.length + 2, `"${part[0]}.0"`),
+      };
+    }
+    return undefined;
+  }
+
+  #type(expected: string, saw: string, help: string | null | undefined, at: number) {
+    const name = (type: string) =>
+      TYPES[type] ?? (/^Set</.test(type) ? 'a list' : /AnyEntity/.test(type) ? 'an entity such as Agent::"…"' : type);
+    if (expected === 'Long' && saw === 'decimal') {
+      return {
+        message:
+          'decimals are compared by `.lessThan(…)`, `.lessThanOrEqual(…)`, `.greaterThan(…)` and `.greaterThanOrEqual(…)`, not by signs',
+      };
+    }
+    const number = /^\d{1,15}\b(?!\.)/.exec(this.#source.slice(at))?.[0];
+    const fix =
+      expected === 'decimal' && saw === 'Long' && number !== undefined
+        ? this.#replace(at, number.length, `decimal("${number}.0")`)
+        : undefined;
+    return { message: `${name(expected)} is needed here, and this is ${name(saw)}${help ? ` — ${help}` : ''}`, fix };
+  }
+
+  /** What a message asks for with "did you mean": in place of the word, the quoted text or the annotation there. */
+  #meant(message: string, at: number): Fix | undefined {
+    const [, code, quoted, annotation] = /did you mean (?:`([^`]+)`|("(?:[^"\\]|\\.)*")|@(\w+))\?/.exec(message) ?? [];
+    const wrong =
+      /^(?:unrecognized \w+(?: type)?|attribute|there is no (?:action type|list)) [`"]?((?:\w|[:\-"])+?)[`"]?(?:[ :;,]|$)|^`(\w+)` is not/.exec(
+        message,
+      );
+    const wanted = code ?? annotation ?? quoted;
+    if (wanted === undefined) return undefined;
+    if (annotation !== undefined) {
+      const word = /^@\s*\w+/.exec(this.#source.slice(at))?.[0];
+      return word === undefined ? undefined : this.#replace(at, word.length, `@${annotation}`);
+    }
+    if (quoted !== undefined) {
+      const literal = this.#from(at)[0];
+      const asked = /.*"((?:[^"\\]|\\.)*)"[^"]*did you mean/.exec(message)?.[1];
+      // a name may be a part of the text in quotes, such as that of a list in the name of a fact
+      const place = asked && literal?.text.startsWith('"') ? literal.text.search(wordOf(asked)) : -1;
+      return place < 0 ? undefined : this.#replace(literal!.start + place, asked!.length, quoted.slice(1, -1));
+    }
+    const word = wrong?.[1] ?? wrong?.[2];
+    // the engine always has a suggestion; what is far from what stands there is another question, not a slip
+    if (word === undefined || nearest(word.replace(/^.*::|"/g, ''), [wanted.replace(/^.*::|"/g, '')]) === undefined)
+      return undefined;
+    const action = /^Action::"/.test(wanted);
+    const line = this.#source.slice(at);
+    const place = action ? line.search(/Action::"/) : line.search(new RegExp(`\\b${word.replace(/[^\w]/g, '')}\\b`));
+    if (place < 0) return undefined;
+    const length = action ? (/^Action::"[^"\n]*"/.exec(line.slice(place))?.[0].length ?? 0) : word.length;
+    return length === 0 ? undefined : this.#replace(at + place, length, wanted);
+  }
+
+  #replace(at: number, length: number, text: string): Fix {
+    return { title: `Replace with ${text}`, ...this.#positions.at(at), length, text };
+  }
+
+  #insert(at: number, text: string): Fix {
+    return { title: `Insert ${text.trim()}`, ...this.#positions.at(at), length: 0, text };
+  }
+
+  #all(): Token[] {
+    this.#tokens ??= tokens(this.#source);
+    return this.#tokens;
+  }
+
+  #from(at: number): Token[] {
+    const all = this.#all();
+    const first = all.findIndex(({ end }) => end > at);
+    return first < 0 ? [] : all.slice(first, first + 40);
+  }
+
+  /** The part of a head that ends before an offset: from `principal`, `action` or `resource` on. */
+  #before(at: number): Token[] {
+    const before = this.#all().filter(({ end }) => end <= at);
+    const start = before.findLastIndex(({ text }) => Object.hasOwn(HEADS, text));
+    return start < 0 ? [] : before.slice(start);
+  }
+
+  /** Where the token before an offset ends. */
+  #end(at: number): number {
+    return this.#all().findLast(({ end }) => end <= at)?.end ?? at;
+  }
+
+  #depth(): number {
+    return this.#all().reduce(
+      (depth, { text }) => depth + Number('([{'.includes(text)) - Number(')]}'.includes(text)),
+      0,
+    );
+  }
+}
+
+/** A name as a whole in a text: `a` is not in `ab`, nor in `"a in b"` where another `a` comes after ` in `. */
+const wordOf = (name: string) => new RegExp(`(?<![\\w.-])${RegExp.escape(name)}(?![\\w.-])(?!.* in )`);

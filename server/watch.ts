@@ -1,0 +1,59 @@
+import type pg from 'pg';
+import type { Job } from './jobs/jobs.ts';
+
+/** How often a worker counts. */
+const EVERY_SECONDS = 15;
+/** A hold that ends so soon, and that nobody has voted on, is about to end unseen. */
+const UNSEEN_SECONDS = 600;
+/** A proxy that was silent for longer was taken out of service, as a rule. */
+const FORGOTTEN_DAYS = 7;
+
+/** What an operator is to know of all tenants together. */
+export interface Counts {
+  readonly proxiesSilent: number;
+  readonly destinationsFailing: number;
+  readonly subscriptionsDisabled: number;
+  readonly holdsUnseen: number;
+  readonly stopsInForce: number;
+}
+
+/**
+ * Counts, over all tenants, what people must notice and no process can see by itself. It reads rows that are few, or by their
+ * index. The counts are those of the database, so each worker has the same.
+ */
+export class Watch {
+  readonly #owner: pg.Pool;
+  #counts: Counts | undefined;
+
+  constructor(owner: pg.Pool) {
+    this.#owner = owner;
+  }
+
+  /** As of the last count; undefined before the first. */
+  get counts(): Counts | undefined {
+    return this.#counts;
+  }
+
+  job(): Job {
+    return { name: 'count for alarms', everySeconds: EVERY_SECONDS, run: () => this.count() };
+  }
+
+  async count(): Promise<void> {
+    const { rows } = await this.#owner.query<Counts>(
+      `select
+         (select count(*)::int from proxy_instance
+          where offline_at is not null and last_seen_at > now() - make_interval(days => $2)) as "proxiesSilent",
+         (select count(*)::int from delivery_lane where failing_since < now() - interval '5 minutes')
+           as "destinationsFailing",
+         (select count(*)::int from subscription where disabled_at is not null) as "subscriptionsDisabled",
+         (select count(*)::int from escrow_hold h
+          where status = 'held' and wake_at <= now() + make_interval(secs => $1) and current_approvals = 0
+            and expires_at <= now() + make_interval(secs => $1)
+            and not exists (select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id))
+           as "holdsUnseen",
+         (select count(*)::int from stop where ended_at is null) as "stopsInForce"`,
+      [UNSEEN_SECONDS, FORGOTTEN_DAYS],
+    );
+    this.#counts = rows[0]!;
+  }
+}

@@ -1,0 +1,120 @@
+import { expect, test } from 'vitest';
+import { event } from '../helpers/api.ts';
+import { useServer } from '../helpers/server.ts';
+import { enforce } from '../proxy/support.ts';
+
+const server = useServer();
+
+interface Found {
+  found: { kind: string; id: string; detail: string }[];
+}
+const TRACE = '4bf92f3577b34da6a3ce929d0e0e4736';
+
+test('finds what has a name or an id, only the tenant’s own, and people only for admins', async () => {
+  const [tenant, other] = [await server.tenant(), await server.tenant()];
+  for (const one of [tenant, other]) {
+    await enforce(
+      server,
+      one,
+      'Refunds',
+      '@id("large-refund") @escrow("single") permit(principal, action, resource == Tool::"refund");',
+    );
+    await one.member({ email: 'rita.funder@example.test', name: 'Rita Funder', roles: ['viewer'] });
+  }
+  const agent = await tenant.agent('refund-bot', 'clerk');
+  const held = await server.call<{ event_id: string; escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+    ...{ action_type: 'payment', tool_name: 'refund', session_id: 'case-7', arguments: {} },
+  });
+  await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events: [event({ trace_id: TRACE })] });
+  const [viewer, admin] = [await tenant.person('viewer'), await tenant.person('admin')];
+  const find = async (q: string, by = viewer) =>
+    (await server.call<Found>(200, `GET /v1/find?q=${encodeURIComponent(q)}`, by)).body.found.map(
+      ({ kind, id, detail }) => `${kind} ${id}${detail && ` (${detail})`}`,
+    );
+  const { id: hold } = held.body.escrow;
+  const named = [
+    'policy Refunds (deployed)',
+    'rule Refunds#large-refund',
+    `hold ${hold} (held: refund)`,
+    'agent refund-bot',
+  ];
+  expect(await find('REFUND')).toEqual(named);
+  expect(await find('Refunds#large')).toEqual(['rule Refunds#large-refund']);
+  // a part of a name is no pattern
+  for (const q of ['%', '_efund', 're.und', "'", '\\']) expect(await find(q), q).toEqual([]);
+  expect(await find('funder')).toEqual([]);
+  expect(await find('funder', admin)).toEqual(['person rita.funder@example.test (Rita Funder)']);
+
+  const { event_id } = held.body;
+  const detail = await server.call<{ chain: { seq: number; hash: string } }>(200, `GET /v1/events/${event_id}`, viewer);
+  const { seq, hash } = detail.body.chain;
+  const decision = `decision ${event_id} (#${seq})`;
+  for (const q of [event_id, hash, hash.toUpperCase(), `#${seq}`, ` ${event_id} `])
+    expect(await find(q), q).toEqual([decision]);
+  expect(await find(hold)).toEqual([`hold ${hold} (held)`]);
+  expect(await find('case-7')).toEqual(['session case-7']);
+  expect(await find('case-*')).toEqual([]);
+  // a session that is named so is found by its name, and no other with it
+  await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events: [event({ session_id: 'case-*' })] });
+  expect(await find('case-*')).toEqual(['session case-*']);
+  expect(await find(TRACE)).toEqual([`trace ${TRACE}`]);
+  const log = await server.call<{ records: { id: string; action: string }[] }>(200, 'GET /v1/audit?limit=1', viewer);
+  const { id: audited, action } = log.body.records[0]!;
+  expect(await find(audited)).toEqual([`audit ${audited} (${action})`]);
+  // the first record is no decision
+  expect(await find('#1')).toEqual([]);
+
+  const stranger = await other.person('viewer');
+  for (const q of [event_id, hash, hold, 'case-7', TRACE, audited]) expect(await find(q, stranger), q).toEqual([]);
+  expect(await find('refund', stranger)).toEqual(named.slice(0, 2));
+});
+
+test('at most five of each kind, and nothing that cannot be a name', async () => {
+  const tenant = await server.tenant();
+  for (let n = 0; n < 7; n++) await tenant.agent(`same-${n}`, 'clerk');
+  const viewer = await tenant.person('viewer');
+  const { body } = await server.call<Found>(200, 'GET /v1/find?q=same', viewer);
+  expect(body.found.map(({ id }) => id)).toEqual([0, 1, 2, 3, 4].map((n) => `same-${n}`));
+  for (const q of ['', '%00', 'x'.repeat(201)]) await server.call(400, `GET /v1/find?q=${q}`, viewer);
+});
+
+test('a viewer’s searches wait for one another, and neither another tenant’s nor decisions wait for them', async () => {
+  const [tenant, other] = [await server.tenant(), await server.tenant()];
+  const agent = await tenant.agent('busy-bot', 'clerk');
+  const [viewer, stranger] = [await tenant.person('viewer'), await other.person('viewer')];
+  const refund = { action_type: 'payment', tool_name: 'refund', session_id: 'case-8', arguments: {} };
+  await server.call(200, 'POST /v1/evaluate', agent, refund);
+  const lock = await server.core.db.owner.connect();
+  try {
+    // every search of this tenant stands still here, as one that reads very much would
+    await lock.query('begin');
+    await lock.query('lock table policy_revision in access exclusive mode');
+    const search = async () => {
+      const answer = await fetch(`${server.url}/v1/find?q=busy`, { headers: { cookie: viewer.cookie! } });
+      return { ...((await answer.json()) as { detail?: string }), status: answer.status };
+    };
+    const searches = Array.from({ length: 40 }, search);
+    expect(await Promise.race(searches)).toMatchObject({ ...{ status: 503, code: 'UNAVAILABLE' }, detail: TOO_MANY });
+    await server.call(200, 'GET /v1/events', stranger);
+    await server.call(200, 'GET /v1/audit?limit=1', stranger);
+    const { body } = await server.call<{ event_id: string }>(200, 'POST /v1/evaluate', agent, refund);
+    await server.call(200, `GET /v1/events/${body.event_id}`, viewer);
+    await lock.query('rollback');
+    const refused = (await Promise.all(searches)).filter(({ detail }) => detail === TOO_MANY);
+    expect(refused.length).toBe(40 - 27);
+  } finally {
+    lock.release(true);
+  }
+});
+const TOO_MANY = 'too many reads of this tenant are under way';
+
+test('decisions are counted in whatever years are named, and by the time of an offset', async () => {
+  const viewer = await (await server.tenant()).person('viewer');
+  const count = (status: 200 | 400, q: string) =>
+    server.call(status, `GET /v1/events/counts?${q.replaceAll('+', '%2B')}`, viewer);
+  await count(200, 'since=0000-01-01');
+  await count(200, 'since=0000-01-01T00:00:00+14:00&buckets=1');
+  await count(200, 'until=9999-12-31T23:59:59-12:00');
+  await count(200, 'since=2026-01-01T10:00:00Z&until=2026-01-01T09:30:00-05:00');
+  await count(400, 'since=2026-01-01T10:00:00Z&until=2026-01-01T10:30:00+05:00');
+});

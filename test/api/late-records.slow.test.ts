@@ -1,0 +1,32 @@
+import { expect, test } from 'vitest';
+import { deploy, sql } from '../helpers/api.ts';
+import { useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
+
+const server = useServer();
+
+test('what a call took of limits stays taken where its record is stored after all', { timeout: 60_000 }, async () => {
+  const tenant = await server.tenant();
+  await deploy(server, tenant.admin, 'desk', '@id("read") @rate("3/h") permit(principal, action, resource);');
+  const agent = await tenant.agent('reader', 'clerk');
+  const ask = (status: number, call_id?: string) =>
+    server
+      .call<{ decision: string }>(status, 'POST /v1/evaluate', agent, {
+        ...{ action_type: 'tool_call', tool_name: 'read', call_id },
+      })
+      .then(({ body }) => body.decision);
+  // longer than the chain waits: it gives the connection up, and the database commits what came over it
+  await sql(
+    server,
+    `create function dawdle() returns trigger language plpgsql as $$ begin perform pg_sleep(6); return new; end $$;
+     create trigger dawdle before insert on forensic_record for each row execute function dawdle()`,
+  );
+  await ask(503, 'late');
+  await sql(server, 'drop trigger dawdle on forensic_record; drop function dawdle()');
+  await until(
+    async () => (await sql(server, `select 1 from forensic_record where line like '%"reader"%'`)).length === 1,
+    'the record is stored',
+  );
+  expect(await ask(200, 'late')).toBe('allow');
+  expect([await ask(200), await ask(200), await ask(200)]).toEqual(['allow', 'allow', 'rate_limited']);
+});

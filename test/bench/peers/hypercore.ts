@@ -1,0 +1,94 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import Fastify from 'fastify';
+import { openDatabase } from '../../../db/index.ts';
+import { ingested } from '../ingest.ts';
+import { alternate, type BenchContext, type Figure, figure, type LoadOptions, load, pick, ratios } from '../lib.ts';
+import { notInstalled, peer } from './install.ts';
+
+const SHAPES = [
+  { name: '16 connections, 100 events a request', tenants: 1, connections: 16, eventsPerRequest: 100, least: 0.85 },
+  { name: '64 connections, single events', tenants: 1, connections: 64, eventsPerRequest: 1, least: 2 },
+  { name: '32 tenants, 64 connections, single events', tenants: 32, connections: 64, eventsPerRequest: 1, least: 3 },
+] as const;
+
+/**
+ * Events over HTTP beside hypercore, an append-only log with a signed Merkle tree: the same requests from the same load
+ * generator, and behind a Fastify route of its own, in the same process, one log for each tenant in one Corestore. A request's
+ * events are one append, as its documentation says for many logs and for many blocks.
+ *
+ * It does not: flush what it acknowledged to the disk (its storage writes without a sync: a machine that loses power
+ * loses the end of the log; ours is flushed before the answer); check what it is given; find a record by agent, session or
+ * decision; notice an event that comes twice; isolate tenants; serve several processes. It signs each append, ours each
+ * thousand records.
+ */
+export async function bench(ctx: BenchContext): Promise<Figure[]> {
+  const Corestore = peer('corestore') as CorestoreClass | undefined;
+  if (!Corestore) {
+    ctx.print?.(notInstalled('hypercore'));
+    return [];
+  }
+  const db = await openDatabase(ctx.url, { poolSize: 5 });
+  const figures: Figure[] = [];
+  try {
+    for (const { name, tenants, connections, eventsPerRequest, least } of SHAPES.slice(
+      0,
+      pick(ctx, 2, SHAPES.length),
+    )) {
+      const sent = { connections, eventsPerRequest, seconds: pick(ctx, 1, 4), warmSeconds: pick(ctx, 0.5, 1) };
+      const rates = await alternate(
+        pick(ctx, 1, 3, 5),
+        { ours: () => ingested(db, tenants, sent), hypercore: () => appended(Corestore, tenants, sent) },
+        (line) => ctx.print?.(`${name}, ${line}`),
+      );
+      figures.push(
+        figure(`${name}: hypercore`, rates.hypercore, 'events/s'),
+        figure(`${name}: ours`, rates.ours, 'events/s'),
+        figure(`${name}: ours / hypercore`, ratios(rates.ours, rates.hypercore), 'times', least),
+      );
+    }
+  } finally {
+    await db.close();
+  }
+  return figures;
+}
+
+interface Log {
+  ready(): Promise<void>;
+  append(blocks: Buffer | Buffer[]): Promise<unknown>;
+}
+type CorestoreClass = new (folder: string) => { get(options: { name: string }): Log; close(): Promise<void> };
+
+async function appended(
+  Corestore: CorestoreClass,
+  tenants: number,
+  sent: Pick<LoadOptions, 'connections' | 'eventsPerRequest' | 'seconds' | 'warmSeconds'>,
+): Promise<number> {
+  const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-hypercore-'));
+  const store = new Corestore(dir);
+  const logs = new Map<string, Log>();
+  const app = Fastify();
+  app.post('/v1/events/ingest', async (request, reply) => {
+    const { events } = request.body as { events: unknown[] };
+    const blocks = events.map((event) => Buffer.from(JSON.stringify(event)));
+    await logs.get(request.headers.authorization!)!.append(blocks);
+    return reply.send({ appended: blocks.length });
+  });
+  try {
+    for (let n = 0; n < tenants; n++) {
+      const log = store.get({ name: `tenant ${n}` });
+      await log.ready();
+      logs.set(`Bearer ${n}`, log);
+    }
+    const url = await app.listen({ port: 0, host: '127.0.0.1' });
+    const names = [...logs.keys()].map((authorization) => ({ authorization }));
+    const { eventsPerSecond, errors, firstError } = await load({ url, tenants: names, ...sent });
+    if (errors > 0) throw new Error(`hypercore: ${errors} errors, such as ${firstError}`);
+    return eventsPerSecond;
+  } finally {
+    await app.close();
+    await store.close();
+    rmSync(dir, { recursive: true, force: true });
+  }
+}

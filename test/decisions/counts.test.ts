@@ -1,0 +1,125 @@
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import type { Appender } from '../../server/chain/appender.ts';
+import { countEvents } from '../../server/decisions/counts.ts';
+import { DECISIONS, type DecisionEvent } from '../../server/domain/decision.ts';
+import { appenderOn, event, newTenant } from '../chain/helpers.ts';
+import { useDatabase } from '../helpers/database.ts';
+
+const box = useDatabase();
+const MINUTE = 60_000;
+const START = Date.UTC(2026, 0, 6, 14);
+let now = START;
+let appender: Appender;
+beforeAll(() => {
+  appender = appenderOn(box.db, { clock: { now: () => now } });
+});
+afterAll(() => appender.stop());
+
+const iso = (time: number) => new Date(time).toISOString();
+const HOW = { buckets: 60, utc_offset: 0 };
+
+/** A decision each minute: every fifth of another kind, every tenth of another agent. */
+async function fill(count: number, more: Partial<DecisionEvent> = {}): Promise<string> {
+  const tenantId = await newTenant(box.db);
+  now = START;
+  for (let n = 0; n < count; n++) {
+    const decision = n % 5 === 0 ? DECISIONS[(n / 5) % 5]! : 'allow';
+    await appender.append(tenantId, [
+      {
+        event: event({
+          decision,
+          event_type: `decision.${decision}`,
+          agent_id: n % 10 ? 'bot' : 'Rare-bot',
+          tool_name: `t${n % 15}`,
+          rule_id: n % 2 ? 'odd' : undefined,
+          ...more,
+        } as Partial<DecisionEvent>),
+      },
+    ]);
+    now += MINUTE;
+  }
+  return tenantId;
+}
+const sum = (buckets: { allow: number }[], kind: string) =>
+  buckets.reduce((total, bucket) => total + (bucket as unknown as Record<string, number>)[kind]!, 0);
+
+test('decisions are counted by time and by field, exactly while there are few, and only the tenant’s own', async () => {
+  const tenantId = await fill(100);
+  await fill(40, { tool_name: 'theirs' });
+  const all = await countEvents(box.db, tenantId, { ...HOW, until: iso(START + 100 * MINUTE) });
+  expect(all).toMatchObject({
+    records: 100,
+    counted: 100,
+    matching: 100,
+    estimated: { buckets: false, facets: false },
+  });
+  // five minutes each, on full ones; the first record's is the first
+  expect(all.bucket_seconds).toBe(300);
+  expect(all.buckets[0]!.at).toBe(iso(START));
+  expect(all.buckets).toHaveLength(20);
+  expect(all.buckets.map(({ at: _, ...kinds }) => Object.values(kinds).reduce((a, b) => a + b))).toEqual(
+    Array(20).fill(5),
+  );
+  expect(sum(all.buckets, 'deny')).toBe(4);
+  expect(all.facets.agent_id).toEqual([
+    { value: 'bot', count: 90 },
+    { value: 'Rare-bot', count: 10 },
+  ]);
+  // the most frequent, by count and then by name; who has none is not there
+  expect(all.facets.tool_name).toHaveLength(12);
+  expect(all.facets.tool_name[0]).toEqual({ value: 't0', count: 7 });
+  expect(all.facets.rule_id).toEqual([{ value: 'odd', count: 50 }]);
+  expect(all.facets.decision.find(({ value }) => value === 'escrow')).toEqual({ value: 'escrow', count: 4 });
+
+  // a part of the range, filtered by fields with an index and without, and by how a value begins
+  const part = { ...HOW, since: iso(START + 10 * MINUTE), until: iso(START + 30 * MINUTE) };
+  const of = async (filter: object) => (await countEvents(box.db, tenantId, { ...part, ...filter })).matching;
+  expect(await of({})).toBe(20);
+  expect(await of({ agent_id: 'Rare-bot' })).toBe(2);
+  expect(await of({ agent_id: 'rare-BOT' })).toBe(0);
+  expect(await of({ agent_id: 'rARE*' })).toBe(2);
+  expect(await of({ tool_name: 't1*' })).toBe(11);
+  expect(await of({ rule_id: 'odd', agent_id: 'bot' })).toBe(10);
+  expect(await of({ decision: 'deny' })).toBe(1);
+  expect(await of({ tool_name: 'theirs' })).toBe(0);
+  // days begin where the reader is
+  const days = await countEvents(box.db, tenantId, {
+    ...part,
+    until: iso(START + 50 * MINUTE),
+    buckets: 1,
+    utc_offset: 330,
+  });
+  expect(days.buckets.map(({ at }) => at)).toEqual([iso(START - 90 * MINUTE)]);
+});
+
+test('of many, a sample that is spread evenly says how many there may be, and the kinds stay exact', async () => {
+  const tenantId = await fill(120);
+  const bounds = { mostCounted: 50, sample: 40 };
+  const range = { ...HOW, until: iso(START + 120 * MINUTE) };
+  const all = await countEvents(box.db, tenantId, range, bounds);
+  expect(all).toMatchObject({ records: 120, counted: 40, matching: 120, estimated: { buckets: false, facets: true } });
+  expect(sum(all.buckets, 'deny')).toBe(5);
+  const denied = await countEvents(box.db, tenantId, { ...range, decision: 'allow' }, bounds);
+  expect(denied).toMatchObject({ matching: 101, estimated: { buckets: false, facets: true } });
+  // every third is looked at, so the estimate of every second is right
+  const odd = await countEvents(box.db, tenantId, { ...range, rule_id: 'odd' }, bounds);
+  expect(odd).toMatchObject({ counted: 40, matching: 60, estimated: { buckets: true, facets: true } });
+  // what an index finds few of is counted, in however long a range
+  const rare = await countEvents(box.db, tenantId, { ...range, agent_id: 'Rare-bot' }, bounds);
+  expect(rare).toMatchObject({ matching: 12, estimated: { buckets: false, facets: false } });
+});
+
+test('of nothing there is nothing, and a range cannot end before it begins', async () => {
+  const tenantId = await newTenant(box.db);
+  const none = await countEvents(box.db, tenantId, HOW);
+  expect(none).toMatchObject({ records: 0, matching: 0, facets: { agent_id: [], decision: [] } });
+  const later = await countEvents(box.db, await fill(3), {
+    ...HOW,
+    since: iso(START + 3600 * MINUTE),
+    until: iso(START + 3700 * MINUTE),
+  });
+  expect(later).toMatchObject({ records: 0, matching: 0 });
+  await expect(countEvents(box.db, tenantId, { ...HOW, since: iso(START), until: iso(START) })).rejects.toMatchObject({
+    code: 'BAD_REQUEST',
+  });
+});

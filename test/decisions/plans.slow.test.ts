@@ -1,0 +1,257 @@
+import type pg from 'pg';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type Database, migrate, openDatabase } from '../../db/index.ts';
+import { type AuditFilter, getAudit, listAudit } from '../../server/chain/audit.ts';
+import { idHash } from '../../server/chain/record.ts';
+import { countEvents } from '../../server/decisions/counts.ts';
+import { type EventQuery, getEvent, searchEvents } from '../../server/decisions/search.ts';
+import { countDecisions } from '../../server/decisions/summary.ts';
+import { DECISIONS } from '../../server/domain/decision.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
+import { ENFORCED, LIVE_POLICIES } from '../../server/policy/live.ts';
+import { cursorOf } from '../../server/rpc/cursor.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
+
+/** Records of each tenant; every 50th is a denial. */
+const RECORDS = 20_000;
+/** The text of each policy. */
+const POLICY = 'permit(principal, action, resource);';
+/** What one statement may read for a page of 100: far less than a chain. */
+const MOST_READ = 1000;
+const DAY = 24 * 3600_000;
+const TOOLS = Array.from({ length: 7 }, (_, n) => `t${n}`);
+const TRACE = 'ab'.repeat(16);
+
+interface Node {
+  'Node Type': string;
+  'Relation Name'?: string;
+  'Index Name'?: string;
+  'Actual Rows': number;
+  'Actual Loops': number;
+  'Rows Removed by Filter'?: number;
+  Plans?: Node[];
+}
+
+const box = useDatabase();
+const versions: [string, string | undefined, () => Promise<{ url: string; stop(): unknown }>][] = [
+  ['the embedded PostgreSQL', undefined, async () => ({ url: box.url, stop: () => undefined })],
+  ['PostgreSQL 15', noPostgres15, () => Postgres15.start({ fsync: 'off', autovacuum: 'off', jit: 'off' })],
+];
+
+describe.each(versions)('as the role of requests, on %s, a statement', (_, missing, start) => {
+  describe.skipIf(missing)('over a large tenant', () => {
+    let server: { url: string; stop(): unknown };
+    let db: Database;
+    const since = new Date(Date.now() - 2 * DAY);
+
+    beforeAll(async () => {
+      server = await start();
+      await migrate(server.url);
+      db = await openDatabase(server.url, { poolSize: 3 });
+      for (const tenant of ['a', 'b']) {
+        await db.owner.query('insert into tenant (tenant_id, name, created_at) values ($1, $1, now())', [tenant]);
+        await db.owner.query(
+          `insert into forensic_record (tenant_id, seq, received_at, agent_h, session_h, trace_h, tool_h, decision, hash, event_id, line)
+           select $1, n, $2::timestamptz + n * interval '8 s', case when n % 100 = 0 then $3 when n % 50 = 0 then 5 else $6 end::int,
+             case when n % 100 = 0 then $4 when n % 50 = 0 then 5 else $7 end::int, case when n % 100 = 0 then $5 when n % 2 = 0 then n else 0 end::int,
+             ($8::int[])[n % 7 + 1], case when n % 50 = 0 then ${DECISIONS.indexOf('deny')} else 0 end, '\\x00', 'e' || n,
+             '{"agent_id":"' || case when n % 50 = 0 then 'rare' else 'usual' end || '","decision":"' || case when n % 50 = 0 then 'deny' else 'allow' end
+               || '","id":"e' || n || '","session_id":"' || case when n % 50 = 0 then 'rare' else 'usual' end || '","tool_name":"t' || n % 7 || '","trace_id":"${TRACE}"}'
+           from generate_series(1, ${RECORDS}) n`,
+          [
+            tenant,
+            since,
+            idHash('rare'),
+            idHash('rare'),
+            idHash(TRACE),
+            idHash('usual'),
+            idHash('usual'),
+            TOOLS.map(idHash),
+          ],
+        );
+        await db.owner.query(
+          `insert into audit_record (tenant_id, seq, id, received_at, actor_id, action, target_type, target_id, severity, hash, line)
+           select $1, n, 'a' || n, $2::timestamptz + n * interval '8 s', c.actor_id, c.action, c.target_type, c.target_id, c.severity,
+             '\\x00', json_build_object('id', 'a' || n, 'received_at', '', 'actor_id', c.actor_id, 'action', c.action,
+               'target_type', c.target_type, 'target_id', c.target_id, 'severity', c.severity,
+               'after_hash', $3::text, 'detail', 'version 1, ${ENFORCED}')::text
+           from generate_series(1, ${RECORDS}) n,
+             lateral (select case when n % 100 = 0 then 'rare' else 'usual' end as actor_id,
+               case when n % 100 = 1 then 'policy.approved' else 'key.created' end as action,
+               case when n % 100 = 1 then 'policy' else 'key' end as target_type,
+               case when n % 100 = 1 then 'p' || n / 100 % 5 else 'k' end as target_id,
+               case when n % 100 = 2 then 'critical' else 'info' end as severity) c`,
+          [tenant, since, sha256Tag(POLICY)],
+        );
+        await db.owner.query(
+          `insert into policy (tenant_id, id, status, version, live_version, machine_version, machine_context, roles, any_role, scopes, created_at, updated_at)
+           select $1, 'p' || n, 'deployed', 1, 1, 1, '{"openReviews":[]}', '{}', true, '{}', now(), now() from generate_series(0, 4) n`,
+          [tenant],
+        );
+        await db.owner.query(
+          `insert into policy_revision (tenant_id, policy_id, version, dsl_source, content_hash, statement_count, author_id, change, created_at)
+           select $1, 'p' || n, 1, $2, '', 1, 'x', 'create', now() from generate_series(0, 4) n`,
+          [tenant, POLICY],
+        );
+      }
+    });
+    afterAll(async () => {
+      await db?.close();
+      await server?.stop();
+    });
+
+    /** Runs `work`, and explains each of its statements on `table` by running it once more. */
+    async function plansOf(table: string, work: (db: Database) => Promise<unknown>): Promise<[string, Node][]> {
+      const plans: [string, Node][] = [];
+      const readOnly: Database['readOnly'] = (tenantId, inside) =>
+        db.readOnly(tenantId, (client) => {
+          const query = async (given: string | pg.QueryConfig, values?: unknown[]) => {
+            const { text, values: bound } = typeof given === 'string' ? { text: given, values } : given;
+            if (text.includes(table)) {
+              const { rows } = await client.query(`explain (analyze, format json) ${text}`, bound);
+              plans.push([text, (rows[0] as { 'QUERY PLAN': { Plan: Node }[] })['QUERY PLAN'][0]!.Plan]);
+            }
+            return client.query(given as string, values);
+          };
+          return inside({ query } as pg.PoolClient);
+        });
+      const query: Database['query'] = (tenantId, text, values) =>
+        readOnly(tenantId, async (client) => (await client.query(text, values)).rows as never);
+      await work({ ...db, readOnly, query });
+      expect(plans.length).toBeGreaterThan(0);
+      return plans;
+    }
+
+    function expectBounded(table: string, [text, plan]: [string, Node], most: number): void {
+      let read = 0;
+      const look = (node: Node) => {
+        if (node['Relation Name'] === table) {
+          expect(node['Node Type'], text).toMatch(/^(Index (Only )?Scan|Bitmap Heap Scan)$/);
+          read += (node['Actual Rows'] + (node['Rows Removed by Filter'] ?? 0)) * node['Actual Loops'];
+        }
+        node.Plans?.forEach(look);
+      };
+      look(plan);
+      expect(read, `${text}\n${JSON.stringify(plan)}`).toBeLessThanOrEqual(most);
+    }
+
+    const middle = new Date(since.getTime() + RECORDS * 4000).toISOString();
+    const queries: EventQuery[] = [
+      {},
+      { order: 'asc' },
+      { since: middle },
+      { until: middle },
+      { since: middle, order: 'asc', limit: 10 },
+      { agent_id: 'rare' },
+      { session_id: 'rare', since: middle },
+      { trace_id: TRACE },
+      { trace_id: TRACE, decision: 'deny', until: middle },
+      { decision: 'deny' },
+      { decision: 'deny', agent_id: 'rare', until: middle },
+      { tool_name: 't3' },
+      { decision: 'allow', tool_name: 't3', until: middle },
+      { tool_name: 'none', since: middle },
+    ];
+
+    test.each(['before', 'after'])('finds its rows by an index and reads few, %s the first ANALYZE', async (when) => {
+      if (when === 'after') await db.owner.query('analyze forensic_record');
+      const role = await db.query<{ role: string }>('a', 'select current_user as role');
+      expect(role).toEqual([{ role: 'svc_app' }]);
+      for (const query of queries) {
+        const plans = await plansOf('forensic_record', async (own) => {
+          const page = await searchEvents(own, 'a', query, { scanRecords: 400 });
+          if (query.tool_name !== 'none') expect(page.events.length, JSON.stringify(query)).toBeGreaterThan(0);
+        });
+        for (const plan of plans) expectBounded('forensic_record', plan, MOST_READ);
+      }
+      for (const plan of await plansOf('forensic_record', (own) => getEvent(own, 'a', 'e9000')))
+        expectBounded('forensic_record', plan, 2);
+      const summary = await plansOf('forensic_record', async (own) => {
+        const { buckets } = await countDecisions(own, 'a', { hours: 60, buckets: 4 });
+        expect(buckets.reduce((sum, { deny }) => sum + deny!, 0)).toBe(RECORDS / 50);
+        expect(buckets.reduce((sum, { allow }) => sum + allow!, 0)).toBe(RECORDS - RECORDS / 50 - 1);
+      });
+      const of = { since: since.toISOString(), until: new Date().toISOString(), buckets: 4, utc_offset: 0 };
+      for (const filter of [
+        {},
+        { tool_name: 't3' },
+        { agent_id: 'rare' },
+        { tool_name: 'T*' },
+        { decision: 'deny' } as const,
+      ]) {
+        const counts = await plansOf('forensic_record', (own) =>
+          countEvents(own, 'a', { ...of, ...filter }, { mostCounted: 300, sample: 200 }),
+        );
+        for (const plan of counts) expectBounded('forensic_record', plan, MOST_READ);
+      }
+      // the denials are counted one by one; the allowed ones, 49 times as many, are not read
+      for (const plan of summary) expectBounded('forensic_record', plan, RECORDS / 50);
+    });
+
+    const filters: Partial<AuditFilter>[] = [
+      {},
+      { since: middle, until: new Date(Date.parse(middle) + 1000 * 3600).toISOString() },
+      { until: middle },
+      { after: cursorOf('audit-1', RECORDS / 2) },
+      { actor_id: 'rare' },
+      { actor_id: 'rare', until: middle },
+      { action: 'policy.approved' },
+      { target_type: 'policy', target_id: 'p1', since: middle },
+      { target_id: 'p1', after: cursorOf('audit-1', 9000) },
+      { severity: 'critical' },
+      { severity: 'info' },
+      { severity: 'critical', since: middle, after: cursorOf('audit-1', RECORDS - 3000) },
+    ];
+
+    /** Of each filter that has an index: a value of many records, of some, and of none. */
+    const values = {
+      agent_id: ['usual', 'rare', 'none'],
+      session_id: ['usual', 'rare', 'none'],
+      trace_id: [TRACE, 'f'.repeat(32)],
+      decision: ['deny', 'escrow'],
+      // by an index with the decision alone
+      tool_name: ['t3', 'none'],
+    } as const;
+    const names = (Object.keys(values) as (keyof typeof values)[]).filter((name) => name !== 'tool_name');
+    const pairs = [
+      ...names.flatMap((one, n) => names.slice(n).map((other) => [one, other] as const)),
+      ['tool_name', 'decision'] as const,
+    ];
+
+    test.each(pairs)('reads a bounded part by %s with %s, also where it finds nothing', async (one, other) => {
+      await db.owner.query('analyze forensic_record');
+      for (const first of values[one]) {
+        for (const second of one === other ? [first] : values[other]) {
+          for (const range of [{}, { since: middle }, { until: middle, order: 'asc' } as const]) {
+            const query = { ...range, [one]: first, [other]: second };
+            for (const plan of await plansOf('forensic_record', (own) => searchEvents(own, 'a', query))) {
+              // a rare value has 200; all denials are 400
+              expectBounded('forensic_record', plan, 250);
+            }
+          }
+        }
+      }
+    });
+
+    test.each(['before', 'after'])('of the audit log reads what it shows, %s the first ANALYZE', async (when) => {
+      if (when === 'after') await db.owner.query('analyze audit_record');
+      for (const filter of filters) {
+        const plans = await plansOf('audit_record', async (own) => {
+          const { records } = await listAudit(own, 'a', { ...filter, limit: 15 });
+          expect(records.length, JSON.stringify(filter)).toBe(15);
+        });
+        for (const plan of plans) expectBounded('audit_record', plan, 50);
+      }
+      for (const plan of await plansOf('audit_record', (own) => getAudit(own, 'a', 'a9000'))) {
+        expectBounded('audit_record', plan, 2);
+      }
+      // no more than the records of the five policies, which are a hundredth
+      const live = await plansOf('audit_record', async (own) => {
+        const rows = await own.query<{ enforced_hash: string }>('a', LIVE_POLICIES.replaceAll('?', '$1'), ['a']);
+        expect(rows.map(({ enforced_hash }) => enforced_hash)).toEqual(Array(5).fill(sha256Tag(POLICY)));
+      });
+      for (const plan of live) expectBounded('audit_record', plan, RECORDS / 100);
+    });
+  });
+});

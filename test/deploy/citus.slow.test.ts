@@ -1,0 +1,217 @@
+import { execFile } from 'node:child_process';
+import { join, resolve } from 'node:path';
+import { promisify } from 'node:util';
+import pg from 'pg';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { migrate } from '../../db/index.ts';
+import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
+import { svcHere } from '../cli/svc.ts';
+import {
+  allowed,
+  BODIES,
+  document,
+  event,
+  fill,
+  idOf,
+  makeWorld,
+  operations,
+  queryOf,
+  type World,
+} from '../helpers/api.ts';
+import { useServer } from '../helpers/server.ts';
+import { ROUNDS, SIEGE } from '../siege/rounds.ts';
+
+const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 30_000, interval: 100 });
+
+/** The program on a coordinator and two nodes with Citus. */
+const absent = noCitus();
+if (absent !== undefined) console.warn(`SKIPPED: tests on Citus, because ${absent}`);
+
+describe.skipIf(absent !== undefined)('Citus', () => {
+  let cluster: Cluster;
+  let migrated: Awaited<ReturnType<typeof migrate>>;
+  beforeAll(async () => {
+    const settings = { session_preload_libraries: 'auto_explain', 'auto_explain.log_min_duration': '0' };
+    cluster = await Cluster.start({ nodes: 2, shards: 4, settings });
+    migrated = await migrate(cluster.url);
+  }, 300_000);
+  afterAll(() => cluster?.stop());
+  const server = useServer({}, { database: () => cluster.url });
+
+  /** Made before anything else is asked of the server, so that what follows has all to look at. */
+  let world: World;
+  beforeAll(async () => {
+    world = await makeWorld(server);
+  }, 120_000);
+
+  test('is seen by migrate, which spreads every table of tenants, beside each other, and does nothing the second time', async () => {
+    expect(migrated.citus).toMatchObject({ nodes: 2 });
+    const { rows } = await server.core.db.owner.query<{ name: string; kind: string; group: number }>(
+      `select c.relname as name, coalesce(t.citus_table_type, 'local') as kind, coalesce(t.colocation_id, 0) as group
+       from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id'
+       left join citus_tables t on t.table_name = c.oid
+       where c.relkind in ('r', 'p') and c.relnamespace = 'public'::regnamespace`,
+    );
+    const spread = rows.filter(({ kind }) => kind === 'distributed');
+    expect(rows.filter((row) => !spread.includes(row)).map(({ name, kind }) => `${name} ${kind}`)).toEqual([
+      'verified_domain reference',
+    ]);
+    expect(new Set(spread.map(({ group }) => group)).size).toBe(1);
+    expect([...migrated.citus!.tables].sort()).toEqual(rows.map(({ name }) => name).sort());
+    expect(await migrate(cluster.url)).toEqual({ ran: [], citus: { ...migrated.citus, spread: true, tables: [] } });
+  }, 60_000);
+
+  test('serves every reading route, and what writes', async () => {
+    const { adminKey, admin, agent } = world.credential;
+    await server.call(200, 'PUT /v1/policies/guard', admin, BODIES['PUT /v1/policies/{id}']);
+    await server.call(200, 'POST /v1/proxies/heartbeat', adminKey, BODIES['POST /v1/proxies/heartbeat']);
+    for (const operation of operations.filter(({ method }) => method === 'GET')) {
+      const { line, path, access } = operation;
+      // links of mails, and the routes that send a browser on
+      const { responses } = document.paths[path]!.get as unknown as { responses: object };
+      if (['/auth/magic-link/verify', '/auth/invite'].includes(path) || !('200' in responses)) continue;
+      const query = queryOf(path);
+      const ids: Record<string, string> = path.includes('{id}')
+        ? { id: idOf(world, path), delivery_id: world.delivery }
+        : {};
+      await server.call(200, fill(line, ids) + query, access.public ? undefined : allowed(world, operation));
+    }
+    for (const [status, line, who, body] of [
+      [201, 'POST /v1/policies', adminKey, BODIES['POST /v1/policies']],
+      [200, 'POST /v1/policies/guard/rollback', adminKey, { target_version: 1 }],
+      [200, 'PATCH /v1/settings', adminKey, { poll_seconds: 9 }],
+      [201, 'POST /v1/agent-keys', adminKey, BODIES['POST /v1/agent-keys']],
+      [200, 'POST /v1/evaluate', agent, BODIES['POST /v1/evaluate']],
+      [200, 'POST /v1/evaluate', agent, { action_type: 'tool_call', tool_name: 'pay', estimated_value: 3 }],
+      [202, 'POST /v1/events/ingest', adminKey, { events: [event()] }],
+      [201, 'POST /v1/forensics/export', admin, { purpose: 'x' }],
+    ] as const) {
+      await server.call(status, line, who, body);
+    }
+    const { body } = await server.call(200, 'GET /v1/forensics/verify', admin);
+    expect(body).toMatchObject({ verified: true, linear: true });
+  }, 120_000);
+
+  // what jobs ask to find out which tenants have something to do, and the looks over all tenants at the start
+  const ACROSS = [
+    /^select (?:distinct )?(?:[a-z]\.)?tenant_id\b(?!.*\bfor (?:update|share|no key))/,
+    /^select \(extract\(epoch from min\(wake_at\)/,
+    /^select distinct machine_version/,
+    /"proxiesSilent"/,
+  ];
+
+  test('takes every statement to one node, as its plan says, but for reads of jobs; none locks rows on two', async () => {
+    const statements = plans(cluster.log());
+    expect(statements.filter(({ tasks }) => tasks.length === 1 && tasks[0] === 1).length).toBeGreaterThan(300);
+    const across = statements
+      .filter(({ tasks, text }) => tasks.some((count) => count !== 1) && !ACROSS.some((form) => form.test(text)))
+      .map(({ text }) => text);
+    expect([...new Set(across)]).toEqual([]);
+  });
+
+  const svc = (code: number, ...words: string[]) =>
+    svcHere(
+      code,
+      {
+        DATABASE_URL: cluster.url,
+        SVC_DATA_DIR: server.dataDir,
+        SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
+      },
+      ...words,
+    );
+
+  test('is named by doctor and migrate; a backup of one moment is refused', async () => {
+    expect((await svc(0, 'doctor')).stdout).toMatch(/^ok +Citus +13\.\S+ with 2 nodes$/m);
+    const { stdout } = await svc(0, 'migrate');
+    expect(stdout).toMatch(/^Citus 13\.\S+: tenants are spread over 2 nodes\nnothing to do/);
+    expect((await svc(1, 'backup', join(server.dataDir, 'b'))).stderr).toContain('tenants are on several servers');
+  }, 60_000);
+
+  test('row-level security holds on the nodes, whoever connects to them', async () => {
+    const other = await server.tenant();
+    for (const node of [1, 2]) {
+      const client = new pg.Client(cluster.urlOf(node, 'svc_app'));
+      await client.connect();
+      try {
+        await client.query('set citus.override_table_visibility to off');
+        const { rows: shards } = await client.query<{ name: string }>(
+          `select relname as name from pg_class where relkind = 'r' and relname ~ '^(member|forensic_record|api_key)_\\d+$'`,
+        );
+        expect(shards.length).toBeGreaterThan(2);
+        for (const { name } of shards) {
+          await client.query('reset app.tenant');
+          expect((await client.query(`select from ${name}`)).rowCount, name).toBe(0);
+          await client.query(`select set_config('app.tenant', $1, false)`, [other.id]);
+          const { rows } = await client.query<{ tenant_id: string }>(`select distinct tenant_id from ${name}`);
+          expect(rows.filter(({ tenant_id }) => tenant_id !== other.id)).toEqual([]);
+        }
+        await client.query('reset app.tenant');
+        const member = shards.find(({ name }) => name.startsWith('member'))!;
+        expect((await client.query(`update ${member.name} set roles = '{admin}'`)).rowCount).toBe(0);
+      } finally {
+        await client.end();
+      }
+    }
+    // through the coordinator, a tenant that is not said is no tenant
+    expect(await server.core.db.query('nobody', 'select from member where tenant_id = $1', [other.id])).toEqual([]);
+  }, 60_000);
+
+  if (SIEGE) {
+    test('many kills of every kind of node lose nothing and store nothing twice', async () => {
+      const args = ['deploy/drill/citus.ts', '--json', '--rounds', String(ROUNDS.nodes), '--seconds', '1'];
+      const { stdout } = await promisify(execFile)(process.execPath, args, {
+        cwd: resolve(import.meta.dirname, '../..'),
+      });
+      const { ok, total, rounds } = JSON.parse(stdout) as { ok: boolean; total: object; rounds: unknown[] };
+      expect({ ok, rounds: rounds.length, ...total }).toMatchObject({
+        ok: true,
+        rounds: ROUNDS.nodes,
+        lost: 0,
+        doubled: 0,
+      });
+    }, 3_600_000);
+  }
+
+  test('a node that dies stops its own tenants alone, and nothing acknowledged is lost', async () => {
+    const on = new Map<number, Awaited<ReturnType<typeof server.tenant>>>();
+    while (on.size < 2) {
+      const tenant = await server.tenant();
+      on.set(await cluster.nodeOf(tenant.id), tenant);
+    }
+    const ingest = async (node: number, event_id: string) => {
+      const response = await fetch(`${server.url}/v1/events/ingest`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${on.get(node)!.admin.key}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ events: [event({ event_id })] }),
+      });
+      return { status: response.status, again: response.headers.has('retry-after') };
+    };
+    const ok = { status: 202, again: false };
+    expect([await ingest(1, 'before'), await ingest(2, 'before')]).toEqual([ok, ok]);
+    await cluster.kill(1);
+    expect([await ingest(1, 'meanwhile'), await ingest(2, 'meanwhile')]).toEqual([{ status: 503, again: true }, ok]);
+    expect((await svc(1, 'doctor')).stdout).toMatch(/^FAIL +Citus +127\.0\.0\.1:\d+ does not answer/m);
+    await cluster.revive(1);
+    await eventually(() => ingest(1, 'meanwhile')).toEqual(ok);
+    for (const tenant of on.values()) {
+      const stored = await server.core.db.owner.query<{ event_id: string }>(
+        `select event_id from forensic_record where tenant_id = $1 and event_id in ('before', 'meanwhile')`,
+        [tenant.id],
+      );
+      expect(stored.rows.map(({ event_id }) => event_id).sort()).toEqual(['before', 'meanwhile']);
+      const { body } = await server.call(200, 'GET /v1/forensics/verify', tenant.admin);
+      expect(body).toMatchObject({ verified: true, linear: true });
+    }
+  }, 120_000);
+});
+
+/** The statements of a log of auto_explain, each on one line, with the number of tasks of each part that goes to nodes. */
+function plans(log: string): { text: string; tasks: number[] }[] {
+  return log.split(/\n(?=\d{4}-\d\d-\d\d )/).flatMap((entry) => {
+    const [, plan] = / {2}plan:\n\tQuery Text: ([\s\S]*)$/.exec(entry) ?? [];
+    // a part of a statement, which is shown there as well, has no text of its own
+    if (plan === undefined || /^[A-Z][^\n]*\(cost=/.test(plan.trimStart())) return [];
+    const tasks = [...plan.matchAll(/^\t *Task Count: (\d+)$/gm)].map(([, count]) => Number(count));
+    return [{ text: plan.replace(/\s+/g, ' ').trim().slice(0, 1000), tasks }];
+  });
+}

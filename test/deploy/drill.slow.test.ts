@@ -1,0 +1,55 @@
+import { execFile } from 'node:child_process';
+import path from 'node:path';
+import { promisify } from 'node:util';
+import { expect, test } from 'vitest';
+import { noRedis } from '../helpers/redis.ts';
+import { ROUNDS, SIEGE } from '../siege/rounds.ts';
+
+const root = path.resolve(import.meta.dirname, '../..');
+
+async function printed(script: string, ...flags: string[]) {
+  const { stdout } = await promisify(execFile)(process.execPath, [`deploy/drill/${script}`, '--json', ...flags], {
+    cwd: root,
+  });
+  return JSON.parse(stdout);
+}
+
+async function drill(...flags: string[]) {
+  return (await printed('failover.ts', '--rounds', String(ROUNDS.failovers), '--seconds', '1', ...flags)) as {
+    ok: boolean;
+    total: { acknowledged: number; lost: number; doubled: number };
+    rounds: { acknowledged: number; lost: number; lost_as_reported: number; verified: boolean }[];
+  };
+}
+
+test('with a synchronous standby, a failover loses nothing and stores nothing twice', async () => {
+  const { ok, total, rounds } = await drill();
+  expect({ ok, ...total }).toMatchObject({ ok: true, lost: 0, doubled: 0 });
+  expect(rounds).toHaveLength(ROUNDS.failovers);
+  for (const round of rounds) {
+    expect(round.acknowledged).toBeGreaterThan(10);
+    expect(round).toMatchObject({ lost_as_reported: 0, verified: true });
+  }
+}, 1_200_000);
+
+test('with an asynchronous standby, what a failover loses is found, and goes on only when an operator accepted it', async () => {
+  const { ok, total, rounds } = await drill('--asynchronous');
+  expect({ ok, doubled: total.doubled }).toEqual({ ok: true, doubled: 0 });
+  expect(total.lost).toBeGreaterThan(0);
+  for (const { lost, lost_as_reported, verified } of rounds) {
+    expect(lost_as_reported).toBeGreaterThanOrEqual(lost);
+    expect(verified).toBe(true);
+  }
+}, 1_200_000);
+
+test.skipIf(noRedis)(
+  'a rolling upgrade loses nothing, stores nothing twice, and ends with even shares',
+  async () => {
+    const [processes, tenants, seconds] = SIEGE ? ['3', '30', '10'] : ['2', '2', '0.3'];
+    const result = await printed('upgrade.ts', '--processes', processes!, '--tenants', tenants!, '--seconds', seconds!);
+    expect(result).toMatchObject({ ok: true, lost: 0, doubled: 0 });
+    expect(result.acknowledged).toBeGreaterThan(50);
+    expect(result.shares).toHaveLength(Number(processes));
+  },
+  600_000,
+);

@@ -1,0 +1,182 @@
+import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  chmodSync,
+  chownSync,
+  globSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { afterAll, describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { migrate } from '../../db/index.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { freePort } from '../helpers/ports.ts';
+import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
+import { MASTER_KEY } from '../helpers/processes.ts';
+import { until } from '../helpers/until.ts';
+import { SIEGE } from '../siege/rounds.ts';
+
+/** What other programs say of the files in deploy/, where those programs are there. */
+const root = path.resolve(import.meta.dirname, '../..');
+const deploy = path.join(root, 'deploy');
+const has = (program: string) => spawnSync('sh', ['-c', `command -v ${program}`]).status === 0;
+const dir = mkdtempSync(path.join(tmpdir(), 'svc-deploy-tools-'));
+afterAll(() => rmSync(dir, { recursive: true, force: true }));
+
+describe.skipIf(!has('kubectl'))('kustomize', () => {
+  const build = (folder: string) =>
+    parseAllDocuments(
+      execFileSync('kubectl', ['kustomize', path.join(deploy, 'kubernetes', folder)], { encoding: 'utf8' }),
+    ).map((document) => document.toJS());
+
+  test.each(['overlays/small', 'overlays/ha', 'proxy', 'sidecar'])(
+    '%s builds',
+    (folder) => {
+      const objects = build(folder);
+      expect(objects.length).toBeGreaterThan(1);
+      const images = JSON.stringify(objects).match(/"image":"[^"]*agent-governance[^"]*"/g)!;
+      expect(new Set(images)).toEqual(new Set(['"image":"registry.example/agent-governance:latest"']));
+      const names = objects.find(({ metadata }) => metadata.name === 'names');
+      // the name server is not ours: no label of ours is asked of it
+      if (names) expect(names.spec.egress[0].to[0].podSelector).toEqual({ matchLabels: { 'k8s-app': 'kube-dns' } });
+    },
+    60_000,
+  );
+
+  test('the overlay for high availability has what it promises', () => {
+    const objects = build('overlays/ha');
+    const named = (kind: string, name: string) =>
+      objects.find((one) => one.kind === kind && one.metadata.name === name);
+    expect(named('ConfigMap', 'settings').data.SVC_DURABILITY).toBe('replicated');
+    expect([named('StatefulSet', 'web').spec.replicas, named('StatefulSet', 'worker').spec.replicas]).toEqual([3, 2]);
+    expect(named('StatefulSet', 'web').spec.template.spec.topologySpreadConstraints).toHaveLength(2);
+    expect(named('NetworkPolicy', 'outside').spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
+  }, 60_000);
+});
+
+describe.skipIf(!has('systemd-analyze'))('systemd', () => {
+  test.each(globSync('systemd/*.service', { cwd: deploy }))('%s is well-formed, and little is open to it', (file) => {
+    const unit = path.join(deploy, file);
+    const { stderr } = spawnSync('systemd-analyze', ['verify', '--man=no', unit], { encoding: 'utf8' });
+    // the program itself is installed elsewhere
+    expect(
+      stderr.split('\n').filter((line) => line.includes(path.basename(file)) && !/is not executable/.test(line)),
+    ).toEqual([]);
+    const { status, stdout } = spawnSync('systemd-analyze', ['security', '--offline=true', '--threshold=20', unit], {
+      encoding: 'utf8',
+    });
+    expect(status, stdout.slice(-300)).toBe(0);
+  });
+});
+
+describe.skipIf(!has('sh'))('compose', () => {
+  test('secrets.sh writes each secret once, and what the server reads from them is sound', () => {
+    const copy = path.join(dir, 'compose');
+    mkdirSync(copy);
+    const script = path.join(copy, 'secrets.sh');
+    execFileSync('cp', [path.join(deploy, 'compose/secrets.sh'), script]);
+    execFileSync('sh', [script]);
+    const read = (name: string) => readFileSync(path.join(copy, 'secrets', name), 'utf8');
+    expect(read('master-key')).toMatch(/^[0-9a-f]{64}$/);
+    expect(read('database-url')).toBe(`postgres://svc_owner:${read('owner-password')}@postgres/svc`);
+    expect(read('redis-conf')).toContain(`requirepass ${new URL(read('redis-url')).password}\n`);
+    expect(new Set(['owner-password', 'postgres-password', 'master-key'].map(read)).size).toBe(3);
+    expect(spawnSync('sh', [script]).status).toBe(1);
+  });
+});
+
+test.skipIf(noPostgres15 || !has('psql'))(
+  "compose's login of the program can do what it must, and no more",
+  async () => {
+    const postgres = await Postgres15.start();
+    try {
+      for (const sql of ['drop database svc', 'drop role svc_owner']) await postgres.query(sql, 'postgres');
+      const secret = path.join(dir, 'owner-password');
+      writeFileSync(secret, "it's");
+      const script = readFileSync(path.join(deploy, 'compose/owner.sh'), 'utf8').replace(
+        '/run/secrets/owner-password',
+        secret,
+      );
+      const env = {
+        PATH: process.env.PATH,
+        POSTGRES_USER: 'postgres',
+        PGHOST: '127.0.0.1',
+        PGPORT: new URL(postgres.url).port,
+      };
+      execFileSync('sh', ['-c', script], { env, stdio: 'pipe' });
+      await migrate(postgres.url);
+      const [row] = await postgres.query(
+        `select rolsuper or rolbypassrls or rolcreaterole or rolcreatedb as strong, pg_has_role(rolname, 'pg_read_all_stats', 'usage') as sees
+       from pg_roles where rolname = 'svc_owner'`,
+      );
+      expect(row).toEqual({ strong: false, sees: true });
+    } finally {
+      await postgres.stop();
+    }
+  },
+  120_000,
+);
+
+/** The steps of the Dockerfile on this machine: installs from the registry, so it is for the siege. */
+describe.skipIf(!SIEGE)('what the image holds', () => {
+  const box = useDatabase();
+
+  test('runs as another user who can write nothing but the data directory', async () => {
+    const source = path.join(dir, 'source');
+    const target = path.join(dir, 'program');
+    const data = path.join(dir, 'data');
+    chmodSync(dir, 0o755);
+    mkdirSync(source);
+    const files = 'git ls-files -z --cached --others --exclude-standard';
+    execFileSync('sh', ['-c', `${files} | tar cf - --null -T - | tar xf - -C "$0"`, source], { cwd: root });
+    execFileSync(path.join(source, 'deploy/image/install.sh'), [target], { stdio: 'pipe' });
+    mkdirSync(data);
+    const asOther = process.getuid?.() === 0 ? { uid: 10001, gid: 10001 } : {};
+    if (asOther.uid) chownSync(data, asOther.uid, asOther.gid);
+    const bin = path.join(dir, 'bin');
+    mkdirSync(bin);
+    symlinkSync(process.execPath, path.join(bin, 'node'));
+    const port = await freePort();
+    const env = {
+      PATH: `${path.join(target, 'bin')}:${bin}:/usr/bin:/bin`,
+      NODE_ENV: 'production',
+      PORT: String(port),
+      DATABASE_URL: box.url,
+      SVC_DATA_DIR: data,
+      SVC_MASTER_KEY: MASTER_KEY,
+    };
+    const run = (program: string, ...args: string[]) =>
+      spawnSync(program, args, { cwd: data, env, encoding: 'utf8', ...asOther });
+    expect(run('svc', 'migrate').status).toBe(0);
+    expect(run('svc', 'tenant', 'create', '--name', 'T', '--admin-email', 'a@example.com').status).toBe(0);
+    expect(run('svc-verify', '--help').stdout).toContain('svc-verify');
+    expect(run('svc-proxy', '--help').stdout).toContain('svc-proxy');
+    const child = spawn('svc-server', { cwd: data, env, stdio: 'ignore', ...asOther });
+    try {
+      await until(
+        () =>
+          fetch(`http://127.0.0.1:${port}/healthz`).then(
+            ({ ok }) => ok,
+            () => false,
+          ),
+        'the server answers',
+        { limitMs: 60_000, everyMs: 100 },
+      );
+      expect(await (await fetch(`http://127.0.0.1:${port}/`)).text()).toContain('<script');
+      expect((await fetch(`http://127.0.0.1:${port}/docs`)).status).toBe(200);
+    } finally {
+      child.kill('SIGTERM');
+      if (child.exitCode === null) await once(child, 'exit');
+    }
+    expect(child.exitCode).toBe(0);
+    const changed = execFileSync('find', [target, '-newer', path.join(bin), '-type', 'f'], { encoding: 'utf8' });
+    expect(changed).toBe('');
+  }, 600_000);
+});

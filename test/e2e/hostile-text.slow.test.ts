@@ -1,0 +1,213 @@
+import fc from 'fast-check';
+import type { Page } from 'playwright-core';
+import { expect, test } from 'vitest';
+import { describeInBrowser, useBrowser, type Visitor } from '../helpers/browser.ts';
+import { corpus } from '../helpers/data.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+/**
+ * What an approver reads cannot be forged: whatever an agent writes into its request, every other thing on the page has the
+ * same place and the same words as with a harmless request.
+ */
+const server = useServer({}, { shared: true });
+
+const HARMLESS = {
+  agent_id: 'bot',
+  agent_role: 'clerk',
+  action_type: 'tool_call',
+  action_summary: 'pays the bill of November',
+  tool_name: 'refund',
+  tool_server: 'shop',
+  method: 'POST',
+  resource: '/refunds',
+  session_id: 'case-1',
+  value_currency: 'EUR',
+};
+type Texts = typeof HARMLESS;
+/** To shrink a counterexample takes a page load for each try: what failed is reported as it is. */
+const ONCE = { endOnFailure: true } as const;
+const LONGEST: Record<keyof Texts, number> = {
+  ...{ agent_id: 200, agent_role: 200, action_type: 64, action_summary: 500, tool_name: 200, tool_server: 200 },
+  ...{ method: 200, resource: 8000, session_id: 200, value_currency: 10 },
+};
+
+/** Strings that break programs, and those that are made to be misread. */
+const naughty = (corpus<string[]>('naughty-strings.json') ?? []).filter((text) => text.trim() !== '');
+const piece = fc.oneof(
+  fc.string({ unit: 'binary', maxLength: 12 }),
+  fc.string({ unit: 'grapheme', maxLength: 12 }),
+  fc.constantFrom(
+    '\u202e',
+    '\u202d',
+    '\u2066',
+    '\u2069',
+    '\u200f',
+    '\u061c',
+    '\u200b',
+    '\u2028',
+    '\u0085',
+    '\n',
+    '\t',
+    '\ufe05',
+  ),
+  fc.constantFrom(
+    '\u{e0041}',
+    'Z\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308',
+    '𒐫',
+    '﷽',
+    'שלום',
+    '   ',
+    'W',
+    '⟦U+202E⟧',
+  ),
+  fc.constantFrom('<b>', '</td></tr>', '&lt;', '”', 'Approved by the boss', '1 of 1', '€12.00', 'low 0.1'),
+  ...(naughty.length > 0 ? [fc.constantFrom(...naughty)] : []),
+);
+const hostile = fc.oneof(
+  fc.array(piece, { minLength: 1, maxLength: 12 }).map((parts) => parts.join('')),
+  fc.tuple(piece, fc.integer({ min: 20, max: 400 })).map(([one, times]) => one.repeat(times)),
+);
+/** As the API takes it. */
+const accepted = (text: string, longest: number) => {
+  const well = [...text.toWellFormed().replaceAll('\0', '')].slice(0, longest).join('');
+  return well.slice(0, longest).toWellFormed() || 'x';
+};
+const hostileTexts: fc.Arbitrary<Texts> = fc
+  .record({
+    ...Object.fromEntries(Object.keys(HARMLESS).map((name) => [name, hostile])),
+    agent: fc.stringMatching(/^[A-Za-z0-9][A-Za-z0-9._:@/+=|~-]{0,199}$/),
+  })
+  .map(({ agent, ...texts }) => ({
+    ...(Object.fromEntries(
+      Object.entries(texts).map(([name, text]) => [name, accepted(text as string, LONGEST[name as keyof Texts])]),
+    ) as Texts),
+    agent_id: agent,
+    agent_role: agent.slice(0, 120),
+  }));
+
+/**
+ * Every element of the page that is not within a text of the agent, with its place and its own words. Within a line, only the
+ * line itself has a place: what follows a name in it comes after the name, and a value stands before what it is counted in. The digits of a time left are all the same.
+ */
+const LOOK = `((root) => {
+  const seen = [];
+  const from = document.querySelector(root).getBoundingClientRect();
+  const inner = '.hostile, .stated, .stated *, .one-line *, .action-title *, .some-lines *, pre *, .copy, .copy *, .show-all';
+  for (const element of document.querySelector(root).querySelectorAll('*')) {
+    if (element.matches(inner) || element.closest('.hostile, pre')) continue;
+    const box = element.getBoundingClientRect();
+    const copy = element.cloneNode(true);
+    for (const one of copy.querySelectorAll('.hostile, pre')) one.replaceWith('…');
+    const text = copy.textContent.replace(/esc_\\w+/g, 'esc').replace(/sha256:\\w+…?/g, 'sha').replace(/\\d+ (s|min)\\b/g, '0 $1')
+      .replace(/just now|0 s ago|0 min ago/g, 'ago').replace(/\\d\\d:\\d\\d:\\d\\d/g, '00:00:00');
+    const round = (n) => Math.round(n * 2) / 2;
+    const beside = element.closest('.page-head, .hold-standing, .hold-vote, .hold-votes') !== null;
+    // a time goes on by itself; the cell that it stands in does not move
+    if (element.tagName === 'TIME') continue;
+    seen.push({ tag: element.tagName + '.' + element.className, text, x: round(box.x - from.x), width: round(box.width),
+      y: round(box.y - from.y), height: round(box.height), beside });
+  }
+  return seen;
+})`;
+interface Seen {
+  tag: string;
+  text: string;
+  x: number;
+  width: number;
+  y: number;
+  height: number;
+  /** Beside the arguments, or above them. */
+  beside: boolean;
+}
+const look = async (page: Page, root: string) => (await page.evaluate(`${LOOK}(${JSON.stringify(root)})`)) as Seen[];
+
+describeInBrowser('a text of an agent', () => {
+  const browser = useBrowser(() => server.url);
+  const WIDTHS = [
+    [1280, 900],
+    [360, 740],
+  ] as const;
+
+  async function hold(proxy: Credential, texts: Partial<Texts>, more: object = {}): Promise<string> {
+    const { body } = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+      ...HARMLESS,
+      ...texts,
+      action_hash: `sha256:${'a'.repeat(64)}`,
+      ...{ hold_type: 'multi_party', required_approvals: 2, estimated_value: 1200, risk_score: 0.5 },
+      ...{ ttl_seconds: 5.5 * 3600, arguments_preview: { amount: 1200, note: 'November' } },
+      ...more,
+    });
+    return body.id;
+  }
+  async function opened(visitor: Visitor, path: string): Promise<Seen[]> {
+    await visitor.open(path);
+    await visitor.page.locator('main time').first().waitFor({ state: 'attached' });
+    // beside the list on a wide screen, and on its own page
+    const wide = Number(await visitor.page.evaluate('innerWidth')) > 1200;
+    if (path.startsWith('/approvals/') || (wide && path === '/approvals'))
+      await visitor.page.getByText('Approve: This').waitFor();
+    // what else is on the overview changes by itself
+    return look(visitor.page, path === '/' ? 'main .lines' : 'main');
+  }
+  /** Runs a property in a tenant of its own, on a wide screen and on a phone. */
+  const inTenants = async (check: (visitor: Visitor, tenant: TestTenant, proxy: Credential) => Promise<void>) => {
+    for (const [width, height] of WIDTHS) {
+      const tenant = await server.tenant();
+      const visitor = await browser.visitor(await tenant.person('approver'), { width, height });
+      await check(visitor, tenant, await tenant.key('proxy'));
+    }
+  };
+
+  test('moves nothing and changes no other word on the page of its hold', async () => {
+    await inTenants(async (visitor, _, proxy) => {
+      const calm = await opened(visitor, `/approvals/${await hold(proxy, {})}`);
+      expect(calm.length).toBeGreaterThan(60);
+      await fc.assert(
+        fc.asyncProperty(hostileTexts, async (texts) => {
+          expect(await opened(visitor, `/approvals/${await hold(proxy, texts)}`)).toEqual(calm);
+        }),
+        { ...ONCE, numRuns: 6 },
+      );
+    });
+  }, 240_000);
+
+  test('in the arguments stays within them', async () => {
+    await inTenants(async (visitor, _, proxy) => {
+      const wide = (await visitor.page.evaluate('innerWidth')) as number;
+      const placed = (seen: Seen[]) =>
+        seen.map(({ y, height, ...one }) => (one.beside && wide > 800 ? { ...one, y, height } : one));
+      const calm = placed(await opened(visitor, `/approvals/${await hold(proxy, {})}`));
+      await fc.assert(
+        fc.asyncProperty(hostile, hostile, async (name, text) => {
+          const note = { [accepted(name, 500)]: accepted(text, 4000), amount: 1200 };
+          const id = await hold(proxy, {}, { arguments_preview: note });
+          // the notes below the arguments are ours: they say that something is shortened
+          expect(
+            placed(await opened(visitor, `/approvals/${id}`)).filter(({ text }) => !/Too long/.test(text)),
+          ).toEqual(calm);
+        }),
+        { ...ONCE, numRuns: 4 },
+      );
+    });
+  }, 240_000);
+
+  test('moves no value, risk or end of any hold in the lists', async () => {
+    for (const path of ['/approvals', '/']) {
+      await inTenants(async (visitor, tenant, proxy) => {
+        // one that expires before it and one that expires after it stay where they are
+        await hold(proxy, {}, { ttl_seconds: 4.5 * 3600 });
+        let open = await hold(proxy, {});
+        await hold(proxy, {}, { ttl_seconds: 6.5 * 3600 });
+        const calm = await opened(visitor, path);
+        await fc.assert(
+          fc.asyncProperty(hostileTexts, async (texts) => {
+            await server.call(200, `POST /v1/escrow/${open}/cancel`, tenant.admin, { reason: 'the next one' });
+            open = await hold(proxy, texts);
+            expect(await opened(visitor, path)).toEqual(calm);
+          }),
+          { ...ONCE, numRuns: 4 },
+        );
+      });
+    }
+  }, 300_000);
+});

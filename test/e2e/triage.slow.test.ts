@@ -1,0 +1,240 @@
+import { expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer({}, { shared: true });
+
+describeInBrowser('the inbox of an approver', () => {
+  const browser = useBrowser(() => server.url);
+
+  const hold = async (proxy: Credential, tool_name: string, minutes: number, more: object = {}) => {
+    const { body } = await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+      ...{ agent_role: 'clerk', agent_id: 'bot', action_type: 'tool_call', tool_name, action_summary: 'as agreed' },
+      ...{ action_hash: `sha256:${'a'.repeat(64)}`, hold_type: 'single', ttl_seconds: minutes * 60 },
+      ...{ estimated_value: 12, value_currency: 'EUR', arguments_preview: { amount: 12 } },
+      ...more,
+    });
+    return body.id;
+  };
+  const status = async (tenant: TestTenant, id: string) => {
+    const { body } = await server.call<{ status: string }>(200, `GET /v1/escrow/${id}`, tenant.admin);
+    return body.status;
+  };
+
+  test('is worked through with two keys for each hold, and shows the next one by itself', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const ids = [];
+    for (const [n, tool] of ['first', 'second', 'third', 'fourth'].entries()) ids.push(await hold(proxy, tool, 30 + n));
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    let strokes = 0;
+    const press = async (key: string) => {
+      strokes++;
+      await page.keyboard.press(key);
+    };
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    const shows = (tool: string) => chosen.getByRole('heading', { name: `${tool} (tool_call)` }).waitFor();
+    const ready = () => chosen.getByText('Approve: This releases the action').waitFor();
+    const dialog = page.getByRole('dialog');
+    await open('/approvals');
+    await shows('first');
+    await visitor.assertAccessible();
+
+    for (const [n, key] of [
+      [0, 'a'],
+      [1, 'r'],
+      [2, 'a'],
+    ] as const) {
+      strokes = 0;
+      await shows(['first', 'second', 'third'][n]!);
+      await ready();
+      await press(key);
+      // the key that asked does not confirm, however often it is pressed
+      await dialog.getByText(key === 'a' ? 'This releases the action' : 'This ends the hold').waitFor();
+      await expect.poll(() => dialog.locator(':focus').innerText()).toBe(key === 'a' ? 'Approve' : 'Reject');
+      await press('Enter');
+      await dialog.waitFor({ state: 'detached' });
+      expect(strokes).toBeLessThanOrEqual(4);
+    }
+    await shows('fourth');
+    await chosen.getByText('Earlier holds of this agent').click();
+    await chosen.getByText('None among the last 20 holds').waitFor();
+    expect(await Promise.all(ids.map((id) => status(tenant, id)))).toEqual([
+      'released',
+      'rejected',
+      'released',
+      'held',
+    ]);
+    // the address says which one is open
+    await expect.poll(() => new URL(page.url()).searchParams.get('hold')).toBe(ids[3]);
+    await page.reload();
+    await shows('fourth');
+    await page.getByLabel('Vote', { exact: true }).selectOption('voted');
+    await page.getByText('as agreed').nth(2).waitFor();
+    expect(new URL(page.url()).searchParams.get('mine')).toBe('voted');
+    await visitor.assertAccessible();
+  });
+
+  test('is walked with j and k, and no key does anything while somebody types', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    for (const [n, tool] of ['first', 'second', 'third'].entries()) await hold(proxy, tool, 30 + n);
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    const shows = (tool: string) => chosen.getByRole('heading', { name: `${tool} (tool_call)` }).waitFor();
+    await open('/approvals');
+    await shows('first');
+    for (const [key, tool] of [
+      ['j', 'second'],
+      ['j', 'third'],
+      ['j', 'third'],
+      ['k', 'second'],
+    ] as const) {
+      await page.keyboard.press(key);
+      await shows(tool);
+    }
+    await chosen.getByText('Approve: This').waitFor();
+    await page.getByLabel('Role', { exact: true }).focus();
+    await page.keyboard.type('arjk?');
+    await page.getByText('No holds match the filters').waitFor();
+    expect(await page.getByRole('dialog').count()).toBe(0);
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await shows('first');
+    await page.locator('main').focus();
+    await page.keyboard.press('?');
+    await page.getByRole('dialog', { name: 'Keys on this page' }).waitFor();
+    // under a dialog the page has no keys
+    await page.keyboard.press('a');
+    expect(await page.getByText('Approve this action?').count()).toBe(0);
+    await visitor.assertAccessible();
+    // who turns single keys off presses them in vain, also on the next visit
+    await page.getByLabel('Single keys such as j, k, a and r do something').uncheck();
+    await page.keyboard.press('Escape');
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    await open('/approvals');
+    await shows('first');
+    for (const key of ['j', '?', 'a']) await page.keyboard.press(key);
+    await page.getByRole('button', { name: 'Keys', exact: true }).click();
+    await page.getByRole('dialog', { name: 'Keys on this page' }).waitFor();
+    await shows('first');
+  });
+
+  test('keeps the hold that is read, whatever comes before it in the list: the vote is for that one', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const read = await hold(proxy, 'first', 30);
+    const { page, open } = await browser.visitor(await tenant.person('approver'));
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    await open('/approvals');
+    await chosen.getByRole('heading', { name: 'first (tool_call)' }).waitFor();
+    await chosen.getByText('Approve: This releases the action').waitFor();
+    await page.getByText('live', { exact: true }).waitFor();
+    // an agent asks at this moment for what expires sooner
+    const sooner = await hold(proxy, 'sooner', 10);
+    await page.getByRole('link', { name: 'sooner (tool_call)' }).waitFor();
+    await page.keyboard.press('a');
+    await page.getByRole('dialog').getByText('This releases the action').waitFor();
+    await expect.poll(() => page.getByRole('dialog').locator(':focus').innerText()).toBe('Approve');
+    // whoever types "a word" without a field has confirmed nothing
+    await page.keyboard.press('Space');
+    await page.getByRole('dialog').getByText('This releases the action').waitFor();
+    expect(await status(tenant, read)).toBe('held');
+    await page.keyboard.press('Enter');
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    await expect.poll(() => status(tenant, read)).toBe('released');
+    expect(await status(tenant, sooner)).toBe('held');
+  });
+
+  test('takes a new hold among many with at most two requests, at its place', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    for (let n = 0; n < 110; n++) await hold(proxy, `tool-${n}`, 100 + n);
+    // and 1,040 more that end later
+    await server.core.db.owner.query(
+      `insert into escrow_hold
+       select (jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', h.id || n,
+         'expires_at', h.expires_at + n * interval '1 minute', 'wake_at', h.wake_at + n * interval '1 minute',
+         'ends_at', h.ends_at + n * interval '1 minute'))).*
+       from generate_series(1, 1040) n,
+         (select * from escrow_hold where tenant_id = $1 order by expires_at desc limit 1) h`,
+      [tenant.id],
+    );
+    const { page, open } = await browser.visitor(await tenant.person('approver'));
+    const rows = page.getByRole('table').getByRole('row');
+    await open('/approvals');
+    // beside a hold, the list has no line with headers
+    for (const n of [99, 109]) {
+      await page.getByRole('button', { name: 'Holds that expire later' }).click();
+      await rows.nth(n).waitFor({ state: 'attached' });
+    }
+    await page.getByText('live', { exact: true }).waitFor();
+    await page.waitForLoadState('networkidle').catch(() => undefined);
+    const requests: string[] = [];
+    page.on('request', (request) => {
+      if (/\/(trpc|v1)\//.test(request.url())) requests.push(request.url());
+    });
+    await hold(proxy, 'new-one', 150.5);
+    const fresh = rows.nth(51);
+    await expect.poll(() => fresh.innerText(), { timeout: 10_000 }).toContain('new-one');
+    await page
+      .getByLabel('1151 waiting')
+      .or(page.locator('.count', { hasText: /1,?151/ }))
+      .first()
+      .waitFor();
+    expect(requests.length, requests.join('\n')).toBeLessThanOrEqual(2);
+  });
+
+  test('asks again when a vote would do something else by the time it is confirmed', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const id = await hold(proxy, 'first', 30, { hold_type: 'multi_party', required_approvals: 2 });
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    const dialog = page.getByRole('dialog');
+    await open('/approvals');
+    await page.getByText('Approve: This counts, and does not release the action yet').waitFor();
+    await page.getByText('live', { exact: true }).waitFor();
+    await page.keyboard.press('a');
+    await dialog.getByText('This counts, and does not release').waitFor();
+    await server.call(200, `POST /v1/escrow/${id}/vote`, await tenant.person('approver'), { decision: 'approve' });
+    await dialog.getByText('The hold has changed while you read').waitFor();
+    // the server refuses what was not shown
+    visitor.expectFault(/409/);
+    await dialog.getByRole('button', { name: 'Approve' }).click();
+    await page.getByText('the hold has changed since you read it').waitFor();
+    expect(await status(tenant, id)).toBe('held');
+    await dialog.getByRole('button', { name: 'Show what it is now' }).click();
+    await dialog.getByText('This releases the action').waitFor();
+    await dialog.getByRole('button', { name: 'Approve' }).click();
+    await dialog.waitFor({ state: 'detached' });
+    await expect.poll(() => status(tenant, id)).toBe('released');
+  });
+
+  test('keeps the buttons in sight on a phone', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const long = { amount: 12, lines: Array.from({ length: 60 }, (_, n) => `line ${n}`) };
+    const id = await hold(proxy, 'first', 30, { arguments_preview: long });
+    const visitor = await browser.visitor(await tenant.person('approver'), { width: 360, height: 740 });
+    const { page, open } = visitor;
+    await open('/approvals');
+    await page.getByRole('link', { name: 'first (tool_call)' }).click();
+    await page.waitForURL(new RegExp(`/approvals/${id}`));
+    const box = (await page.getByRole('button', { name: 'Approve' }).boundingBox())!;
+    expect(box.y + box.height).toBeLessThanOrEqual(740);
+    await visitor.assertAccessible();
+    // how the last one like it ended
+    const before = await hold(proxy, 'first', 30);
+    await server.call(200, `POST /v1/escrow/${before}/cancel`, tenant.admin, { reason: 'asked twice' });
+    await page.getByText('Earlier holds of this agent').click();
+    await page.getByRole('listitem').filter({ hasText: 'Cancelled' }).getByRole('link', { name: '€12.00' }).waitFor();
+    await visitor.assertAccessible();
+    // two presses: one asks, the other confirms
+    await page.getByRole('button', { name: 'Approve' }).click();
+    await page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await page.getByText('You voted to approve').waitFor();
+    expect(await status(tenant, id)).toBe('released');
+  });
+});

@@ -1,0 +1,57 @@
+import { expect, test } from 'vitest';
+import type { Fix } from '../../server/domain/policy.ts';
+import { compilePolicy } from '../../server/policy/language/compile.ts';
+import { CedarHost } from '../../server/policy/language/host.ts';
+import { schemaFor } from '../../server/policy/language/schema.ts';
+
+const host = new CedarHost();
+const schema = schemaFor({ write: ['ship'] });
+const compile = (text: string) => compilePolicy(host, 'p', text, schema, ['known']);
+
+function apply(text: string, { line, column, length, text: insert }: Fix): string {
+  const lines = text.split('\n');
+  const row = lines[line - 1]!;
+  lines[line - 1] = row.slice(0, column - 1) + insert + row.slice(column - 1 + length);
+  return lines.join('\n');
+}
+
+const ANY = 'permit(principal, action, resource)';
+
+test.each([
+  ['permit(principal, action resource);', 'a comma is missing before `resource`'],
+  [ANY, 'the text ends in the middle of a statement: each ends with `;`'],
+  [`${ANY} when { context.method == "GET" };`, '`context.method` may be absent'],
+  [
+    `${ANY}\nwhen { context.num.getTag("amount").greaterThan(decimal("5.0")) };`,
+    '"amount" may be absent, or of another type: ask first, with `context.num.hasTag("amount") && …`',
+  ],
+  [`${ANY} when { context.session.str.getTag("a") == "" };`, 'no @fact'],
+  [`${ANY} when { context has amount && context.amount.lessThan(50) };`, 'and this is a whole number'],
+  ['permit(principal in AgentRole::support, action, resource);', 'names stand in quotes'],
+  ['permit(principal == "bot", action, resource);', 'write `Agent::"bot"`'],
+  ['permit(principal in "clerk", action, resource);', 'write `AgentRole::"clerk"`'],
+  ['permit(principal, action == Action::"shp", resource);', 'did you mean `Action::"ship"`?'],
+  ['deny(principal, action, resource);', 'begins with `permit` or `forbid`'],
+  ['@escrw("single") permit(principal, action, resource);', 'did you mean @escrow?'],
+  [`${ANY} when { context has method && context.method = "GET" };`, 'write `==`'],
+  [`${ANY} when { context has method && context.method == 'GET' };`, 'double quotes'],
+  [`${ANY} when { context has method and context.method == "GET" };`, 'Cedar writes `&&` for `and`'],
+  [`${ANY} if { true };`, 'conditions begin with `when` or `unless`'],
+  [`${ANY} when { context.facts.hasTag("iban in knwon") };`, 'did you mean "known"?'],
+  // a character of two units before it
+  [`// 😀\n${ANY} when { "😀" != "" && context has method and true };`, 'Cedar writes `&&`'],
+])('%s', (text, words) => {
+  const { errors } = compile(text);
+  expect(errors.map(({ message }) => message).join('\n')).toContain(words);
+  const fix = errors.find(({ message }) => message.includes(words))!.fix;
+  if (words === 'no @fact') return expect(fix).toBeUndefined();
+  expect(compile(apply(text, fix!)).errors).toEqual([]);
+});
+
+test('offers no mending that would be another rule', () => {
+  // the engine suggests the nearest attribute there is, however far it is
+  const [found] = compile(`${ANY} when { context.arguments.amount == 5 };`).errors;
+  expect(found!.message).toMatch(/^arguments are read by their type/);
+  expect(found!.fix).toBeUndefined();
+  for (const { fix } of compile(`${ANY} when { context.zzz == 5 };`).errors) expect(fix).toBeUndefined();
+});

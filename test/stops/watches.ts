@@ -1,0 +1,34 @@
+import { createPublicKey, type JsonWebKey } from 'node:crypto';
+import { mkdirSync } from 'node:fs';
+import path from 'node:path';
+import { systemClock } from '../../server/lib/clock.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { ControlPlane } from '../../server/proxy/control-plane.ts';
+import { StopWatch } from '../../server/proxy/stops.ts';
+
+/** So many proxies as far as stops go: the proxy's own code, each with its polls and its file. */
+export async function startWatches(options: {
+  url: string;
+  key: string;
+  dir: string;
+  count: number;
+}): Promise<StopWatch[]> {
+  const { url, key, dir, count } = options;
+  const probe = new ControlPlane(url, () => key);
+  const tenant = await probe.tenant();
+  const jwks = (await probe.keys()) as (JsonWebKey & { kid: string })[];
+  probe.close();
+  const keys = new Map(jwks.map((jwk) => [jwk.kid, createPublicKey({ key: jwk, format: 'jwk' })]));
+  const trust = { tenant: async () => tenant, keyFor: (kid: string) => keys.get(kid), renewKeys: async () => {} };
+  const all: StopWatch[] = [];
+  for (let n = 0; n < count; n++) {
+    const own = path.join(dir, String(n));
+    mkdirSync(own, { recursive: true });
+    const control = new ControlPlane(url, () => key);
+    const parts = { control, trust, dir: own, proxyId: `watch-${n}`, clock: systemClock, log: createLog('error') };
+    const watch = new StopWatch(parts);
+    await watch.start(tenant);
+    all.push(watch);
+  }
+  return all;
+}

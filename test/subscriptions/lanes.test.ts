@@ -1,0 +1,264 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { afterEach, expect, test } from 'vitest';
+import { addEventBy } from '../../db/outbox.ts';
+import { storeOutcomes } from '../../server/subscriptions/outcomes.ts';
+import { sql } from '../helpers/api.ts';
+import { Receiver } from '../helpers/receiver.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+
+/** What lanes promise where there is much to deliver: the order, the end of it, and whose connection it is. */
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
+const receivers: Receiver[] = [];
+afterEach(async () => {
+  await Promise.all(receivers.splice(0).map((receiver) => receiver.stop()));
+});
+
+const receive = async () => {
+  const receiver = await Receiver.start(204);
+  receivers.push(receiver);
+  return receiver;
+};
+const subscribe = async (tenant: TestTenant, url: string) => {
+  const body = { url, secret: 'a signing secret', event_types: ['svc.test'] };
+  return (await server.call<{ id: string }>(201, 'POST /v1/subscriptions', tenant.admin, body)).body.id;
+};
+/** So many events in one transaction, numbered on. */
+const happen = async ({ id }: TestTenant, from: number, count: number) => {
+  const client = await server.core.db.owner.connect();
+  await client.query('begin');
+  for (let n = from; n < from + count; n++) {
+    const payload = { subscription_id: 'none', message: `event ${n}`, created_at: new Date().toISOString() };
+    await addEventBy(client, id, { type: 'svc.test', at: server.clock.now() + n, payload });
+  }
+  await client.query('commit');
+  client.release();
+};
+const numbers = ({ received }: Receiver, path?: string) =>
+  received
+    .filter((got) => path === undefined || got.path === path)
+    .map(({ json }) => Number(String(json.message).slice(6)));
+const upTo = (count: number) => Array.from({ length: count }, (_, n) => n);
+const open = (tenant: TestTenant) =>
+  sql<{ count: number }>(
+    server,
+    `select count(*)::int as count from delivery_lane where tenant_id = $1 and (leased_until is not null or due_at is not null)`,
+    [tenant.id],
+  ).then(([row]) => row!.count);
+const states = (tenant: TestTenant) =>
+  sql<{ status: string; attempts: number; count: number }>(
+    server,
+    'select status, attempts, count(*)::int as count from delivery where tenant_id = $1 group by 1, 2 order by 1, 2',
+    [tenant.id],
+  );
+
+test('hundreds of events arrive in order at each destination, once, on one connection and one at a time', async () => {
+  const tenant = await server.tenant();
+  const all = [await receive(), await receive(), await receive()];
+  let most = 0;
+  for (const receiver of all) {
+    let at = 0;
+    receiver.behavior = async (_, response) => {
+      most = Math.max(most, ++at);
+      await delay(1);
+      at--;
+      response.writeHead(204).end();
+    };
+    await subscribe(tenant, receiver.url());
+  }
+  await happen(tenant, 0, 250);
+  for (const receiver of all) await expect.poll(() => receiver.received.length, { timeout: 20_000 }).toBe(250);
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 1, count: 750 }]);
+  for (const receiver of all) {
+    expect(numbers(receiver)).toEqual(upTo(250));
+    expect(receiver.connections).toBe(1);
+  }
+  expect(most).toBe(1);
+});
+
+test('two destinations at one address, of two tenants or of one, each have their own connection', async () => {
+  const [one, two] = [await server.tenant(), await server.tenant()];
+  const receiver = await receive();
+  const owners = new Map<unknown, Set<unknown>>();
+  receiver.behavior = ({ path, json }, response) => {
+    const seen = owners.get(response.socket) ?? new Set();
+    owners.set(response.socket, seen.add(`${String(json.tenant_id)} ${path}`));
+    response.writeHead(204).end();
+  };
+  await subscribe(one, receiver.url('/a'));
+  await subscribe(one, receiver.url('/b'));
+  await subscribe(two, receiver.url('/a'));
+  for (let n = 0; n < 3; n++) await Promise.all([happen(one, n * 10, 10), happen(two, n * 10, 10)]);
+  await expect.poll(() => receiver.received.length).toBe(90);
+  for (const seen of owners.values()) expect(seen.size).toBe(1);
+  expect(new Set([...owners.values()].flatMap((seen) => [...seen])).size).toBe(3);
+});
+
+test('a connection that the receiver ends, while nothing is sent or instead of an answer, is no failed attempt', async () => {
+  const tenant = await server.tenant();
+  const receiver = await receive();
+  await subscribe(tenant, receiver.url());
+  await happen(tenant, 0, 1);
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 1, count: 1 }]);
+  receiver.hangUp();
+  await happen(tenant, 1, 1);
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 1, count: 2 }]);
+  expect(receiver.connections).toBe(2);
+  receiver.behavior = (_, response) => {
+    receiver.behavior = 204;
+    response.socket!.destroy();
+  };
+  await happen(tenant, 2, 1);
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 1, count: 3 }]);
+  expect(receiver.connections).toBe(3);
+  // the one that was not answered came again, under the same id
+  expect(numbers(receiver)).toEqual([0, 1, 2, 2]);
+  expect(new Set(receiver.received.map(({ headers }) => headers['webhook-id'])).size).toBe(3);
+});
+
+test.each(['paused', 'given another address', 'deleted'])(
+  'a destination that is %s amid many deliveries gets none after that, except for the one under way',
+  async (how) => {
+    const tenant = await server.tenant();
+    const receiver = await receive();
+    const id = await subscribe(tenant, receiver.url('/old'));
+    const slow = (response: { writeHead(status: number): { end(): unknown } }) =>
+      delay(3).then(() => response.writeHead(204).end());
+    receiver.behavior = (_, response) => slow(response);
+    await happen(tenant, 0, 200);
+    await expect.poll(() => receiver.received.length).toBeGreaterThan(20);
+    const line = `/v1/subscriptions/${id}`;
+    if (how === 'deleted') await server.call(204, `DELETE ${line}`, tenant.admin);
+    else if (how === 'paused') await server.call(200, `PATCH ${line}`, tenant.admin, { active: false });
+    else await server.call(200, `PATCH ${line}`, tenant.admin, { url: receiver.url('/new') });
+    const before = numbers(receiver, '/old');
+    expect(before.length).toBeLessThan(200);
+    if (how === 'given another address') {
+      await expect.poll(() => numbers(receiver, '/new').at(-1), { timeout: 20_000 }).toBe(199);
+      const moved = numbers(receiver, '/new');
+      expect(moved).toEqual(upTo(200).slice(moved[0]));
+      // what was not yet stored comes again, and nothing is left out
+      expect(moved[0]).toBeLessThanOrEqual(before.length + 1);
+    } else {
+      await expect.poll(() => open(tenant)).toBe(0);
+    }
+    const after = numbers(receiver, '/old');
+    expect(after.length).toBeLessThanOrEqual(before.length + 1);
+    expect(after).toEqual(upTo(after.length));
+  },
+);
+
+test('a destination whose secrets cannot be opened holds up no other', async () => {
+  const tenant = await server.tenant();
+  const [good, other] = [await receive(), await receive()];
+  await subscribe(tenant, good.url());
+  const broken = await subscribe(tenant, other.url());
+  await sql(server, `update subscription set url_sealed = '\\x00' where tenant_id = $1 and id = $2`, [
+    tenant.id,
+    broken,
+  ]);
+  await happen(tenant, 0, 3);
+  await expect.poll(() => numbers(good), { timeout: 5000 }).toEqual(upTo(3));
+  expect(other.received).toEqual([]);
+  await server.call(200, `PATCH /v1/subscriptions/${broken}`, tenant.admin, { url: other.url() });
+  await expect.poll(() => numbers(other), { timeout: 5000 }).toEqual(upTo(3));
+});
+
+test('of a group of outcomes, those of a lane that is no longer ours are not stored, and all others are', async () => {
+  const tenant = await server.tenant();
+  const { db } = server.core;
+  const rows = [0, 1, 2].flatMap((lane) =>
+    [0, 1].map((event) => ({ lane: `lane_${lane}`, event: `oev_group${event}` })),
+  );
+  for (const lane of [0, 1, 2]) {
+    await sql(server, 'insert into delivery_lane (tenant_id, id, fence) values ($1, $2, 7)', [
+      tenant.id,
+      `lane_${lane}`,
+    ]);
+  }
+  for (const event of [0, 1]) {
+    await sql(
+      server,
+      `insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
+       values ($1, $2, 'svc.test', '{}', now(), now())`,
+      [tenant.id, `oev_group${event}`],
+    );
+  }
+  for (const { lane, event } of rows) {
+    await sql(
+      server,
+      `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
+         next_attempt_at, created_at)
+       values ($1, $2, $3, $4, 'svc.test', 'retrying', 1, '{}', 0, now(), now())`,
+      [tenant.id, `dlv_${lane}${event}`, lane, event],
+    );
+  }
+  await sql(server, `update delivery_lane set fence = 8 where tenant_id = $1 and id = 'lane_1'`, [tenant.id]);
+  // it accepts one after a long time, and then fails: it fails since then
+  await sql(server, `update delivery_lane set failing_since = '2020-01-01' where tenant_id = $1 and id = 'lane_0'`, [
+    tenant.id,
+  ]);
+  const at = new Date(1_750_000_000_000);
+  const outcomes = rows.map(({ lane, event }, n) => ({
+    ...{ tenant_id: tenant.id, lane_id: lane, fence: 7, event_id: event, id: `dlv_${lane}${event}`, attempted_at: at },
+    // the second of each lane fails
+    ...(n % 2 === 0
+      ? { status: 'delivered', result: 'DELIVERED', http_status: 200, failure_reason: null }
+      : { status: 'retrying', result: 'TIMEOUT', http_status: null, failure_reason: 'It took too long.' }),
+    machine_context: { startedAt: 1, attempts: 1, failures: n % 2, nextAt: n % 2 === 0 ? null : at.getTime() + 5000 },
+    ...{ failing_since: n % 2 === 0 ? null : at, gone_since: null, duration_ms: 3 },
+  }));
+  expect(await storeOutcomes(db, outcomes)).toEqual([true, true, false, false, true, true]);
+  const found = await sql(
+    server,
+    `select d.id, d.status, d.attempts, d.next_attempt_at, d.delivered_at, jsonb_array_length(d.history) as tried, l.failing_since
+     from delivery d join delivery_lane l on l.tenant_id = d.tenant_id and l.id = d.lane_id
+     where d.tenant_id = $1 order by d.id`,
+    [tenant.id],
+  );
+  const next = new Date(at.getTime() + 5000);
+  const two = (lane: number) => [
+    {
+      id: `dlv_lane_${lane}oev_group0`,
+      status: 'delivered',
+      attempts: 1,
+      next_attempt_at: null,
+      delivered_at: at,
+      tried: 1,
+      failing_since: at,
+    },
+    {
+      id: `dlv_lane_${lane}oev_group1`,
+      status: 'retrying',
+      attempts: 1,
+      next_attempt_at: next,
+      delivered_at: null,
+      tried: 1,
+      failing_since: at,
+    },
+  ];
+  expect(found).toEqual([
+    ...two(0),
+    ...two(1).map((row) => ({
+      ...{ ...row, status: 'retrying', attempts: 0, delivered_at: null, tried: 0, failing_since: null },
+      next_attempt_at: expect.any(Date),
+    })),
+    ...two(2),
+  ]);
+  // a lane that was claimed once more, and a delivery that was sent under both fences: only the current one counts
+  const [, , third, fourth] = outcomes;
+  const again = { ...fourth!, id: third!.id, event_id: third!.event_id, fence: 8 };
+  for (const group of [
+    [third!, again],
+    [again, third!],
+  ]) {
+    expect(await storeOutcomes(db, group)).toEqual(group.map(({ fence }) => fence === 8));
+  }
+  const [row] = await sql<{ status: string; attempts: number; tried: number }>(
+    server,
+    'select status, attempts, jsonb_array_length(history) as tried from delivery where tenant_id = $1 and id = $2',
+    [tenant.id, third!.id],
+  );
+  expect(row).toEqual({ status: 'retrying', attempts: 1, tried: 2 });
+  // once more: it is no longer due
+  expect((await storeOutcomes(db, outcomes)).slice(0, 2)).toEqual([false, true]);
+});

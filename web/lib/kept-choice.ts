@@ -1,0 +1,16 @@
+import { useSyncExternalStore } from 'react';
+
+/** A choice that this browser keeps, the first one until somebody chooses. All that shows it hears of a change. */
+export function keptChoice<T extends string>(key: string, choices: readonly [T, ...T[]]) {
+  const listeners = new Set<() => void>();
+  const subscribe = (listener: () => void) => {
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  };
+  const read = () => choices.find((one) => one === localStorage.getItem(key)) ?? choices[0];
+  const choose = (next: T) => {
+    localStorage.setItem(key, next);
+    for (const listener of listeners) listener();
+  };
+  return { read, use: (): [T, (next: T) => void] => [useSyncExternalStore(subscribe, read), choose] };
+}

@@ -1,0 +1,95 @@
+/** Whether times are shown, and read, in the reader's time zone or in UTC. */
+export type Zone = 'local' | 'utc';
+
+/** A part of time as the list of decisions takes it; without `until`, up to now. */
+export interface Range {
+  since: string;
+  until?: string | undefined;
+}
+
+const DAYS = ['sunday', 'monday', 'tuesday', 'wednesday', 'thursday', 'friday', 'saturday'];
+const CLOCK = String.raw`(\d{1,2})(?::(\d{2}))?(?::(\d{2}))?\s*(am|pm)?`;
+const FORM = new RegExp(
+  String.raw`^(?:(last\s+)?(today|yesterday|\d{4}-\d{2}-\d{2}|[a-z]{3,9}))?(?:(?:^|\s+|t)(?:at\s+)?${CLOCK}(?:\s*(?:-|–|to)\s*${CLOCK})?)?$`,
+);
+const AGO = /^(?:last\s+)?(\d{1,5})\s*(m|min|minutes?|h|hours?|d|days?|w|weeks?)(?:\s+ago)?$/;
+const UNIT_MS = { m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 } as const;
+
+/**
+ * The range that somebody means who types `tue 14:00`, `last tuesday 14:00-16:30`, `yesterday`, `2026-11-17 9:15`, `14:00` or
+ * `3h`: a day, or an hour from the time of day, or the time up to now. Days are those gone by, in the reader's zone. Undefined for
+ * what says none.
+ */
+export function readRange(typed: string, now: number, zone: Zone): Range | undefined {
+  const text = typed.trim().toLowerCase();
+  const ago = AGO.exec(text);
+  if (ago) return { since: new Date(now - Number(ago[1]) * UNIT_MS[ago[2]![0] as keyof typeof UNIT_MS]).toISOString() };
+  const found = text === '' ? null : FORM.exec(text);
+  if (!found) return undefined;
+  const [, last, word, ...clock] = found;
+  const from = timeOfDay(clock.slice(0, 4));
+  const to = timeOfDay(clock.slice(4));
+  if (from === null || to === null) return undefined;
+  const day = dayOf(word, last !== undefined, new Date(now), zone);
+  if (!day) return undefined;
+  const at = (days: number, seconds: number) => moment(zone, day[0], day[1], day[2] + days, seconds);
+  if (from === undefined) return { since: iso(at(0, 0)), until: iso(at(1, 0)) };
+  // a time of day alone is that of today if it has come, and else of yesterday
+  const shift = word === undefined && at(0, from) > now ? -1 : 0;
+  const end = to === undefined ? at(shift, from) + 3_600_000 : at(to > from ? shift : shift + 1, to);
+  return { since: iso(at(shift, from)), until: iso(end) };
+}
+
+const iso = (time: number) => new Date(time).toISOString();
+
+function moment(zone: Zone, year: number, month: number, day: number, seconds: number): number {
+  const utc = Date.UTC(year, month, day, 0, 0, seconds);
+  return zone === 'utc' ? utc : new Date(year, month, day, 0, 0, seconds).getTime();
+}
+
+/** Seconds from midnight; undefined where there is none, null where there is no such time. */
+function timeOfDay([hours, minutes = '0', seconds = '0', half]: (string | undefined)[]): number | undefined | null {
+  if (hours === undefined) return undefined;
+  let hour = Number(hours);
+  if (half !== undefined) {
+    if (hour < 1 || hour > 12) return null;
+    hour = (hour % 12) + (half === 'pm' ? 12 : 0);
+  }
+  if (hour > 23 || Number(minutes) > 59 || Number(seconds) > 59) return null;
+  return hour * 3600 + Number(minutes) * 60 + Number(seconds);
+}
+
+/** Year, month from 0, and day. */
+function dayOf(word: string | undefined, last: boolean, now: Date, zone: Zone): [number, number, number] | undefined {
+  const utc = zone === 'utc';
+  const [year, month, day, weekday] = utc
+    ? [now.getUTCFullYear(), now.getUTCMonth(), now.getUTCDate(), now.getUTCDay()]
+    : [now.getFullYear(), now.getMonth(), now.getDate(), now.getDay()];
+  if (word === undefined || word === 'today') return last ? undefined : [year, month, day];
+  if (word === 'yesterday') return last ? undefined : [year, month, day - 1];
+  const date = /^(\d{4})-(\d{2})-(\d{2})$/.exec(word);
+  if (date) {
+    const [y, m, d] = date.slice(1).map(Number) as [number, number, number];
+    const exists = new Date(Date.UTC(y, m - 1, d)).toISOString().startsWith(word);
+    return exists && !last ? [y, m - 1, d] : undefined;
+  }
+  const index = DAYS.findIndex((name) => name.startsWith(word));
+  if (index < 0) return undefined;
+  const back = (weekday - index + 7) % 7;
+  // on a Tuesday, "tuesday" is today, and "last tuesday" is not
+  return [year, month, day - (back === 0 && last ? 7 : back)];
+}
+
+/** The ranges up to now that one click gives. */
+export const LAST = { '1h': 3_600_000, '24h': 86_400_000, '7d': 604_800_000, '30d': 2_592_000_000 } as const;
+export type Last = keyof typeof LAST;
+
+/** The range that an address names; `{}` for the last day, which is meant where nothing is said. */
+export function readLast(last: unknown): { last?: Last } {
+  return typeof last === 'string' && last !== '24h' && Object.hasOwn(LAST, last) ? { last: last as Last } : {};
+}
+
+/** Where such a range begins: on a full minute, so that the same address soon asked again is the same question. */
+export function sinceOf(last: Last, now: number): string {
+  return new Date(Math.floor((now - LAST[last]) / 60_000) * 60_000).toISOString();
+}

@@ -1,0 +1,29 @@
+import type { VoteEffect } from '../../../server/escrow/vote-effect.ts';
+import { count } from '../../lib/words.ts';
+
+/** What a vote will do, in sentences. `time` writes a time, `release` says how long a release is good for. */
+export function effectWords(effect: VoteEffect, time: (at: string) => string, release: string): string {
+  if (effect.outcome === 'ends') return 'This ends the hold: the action is not executed. One rejection is enough.';
+  if (effect.outcome === 'releases') {
+    return `This releases the action. The agent may execute exactly this action once, ${release}.`;
+  }
+  const { counts, approvals, seats, conditions, releasesAt } = effect;
+  const missing = [
+    ...(approvals > 0 ? [count(approvals, 'more approval')] : []),
+    ...seats.map(({ group, count: n }) => `${count(n, 'approval')} from ${group}`),
+    ...(conditions.length > 0
+      ? [
+          `a report from another system on ${conditions.length === 1 ? 'the condition' : 'the conditions'} ${conditions.map((id) => `“${id}”`).join(', ')}`,
+        ]
+      : []),
+  ];
+  const first = counts
+    ? 'This counts, and does not release the action yet.'
+    : 'This changes nothing yet, and is only recorded.';
+  const rest = missing.length > 0 ? ` Still missing: ${missing.join('; ')}.` : '';
+  const byTime =
+    releasesAt === undefined
+      ? ''
+      : ` Without a rejection, time releases the action at ${time(releasesAt)}${conditions.length > 0 ? ' if the conditions are met by then' : ''}.`;
+  return `${first}${rest}${byTime}`;
+}

@@ -1,0 +1,48 @@
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { fullTime } from '../../lib/time.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { ButtonLink } from '../../ui/link.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Details } from './details.tsx';
+import './decisions.css';
+
+const route = getRouteApi('/app/decisions/$id');
+
+/** One decision on a page of its own, to be printed or linked to. */
+export function DecisionPage() {
+  const { id } = route.useParams();
+  const { data: event } = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
+  return (
+    <Page
+      title="Decision"
+      actions={
+        <>
+          <ButtonLink to="/decisions" search={{ event: id }} variant="default">
+            In the list
+          </ButtonLink>
+          <PrintButton />
+        </>
+      }
+    >
+      <div className="decision-page">
+        <Details id={id} />
+      </div>
+      {event ? (
+        <PrintSheet
+          values={{
+            Event: event.id,
+            Recorded: fullTime(event.created_at, 'utc'),
+            Position: `${event.chain.seq} of the chain`,
+            Request: event.input_hash,
+            Bundle: event.policy_snapshot.bundle_hash,
+            Policy: event.policy_snapshot.content_hash,
+            'Previous hash': event.chain.prev_hash,
+          }}
+          fingerprint={{ name: 'Record hash', value: event.chain.hash }}
+        />
+      ) : null}
+    </Page>
+  );
+}

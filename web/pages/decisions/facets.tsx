@@ -1,0 +1,64 @@
+import { RECORD_FIELDS } from '../../../server/domain/decision.ts';
+import { exactly } from '../../../server/domain/sought.ts';
+import type { Filter } from '../../lib/decision-filter.ts';
+import type { Answers } from '../../lib/trpc.ts';
+import { Hostile } from '../../ui/hostile.tsx';
+import { DECISION } from '../../ui/status.tsx';
+
+type Counts = Answers['events']['counts'];
+type Facet = keyof Counts['facets'];
+const ORDER = [
+  'decision',
+  'tool_name',
+  'agent_id',
+  'agent_role',
+  'rule_id',
+  'policy_id',
+  'proxy_id',
+] as const satisfies readonly Facet[];
+
+/** What the decisions in the list have in common, with numbers: a click keeps one value, and another lets it go. */
+export function Facets({
+  counts,
+  filter,
+  set,
+}: {
+  counts: Counts | undefined;
+  filter: Filter;
+  set: (change: Partial<Filter>) => void;
+}) {
+  const shown = ORDER.filter((name) => filter[name] !== undefined || (counts?.facets[name].length ?? 0) > 0);
+  return (
+    <details className="facets" open={window.matchMedia('(min-width: 75em)').matches}>
+      <summary>Most frequent values</summary>
+      {shown.map((name) => (
+        <section key={name} aria-label={RECORD_FIELDS[name].label}>
+          <h2>{RECORD_FIELDS[name].label}</h2>
+          <ul>
+            {counts?.facets[name].map(({ value, count }) => {
+              const only = exactly(value);
+              const chosen = filter[name] === only;
+              return (
+                <li key={value}>
+                  <button
+                    type="button"
+                    aria-pressed={chosen}
+                    onClick={() => set({ [name]: chosen ? undefined : only })}
+                  >
+                    <span className="cut">
+                      {name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : <Hostile text={value} />}
+                    </span>{' '}
+                    <span className="dim">
+                      {counts.estimated.facets && !(name === 'decision' && !counts.estimated.buckets) ? '≈ ' : ''}
+                      {count.toLocaleString()}
+                    </span>
+                  </button>
+                </li>
+              );
+            })}
+          </ul>
+        </section>
+      ))}
+    </details>
+  );
+}

@@ -1,0 +1,118 @@
+import { Paper, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import type { ReactNode } from 'react';
+import { useMe } from '../../lib/session.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { useLastVerified } from '../../lib/verified.ts';
+import { count } from '../../lib/words.ts';
+import { DocsLink, PageLink } from '../../ui/link.tsx';
+import { When } from '../../ui/time.tsx';
+
+export const useFleet = () => useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 15_000 }));
+
+/** Only admins can see destinations. */
+export const useDestinations = () => {
+  const me = useMe();
+  return useQuery(trpc.subscriptions.list.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }));
+};
+
+interface Matter {
+  key: string;
+  what: ReactNode;
+  since?: string | undefined;
+  /** The next step. */
+  next: ReactNode;
+}
+
+/** What cannot wait, each with the next step. Stops in force stand above every page. */
+export function Urgent() {
+  const closed = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 60_000 }));
+  const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
+  const proxies = useFleet();
+  const destinations = useDestinations();
+  const last = useLastVerified('forensics');
+
+  const matters: Matter[] = [];
+  for (const { chain, noticed_at } of closed.data?.closed ?? []) {
+    matters.push({
+      key: `closed ${chain}`,
+      what: `The ${chain === 'audit' ? 'audit log' : 'chain of decisions'} is closed: records that were acknowledged are missing`,
+      since: noticed_at,
+      next: <DocsLink path="restore">What an operator does</DocsLink>,
+    });
+  }
+  if (last?.action === 'forensics.verification_failed') {
+    matters.push({
+      key: 'chain',
+      what: 'The chain of decisions did not verify: stored records were changed',
+      since: last.created_at,
+      next: <PageLink to="/forensics">See where it breaks</PageLink>,
+    });
+  }
+  for (const { id, open_review } of glass.data?.policies ?? []) {
+    matters.push({
+      key: `glass ${id}`,
+      what: `The policy ${id} was enforced without approval, and nobody has reviewed it`,
+      since: open_review?.opened_at,
+      next: (
+        <PageLink to="/review/$id" params={{ id }}>
+          Review it
+        </PageLink>
+      ),
+    });
+  }
+  const silent = proxies.data?.proxies.filter(({ stale }) => stale) ?? [];
+  if (silent.length > 0) {
+    matters.push({
+      key: 'proxies',
+      what: `${count(silent.length, 'proxy is', 'proxies are')} silent: the newest policies and stops may not reach ${silent.length === 1 ? 'it' : 'them'}`,
+      since: silent.map(({ last_seen_at }) => last_seen_at).sort()[0],
+      next:
+        silent.length === 1 ? (
+          <PageLink to="/proxies/proxy" search={{ id: silent[0]!.proxy_id }}>
+            See what to do
+          </PageLink>
+        ) : (
+          <PageLink to="/proxies">See which</PageLink>
+        ),
+    });
+  }
+  for (const { id, disabled_at, failing_since } of destinations.data?.subscriptions ?? []) {
+    if (!disabled_at && !failing_since) continue;
+    matters.push({
+      key: id,
+      what: disabled_at
+        ? 'The server stopped sending to a destination that did not accept events'
+        : 'A destination does not accept events; they are retried',
+      since: disabled_at ?? failing_since,
+      next: (
+        <PageLink to="/subscriptions/$id" params={{ id }}>
+          See its answers
+        </PageLink>
+      ),
+    });
+  }
+  if (matters.length === 0) return null;
+  return (
+    <Paper p={0} component="section" className="urgent" data-tone="bad" aria-labelledby="urgent-title">
+      <Title order={2} id="urgent-title" px="md" pt="sm" pb="xs">
+        This cannot wait
+      </Title>
+      <ul className="lines">
+        {matters.map(({ key, what, since, next }) => (
+          <li key={key}>
+            <div className="lines-main">
+              <strong>{what}</strong>
+              {since ? (
+                <span className="dim">
+                  , <When at={since} />
+                </span>
+              ) : null}
+            </div>
+            <div>{next}</div>
+          </li>
+        ))}
+      </ul>
+    </Paper>
+  );
+}

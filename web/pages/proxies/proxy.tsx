@@ -1,0 +1,205 @@
+import { Button, Paper } from '@mantine/core';
+import { IconHandStop, IconServerBolt } from '@tabler/icons-react';
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi, Navigate } from '@tanstack/react-router';
+import { type ReactNode, useState } from 'react';
+import { exactly } from '../../../server/domain/sought.ts';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { queryClient } from '../../lib/query.ts';
+import { useMe } from '../../lib/session.ts';
+import { duration, useNow } from '../../lib/time.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { count } from '../../lib/words.ts';
+import { Activity } from '../../parts/activity.tsx';
+import { PreparedStop } from '../../parts/stops.tsx';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
+import { ButtonLink, DocsLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState, Shown } from '../../ui/states.tsx';
+import { When } from '../../ui/time.tsx';
+
+const route = getRouteApi('/app/proxies/proxy');
+
+type Proxy = Answers['proxies']['list']['proxies'][number];
+
+/** One proxy: what it enforces, what is wrong with it, and what to do about that. */
+export function ProxyPage() {
+  const { id } = route.useSearch();
+  return id ? <OneProxy key={id} id={id} /> : <Navigate to="/proxies" replace />;
+}
+
+function OneProxy({ id }: { id: string }) {
+  const { last = '24h' } = route.useSearch();
+  const navigate = route.useNavigate();
+  const me = useMe();
+  const query = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 5_000 }));
+  const [open, setOpen] = useState<'stop' | 'remove'>();
+  const known = query.data?.proxies.find(({ proxy_id }) => proxy_id === id);
+  return (
+    <Page
+      title={<Hostile text={id} />}
+      tab={`Proxy ${id}`}
+      lead="An enforcement proxy"
+      docs={[['proxy', 'Enforcement proxy']]}
+      actions={
+        <>
+          {me.has('admin') && known ? (
+            <Button variant="default" onClick={() => setOpen('remove')}>
+              Remove
+            </Button>
+          ) : null}
+          {me.has('approver') ? (
+            <Button color="red.8" leftSection={<IconHandStop size={16} aria-hidden />} onClick={() => setOpen('stop')}>
+              Stop this proxy…
+            </Button>
+          ) : null}
+        </>
+      }
+    >
+      <Shown query={query} lines={8}>
+        {() =>
+          known ? (
+            <>
+              <WhatToDo proxy={known} />
+              <Facts proxy={known} />
+            </>
+          ) : (
+            <Paper mb="md">
+              <EmptyState
+                icon={IconServerBolt}
+                title="No proxy reports under this name"
+                action={
+                  <ButtonLink to="/proxies" variant="default">
+                    All proxies
+                  </ButtonLink>
+                }
+              >
+                It was removed, or has not reported yet. What it decided stays in the records.
+              </EmptyState>
+            </Paper>
+          )
+        }
+      </Shown>
+      <Activity
+        title="What it decided"
+        filter={{ proxy_id: exactly(id) }}
+        facets={['tool_name', 'agent_id', 'rule_id']}
+        last={last}
+        choose={(next) =>
+          void navigate({ search: (old) => ({ ...old, last: next }), replace: true, resetScroll: false })
+        }
+      />
+      {open === 'stop' ? <PreparedStop target={{ kind: 'proxy', id }} onClose={() => setOpen(undefined)} /> : null}
+      <ConfirmDialog
+        opened={open === 'remove'}
+        onClose={() => setOpen(undefined)}
+        title={`Remove ${id}`}
+        action="Remove the proxy"
+        danger={known?.stale === false}
+        onConfirm={async () => {
+          await confirmed(() => api.proxies.remove.mutate({ proxy_id: id }));
+          await queryClient.invalidateQueries(trpc.proxies.pathFilter());
+          toastDone('Proxy removed');
+          await navigate({ to: '/proxies' });
+        }}
+      >
+        {known?.stale === false
+          ? 'It still reports, so it comes back with its next report. To end its access, revoke its key.'
+          : 'It is no longer listed or counted as silent. If it is started again, it comes back. What it decided stays in the records.'}
+      </ConfirmDialog>
+    </Page>
+  );
+}
+
+/** What is wrong, and the next step. */
+function WhatToDo({ proxy }: { proxy: Proxy }) {
+  const { stale, refused_bundle, up_to_date, bundle_hash, spooled_events = 0, last_seen_at } = proxy;
+  if (stale) {
+    return (
+      <Notice tone="bad" title="It is silent">
+        It last reported <When at={last_seen_at} />. As long as it runs it goes on with the policies that it has, until
+        they expire; stops and new policies do not reach it. Look at its log: it says whether it cannot reach this
+        server or its key was refused. If it was taken out of service, remove it.
+      </Notice>
+    );
+  }
+  if (refused_bundle) {
+    return (
+      <Notice tone="bad" title="It refused the newest policies">
+        It goes on with the ones before. Its reason: <Hostile text={refused_bundle} />.{' '}
+        <DocsLink path="troubleshooting">What the reasons mean</DocsLink>
+      </Notice>
+    );
+  }
+  if (bundle_hash && up_to_date === null) {
+    return (
+      <Notice tone="wait" title="It enforces policies that this server does not know">
+        That is so for a moment after this server was restored from a backup. If it stays so, the proxy may belong to
+        another installation.
+      </Notice>
+    );
+  }
+  if (spooled_events > 0) {
+    return (
+      <Notice tone="wait" title={`${count(spooled_events, 'decision waits', 'decisions wait')} to be sent`}>
+        They are on its disk and are sent as soon as this server takes them. If the number grows, look at its log.
+      </Notice>
+    );
+  }
+  if (up_to_date === false) {
+    return (
+      <Notice tone="wait" title="It still fetches the newest policies">
+        It asks again within a poll interval.
+      </Notice>
+    );
+  }
+  return null;
+}
+
+function Facts({ proxy }: { proxy: Proxy }) {
+  const now = useNow(5_000);
+  const { bundle_hash, bundle_seq, bundle_built_at, up_to_date, spooled_events, started_at, version, stale } = proxy;
+  const rows: [string, ReactNode][] = [
+    ['State', stale ? 'silent' : 'alive'],
+    ['Last report', <When key="seen" at={proxy.last_seen_at} />],
+    ['First report', <When key="first" at={proxy.first_seen_at} exact />],
+    ['Program', version ? <Hostile key="version" text={`version ${version}`} /> : 'unknown version'],
+    ['Running for', started_at && !stale ? duration(now - new Date(started_at).getTime()) : 'unknown'],
+    [
+      'Policies',
+      bundle_hash ? (
+        <>
+          {bundle_seq === undefined ? 'bundle' : `bundle #${bundle_seq}`}
+          {up_to_date === true ? ', the newest' : up_to_date === false ? ', not the newest' : ''}
+          {bundle_built_at ? (
+            <>
+              , built <When at={bundle_built_at} />
+            </>
+          ) : null}
+          <div>
+            <Id value={bundle_hash} length={30} />
+          </div>
+        </>
+      ) : (
+        'none yet'
+      ),
+    ],
+    ['Waiting to be sent', spooled_events === undefined ? 'unknown' : count(spooled_events, 'decision')],
+    ['Key', <Id key="key" value={proxy.key_id} length={34} />],
+  ];
+  return (
+    <Paper mb="md">
+      <dl className="facts">
+        {rows.map(([name, value]) => (
+          <div key={name} style={{ display: 'contents' }}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+    </Paper>
+  );
+}

@@ -1,0 +1,181 @@
+import { Button, Group, Text, Textarea } from '@mantine/core';
+import { useMutation } from '@tanstack/react-query';
+import { useId, useState } from 'react';
+import { filled } from '../../lib/form.ts';
+import { usePeople } from '../../lib/people.ts';
+import { useMe } from '../../lib/session.ts';
+import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
+import { Said } from '../../ui/hostile.tsx';
+import { Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+
+type PolicyDetail = Answers['policies']['get'];
+type Review = NonNullable<PolicyDetail['versions'][number]['reviews']>[number];
+export type Place = NonNullable<Inputs['policies']['comment']['place']>;
+
+/** A comment with what was answered to it. */
+export interface Thread {
+  id: string;
+  /** The version that it began on. */
+  version: number;
+  first: Review;
+  answers: (Review & { version: number })[];
+}
+
+/** The threads of all versions, the oldest first. */
+export function threadsOf({ versions }: Pick<PolicyDetail, 'versions'>): Thread[] {
+  const all = versions
+    .flatMap(({ version, reviews = [] }) => reviews.map((review) => ({ ...review, version })))
+    .filter(({ status }) => status === 'commented')
+    .sort((a, b) => a.decided_at.localeCompare(b.decided_at));
+  const answers = Map.groupBy(all, ({ thread }) => thread);
+  return (answers.get(undefined) ?? []).map((first) => ({
+    ...{ first, id: first.id ?? first.decided_at, version: first.version },
+    answers: first.id === undefined ? [] : (answers.get(first.id) ?? []),
+  }));
+}
+
+export const isOpen = ({ first: { resolved } }: Thread): boolean => resolved === undefined;
+
+/** One thread: what was said, an answer, and whether it is settled. */
+export function ThreadView({
+  policy,
+  thread,
+  place = true,
+}: {
+  policy: PolicyDetail;
+  thread: Thread;
+  place?: boolean;
+}) {
+  const me = useMe();
+  const name = usePeople();
+  const [answering, setAnswering] = useState(false);
+  const [shown, show] = useState(false);
+  const resolve = useMutation(trpc.policies.resolve.mutationOptions());
+  const { first, answers } = thread;
+  const { resolved } = first;
+  const writes = me.has('author') && first.id !== undefined;
+  const settle = () =>
+    resolve.mutate({ id: policy.id, comment_id: first.id!, version: thread.version, resolved: !resolved });
+  return (
+    <article className="thread" aria-label={`Thread of ${name(first.decided_by)}`}>
+      {place && first.place ? (
+        <div className="thread-place">
+          Line {first.place.line} of {first.place.part === 'tests' ? 'the tests of ' : ''}version {first.place.version}
+          <code className="mono">
+            <Said text={first.place.quote} />
+          </code>
+        </div>
+      ) : null}
+      {resolved ? (
+        <Group gap={6} className="thread-settled">
+          <Tag tone="ok">resolved</Tag>
+          <Text size="sm" c="dimmed" component="span">
+            by {name(resolved.by)}
+            {resolved.by === policy.author_id ? ', the author' : ''}, <When at={resolved.at} />
+          </Text>
+          <Button size="compact-xs" variant="subtle" aria-expanded={shown} onClick={() => show(!shown)}>
+            {shown ? 'Hide' : 'Show'}
+          </Button>
+        </Group>
+      ) : null}
+      {resolved && !shown ? null : (
+        <>
+          {[{ ...first, version: thread.version }, ...answers].map((one) => (
+            <div key={one.id ?? one.decided_at} className="thread-entry">
+              <Group gap={6}>
+                <strong>{name(one.decided_by)}</strong>
+                <Text size="sm" c="dimmed" component="span">
+                  version {one.version}, <When at={one.decided_at} />
+                </Text>
+              </Group>
+              <div className="remark">
+                <Said text={one.comment ?? ''} />
+              </div>
+            </div>
+          ))}
+        </>
+      )}
+      {writes ? (
+        answering ? (
+          <CommentForm
+            policy={policy}
+            input={{ reply_to: first.id! }}
+            label="Answer"
+            action="Answer"
+            close={() => setAnswering(false)}
+          />
+        ) : (
+          <Group gap="xs" mt={6}>
+            <Button size="compact-sm" variant="default" onClick={() => setAnswering(true)}>
+              Answer
+            </Button>
+            <Button size="compact-sm" variant="default" loading={resolve.isPending} onClick={settle}>
+              {resolved ? 'Open again' : 'Resolve'}
+            </Button>
+          </Group>
+        )
+      ) : null}
+    </article>
+  );
+}
+
+/** Writes a comment on the newest version: a new thread, or an answer. */
+export function CommentForm({
+  policy,
+  input,
+  label,
+  action,
+  close,
+}: {
+  policy: PolicyDetail;
+  input: Pick<Inputs['policies']['comment'], 'reply_to' | 'place'>;
+  label: string;
+  action: string;
+  close?: () => void;
+}) {
+  const [text, setText] = useState('');
+  const id = useId();
+  const comment = useMutation(
+    trpc.policies.comment.mutationOptions({
+      onSuccess: () => {
+        setText('');
+        close?.();
+      },
+    }),
+  );
+  const written = filled(text);
+  return (
+    <form
+      className="thread-form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (written) comment.mutate({ id: policy.id, version: policy.version, comment: written, ...input });
+      }}
+    >
+      <Textarea
+        id={id}
+        label={label}
+        autosize
+        minRows={2}
+        maxLength={2000}
+        value={text}
+        autoFocus={close !== undefined}
+        onChange={(event) => setText(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === 'Escape' && !written) close?.();
+        }}
+      />
+      <Group gap="xs" mt={6}>
+        <Button type="submit" size="compact-sm" disabled={!written} loading={comment.isPending}>
+          {action}
+        </Button>
+        {close ? (
+          <Button size="compact-sm" variant="default" onClick={close}>
+            Cancel
+          </Button>
+        ) : null}
+      </Group>
+    </form>
+  );
+}

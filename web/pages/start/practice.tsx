@@ -1,0 +1,142 @@
+import { Button, Text } from '@mantine/core';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { type ReactNode, useEffect, useState } from 'react';
+import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
+import { toastDone } from '../../lib/errors.tsx';
+import { type Answers, trpc } from '../../lib/trpc.ts';
+import type { ExampleCall, Template } from '../../parts/policy-templates.ts';
+import { CopyButton } from '../../ui/copy.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { DecisionTag } from '../../ui/status.tsx';
+
+type Answer = Answers['practice'];
+const KINDS = { denied: 'One that it denies', allowed: 'One that it allows', held: 'One that waits for a person' };
+
+/**
+ * The calls of a template, sent from the page. They are decided and recorded as practice: nothing acts on the answers,
+ * and so the person who asks may also approve.
+ */
+export function Practice({ template, onDone }: { template: Template; onDone: () => void }) {
+  const [done, setDone] = useState<readonly string[]>([]);
+  const calls = Object.entries(KINDS).flatMap(([kind, title]) => {
+    const call = template[kind as keyof typeof KINDS];
+    return call ? [{ kind, title, call }] : [];
+  });
+  const all = calls.every(({ kind }) => done.includes(kind));
+  useEffect(() => {
+    if (all) onDone();
+  }, [all, onDone]);
+  return (
+    <>
+      <Text mb="xs">
+        You play the agent: no program acts on the answers. The records show it as the agent{' '}
+        <span className="mono">{PRACTICE_AGENT}</span>, a name that no real agent can have.
+      </Text>
+      <ul className="lines" aria-label="Calls to send">
+        {calls.map(({ kind, title, call }) => (
+          <Call
+            key={kind}
+            title={title}
+            call={call}
+            onDone={() => setDone((before) => [...new Set([...before, kind])])}
+          />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Call({ title, call, onDone }: { title: string; call: ExampleCall; onDone: () => void }) {
+  const send = useMutation(
+    trpc.practice.mutationOptions({ onSuccess: ({ decision }) => decision !== 'escrow' && onDone() }),
+  );
+  const text = `${call.tool_name}(${JSON.stringify(call.arguments)})`;
+  const answer = send.data;
+  const again = (resume: boolean) => send.mutate({ ...call, resume });
+  return (
+    <li className="practice">
+      <div className="lines-main">
+        <div className="dim">{title}</div>
+        <span className="mono">{text}</span>
+        {answer ? <Outcome answer={answer} onResume={() => again(true)} sending={send.isPending} /> : null}
+      </div>
+      <div className="lines-side">
+        {answer ? (
+          <DecisionTag decision={answer.decision} />
+        ) : (
+          <Button size="xs" onClick={() => again(false)} loading={send.isPending} aria-label={`Send: ${title}`}>
+            Send
+          </Button>
+        )}
+      </div>
+    </li>
+  );
+}
+
+/** What was decided, and for a hold what a person does next. */
+function Outcome(props: { answer: Answer; onResume: () => void; sending: boolean }) {
+  const { answer, onResume, sending } = props;
+  const why = answer.deny_reason ?? answer.escrow?.reason;
+  return (
+    <div aria-live="polite">
+      <Text size="sm">
+        <PageLink to="/decisions" search={{ event: answer.event_id }}>
+          The record
+        </PageLink>
+        {why ? (
+          <>
+            : <Hostile text={why} />
+          </>
+        ) : null}
+      </Text>
+      {answer.escrow && answer.decision === 'escrow' ? (
+        <Held id={answer.escrow.id} onResume={onResume} sending={sending} />
+      ) : null}
+    </div>
+  );
+}
+
+function Held({ id, onResume, sending }: { id: string; onResume: () => void; sending: boolean }) {
+  // a second person may be quicker
+  const hold = useQuery(trpc.escrow.get.queryOptions({ id }, { refetchInterval: 5000 }));
+  const vote = useMutation(
+    trpc.escrow.vote.mutationOptions({
+      onSuccess: () => {
+        toastDone('Approved');
+        return hold.refetch();
+      },
+    }),
+  );
+  const link = `${window.location.origin}/approvals/${id}`;
+  const next: Partial<Record<string, ReactNode>> = {
+    held: (
+      <>
+        <Button
+          size="xs"
+          onClick={() => vote.mutate({ id, decision: 'approve', reason: 'Practice' })}
+          loading={vote.isPending}
+        >
+          Approve it
+        </Button>
+        <PageLink to="/approvals/$id" params={{ id }} size="sm">
+          Open the hold
+        </PageLink>
+        <span className="practice-link dim">
+          or send its link to a second person <CopyButton text={link} label="Copy the link of the hold" />
+        </span>
+      </>
+    ),
+    released: (
+      <Button size="xs" onClick={onResume} loading={sending}>
+        Send it again: it is approved
+      </Button>
+    ),
+  };
+  const status = hold.data?.status ?? 'held';
+  return (
+    <div className="practice-next">
+      {next[status] ?? <Text size="sm">The hold is {status}. Send another call to start over.</Text>}
+    </div>
+  );
+}

@@ -1,0 +1,42 @@
+import { Button, Group } from '@mantine/core';
+import { lazy, Suspense, useState } from 'react';
+import type { Decision } from '../../server/domain/decision.ts';
+import { useMe } from '../lib/session.ts';
+
+const MakeTestDialog = lazy(() => import('./make-test-dialog.tsx'));
+
+/** A decision that a test can be made of. */
+export interface TestedDecision {
+  event_id: string;
+  decision: Decision;
+  /** Whose suite gets the test, if the person picks no other. */
+  policyId: string | undefined;
+}
+
+/** Makes a test of a decision, as it was or as it should have been. Nothing for people who may not see requests. */
+export function MakeTest({ decision, compact = false }: { decision: TestedDecision; compact?: boolean }) {
+  const me = useMe();
+  const [open, setOpen] = useState<'right' | 'wrong'>();
+  if (!me.has('approver')) return null;
+  const size = compact ? 'compact-xs' : 'xs';
+  const label = compact ? `Make a test of it: ${decision.event_id}` : undefined;
+  return (
+    <>
+      <Group gap="xs">
+        <Button size={size} variant="default" aria-label={label} onClick={() => setOpen('right')}>
+          Make a test of it
+        </Button>
+        {compact ? null : (
+          <Button size={size} variant="default" onClick={() => setOpen('wrong')}>
+            This was wrong
+          </Button>
+        )}
+      </Group>
+      {open ? (
+        <Suspense>
+          <MakeTestDialog decision={decision} wrong={open === 'wrong'} onClose={() => setOpen(undefined)} />
+        </Suspense>
+      ) : null}
+    </>
+  );
+}

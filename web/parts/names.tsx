@@ -1,0 +1,39 @@
+import { Hostile } from '../ui/hostile.tsx';
+import { PageLink } from '../ui/link.tsx';
+
+/** The name of an agent, which leads to its page. */
+export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }) => (
+  <PageLink to="/agents/agent" search={{ id }} {...(plain && { c: 'inherit', inherit: true })}>
+    <Hostile text={id} />
+  </PageLink>
+);
+
+/** The name of a tool, which leads to its page. The records of decisions do not say its server. */
+export const ToolLink = ({
+  name,
+  server,
+  plain = false,
+}: {
+  name: string;
+  server?: string | null;
+  plain?: boolean;
+}) => (
+  <PageLink
+    to="/tools/tool"
+    search={{ name, ...(typeof server === 'string' && { server }) }}
+    {...(plain && { c: 'inherit', inherit: true })}
+  >
+    <Hostile text={name} />
+  </PageLink>
+);
+
+/** A rule of a policy leads to the rules of its policy; those of the server itself have none. */
+export const RuleLink = ({ id }: { id: string }) => {
+  const policy = id.slice(0, Math.max(0, id.indexOf('#')));
+  if (policy === '') return <Hostile text={id} />;
+  return (
+    <PageLink to="/policies/$id" params={{ id: policy }} search={{ tab: 'rules' }}>
+      <Hostile text={id} />
+    </PageLink>
+  );
+};

@@ -1,0 +1,60 @@
+import { Button, Paper, Text, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
+import { trpc } from '../lib/trpc.ts';
+import { count } from '../lib/words.ts';
+import { Line } from '../ui/hostile.tsx';
+import { Shown } from '../ui/states.tsx';
+import { When } from '../ui/time.tsx';
+import { RuleLink } from './names.tsx';
+import { EffectTag } from './rules-in-force.tsx';
+
+const DAYS = 30;
+const FEW = 5;
+
+/** Rules that nothing has met: those that are not needed any more, or that do not say what somebody meant. */
+export function UnusedRules() {
+  const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000 }));
+  const [all, setAll] = useState(false);
+  return (
+    <Paper p={0} component="section" aria-labelledby="unused-title">
+      <Title order={2} id="unused-title" px="md" pt="sm" pb="xs">
+        Rules without a decision in {DAYS} days
+      </Title>
+      <Shown query={query} lines={4}>
+        {({ rules, more, of, looked_at, complete }) => (
+          <>
+            <Text c="dimmed" size="sm" px="md" pb="xs">
+              {rules.length === 0
+                ? of === 0
+                  ? 'No policy is live.'
+                  : `Each of the ${count(of, 'rule')} was met.`
+                : `${(rules.length + more).toLocaleString()} of ${count(of, 'rule')}.`}
+              {complete ? null : ` Of these days, the newest ${looked_at.toLocaleString()} decisions were looked at.`}
+            </Text>
+            <ul className="lines">
+              {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, written_at }) => (
+                <li key={rule_id}>
+                  <Line className="lines-main">
+                    <RuleLink id={rule_id} />
+                  </Line>
+                  <div className="lines-side">
+                    <EffectTag effect={effect} />
+                    <span className="dim">
+                      written <When at={written_at} />
+                    </span>
+                  </div>
+                </li>
+              ))}
+            </ul>
+            {rules.length > FEW && !all ? (
+              <Button variant="subtle" size="compact-sm" m="xs" onClick={() => setAll(true)}>
+                Show all {rules.length.toLocaleString()}
+              </Button>
+            ) : null}
+          </>
+        )}
+      </Shown>
+    </Paper>
+  );
+}
