@@ -296,9 +296,9 @@ async function compareInputs(client: pg.Client, statements: Statements, tenantId
 async function sizeOf(file: string): Promise<number> {
   try {
     return (await stat(file)).size;
-  } catch {
-    // no file yet; what cannot be read is met when it is read
-    return Number.MAX_SAFE_INTEGER;
+  } catch (error) {
+    // a file that comes later holds what is newer than the end of this verification; what cannot be read is met when it is
+    return (error as NodeJS.ErrnoException).code === 'ENOENT' ? 0 : Number.MAX_SAFE_INTEGER;
   }
 }
 

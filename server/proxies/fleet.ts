@@ -78,7 +78,9 @@ export class Fleet {
         ],
       );
       if (known.length > 0) return;
-      if (!(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info))) {
+      if (
+        !(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info, now + SILENT_POLLS * pollSeconds * 1000))
+      ) {
         throw new AppError('CONFLICT', 'a proxy with another key uses this name');
       }
     });
@@ -92,7 +94,8 @@ export class Fleet {
   ): Promise<void> {
     // of several that come under one name, the first has it
     const first = proxies.filter(({ proxyId }, n) => proxies.findIndex((one) => one.proxyId === proxyId) === n);
-    await this.#add(em, tenantId, first, '{}');
+    // due at once: the next look works out when, by the tenant's interval
+    await this.#add(em, tenantId, first, '{}', 0);
   }
 
   /** True when a name was new. */
@@ -101,15 +104,16 @@ export class Fleet {
     tenantId: string,
     proxies: readonly { proxyId: string; keyId: string }[],
     info: string,
+    silentAt: number,
   ): Promise<boolean> {
     const at = new Date(this.#clock.now());
     const added = await em.execute<{ id: string }[]>(
-      `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at)
-       select ?, a.id, a.key_id, ?, ?, ? from json_to_recordset(?::json) a (id text, key_id text)
+      `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at, silent_at)
+       select ?, a.id, a.key_id, ?, ?, ?, ? from json_to_recordset(?::json) a (id text, key_id text)
        where not exists (select from proxy_instance p where p.tenant_id = ? and p.id = a.id)
        on conflict (tenant_id, id) do nothing returning id`,
       [
-        ...[tenantId, info, at, at],
+        ...[tenantId, info, at, at, new Date(silentAt)],
         JSON.stringify(proxies.map(({ proxyId, keyId }) => ({ id: proxyId, key_id: keyId }))),
         tenantId,
       ],
@@ -249,7 +253,8 @@ export function silentProxies(fleet: Fleet, pollSeconds: (tenantId: string) => P
           failures.push(error);
         }
       }
-      if (failures.length > 0) throw new AggregateError(failures, `the proxies of ${failures.length} tenants were not looked at`);
+      if (failures.length > 0)
+        throw new AggregateError(failures, `the proxies of ${failures.length} tenants were not looked at`);
     },
   };
 }

@@ -8,7 +8,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { Database } from '../../db/index.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
 import { Checkpoints } from '../../server/chain/checkpoint.ts';
-import { checkpointFile } from '../../server/chain/checkpoint-file.ts';
+import { appendNotes, checkpointFile } from '../../server/chain/checkpoint-file.ts';
 import { signHead } from '../../server/chain/note.ts';
 import { AUDIT_COLUMNS, chainHash, decisionLine, idHash } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
@@ -19,6 +19,7 @@ import { commit } from '../../server/domain/kept-input.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { isDatabaseFault } from '../../server/lib/database-fault.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { until } from '../helpers/until.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { appenderOn, event, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
 
@@ -91,6 +92,35 @@ describe('an intact chain', () => {
     expect(growing.length).toBeGreaterThan(20);
     await Promise.all(growing);
     await writer.stop();
+  });
+
+  test('verifies while its first checkpoint file appears', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appenderOn(box.db);
+    await writer.append(tenantId, eventsOf(10));
+    await writer.stop();
+    const { rows } = await sql('select seq, hash from chain_head where tenant_id = $1', tenantId);
+    const held = await box.db.owner.connect();
+    try {
+      // holds the verification before it reads the head, after it looked for the file
+      await held.query('begin; lock table chain_alarm in access exclusive mode');
+      const verdict = verify(tenantId);
+      await until(async () => {
+        const { rows: waiting } = await held.query(
+          `select from pg_locks where not granted and relation = 'chain_alarm'::regclass`,
+        );
+        return waiting.length > 0;
+      }, 'the verification waits');
+      const origin = `svc.test/${tenantId}/forensics`;
+      const head = { origin, seq: rows[0].seq, hash: rows[0].hash.toString('hex') };
+      const note = signHead(head, signer.privateKey, signer.publicKey);
+      await appendNotes(checkpointFile(directory, tenantId, 'forensics'), `${note}\n`);
+      await held.query('rollback');
+      expect(await verdict).toMatchObject({ verified: true, last_checkpoint: null });
+    } finally {
+      await held.query('rollback');
+      held.release();
+    }
   });
 
   test('of the audit log verifies too, and a changed one does not', async () => {
