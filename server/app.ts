@@ -571,12 +571,12 @@ export async function createProgram(parts: Parts): Promise<Program> {
         forgetInputs({
           db,
           clock,
-          retentionDays: async (tenantId) => {
-            const settings = await core.tenants.settings(tenantId);
+          retentionDays: async (tenantId, client) => {
+            const settings = await core.tenants.settingsHeld(client, tenantId);
             return { input: settings.input_retention_days, projection: settings.projection_retention_days };
           },
           held: {
-            forget: (tenantId, before) => holds.forget(tenantId, before),
+            forget: (tenantId, before, client) => holds.forget(tenantId, before, client),
             oldest: (tenantId) => holds.oldestShown(tenantId),
           },
         }),
@@ -605,6 +605,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
     listen: () => app.listen({ port: config.port, host: config.host }),
     async stop() {
       stopping = true;
+      // first, so that the others have taken over by the time that the last request and job here are done
+      core?.actors.leave();
       server.leave();
       streams?.close();
       inspector?.close();

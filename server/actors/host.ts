@@ -1,4 +1,5 @@
 import { AppError } from '../errors.ts';
+import { Deadlines } from '../lib/deadlines.ts';
 
 /**
  * Serializes work per tenant: one actor per tenant does what must not run concurrently. The host routes commands to the
@@ -12,9 +13,12 @@ export interface ActorHost<Command, Result> {
   /**
    * Sends the command to the tenant's actor and resolves with its result; any further promise is the kind's. Commands
    * of one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with
-   * what the kind threw; with UNAVAILABLE if the ownership was lost twice in a row, or after `stop`.
+   * what the kind threw; with UNAVAILABLE if the ownership was lost twice in a row, after `stop`, when too much waits for
+   * actors to open, and when there is no result within PATIENCE_MS: the command may then be handled or not.
    */
   send(tenantId: string, command: Command): Promise<Result>;
+  /** Has other processes take over, where there are any. Commands are still accepted, and reach the new owner. */
+  leave(): void;
   /** Refuses new commands, waits for those in progress, and closes all actors. */
   stop(): Promise<void>;
 }
@@ -24,6 +28,61 @@ export interface ActorKind<Actor, Command, Result> {
   open(tenantId: string): Promise<Actor>;
   handle(actor: Actor, command: Command): Promise<Result>;
   close?(actor: Actor): Promise<void> | void;
+  /** About how many bytes of memory a command takes. Asked of those that wait for an actor to open. */
+  size?(command: Command): number;
+}
+
+/** A caller has an answer within this time, whatever is waited for. */
+export const PATIENCE_MS = 5000;
+
+/** How much may wait for actors to open: of all tenants, and of one. */
+const WAITING_BYTES = 64 * 1024 * 1024;
+const WAITING_BYTES_OF_TENANT = WAITING_BYTES / 4;
+const COMMAND_BYTES = 1024;
+
+/** An actor that may not be open yet. */
+export interface Opening<Actor> {
+  readonly opened: Promise<Actor>;
+  /** The size of the commands that wait for it. */
+  waiting: number;
+}
+
+/**
+ * The commands that wait for actors to open. They are bounded here, because a kind sees only those that it handles: an actor
+ * that does not open holds up neither the memory of the process nor, by using up the room, the tenants of others.
+ */
+export class WaitingRoom<Actor, Command> {
+  readonly #kind: ActorKind<Actor, Command, unknown>;
+  #waiting = 0;
+
+  constructor(kind: ActorKind<Actor, Command, unknown>) {
+    this.#kind = kind;
+  }
+
+  /** Resolves to the actor once it is open. Rejects with UNAVAILABLE when there is no room to wait. */
+  async wait(actor: Opening<Actor>, command: Command): Promise<Actor> {
+    const size = this.#kind.size?.(command) ?? COMMAND_BYTES;
+    // one that is larger than the room of a tenant has it for itself
+    const full = actor.waiting > 0 && actor.waiting + size > WAITING_BYTES_OF_TENANT;
+    if (full || this.#waiting + size > WAITING_BYTES) throw unavailable('too much waits for the tenant to be opened');
+    this.#waiting += size;
+    actor.waiting += size;
+    try {
+      return await actor.opened;
+    } finally {
+      this.#waiting -= size;
+      actor.waiting -= size;
+    }
+  }
+}
+
+/** Ends what a caller waits for in time. */
+export function patience(ms: number): Deadlines {
+  return new Deadlines(ms, () => unavailable('the process that writes for this tenant does not answer'));
+}
+
+export function unavailable(detail: string, cause?: unknown): AppError {
+  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
 }
 
 /** Another process took ownership of the tenant. The command may be retried at the new owner. */
@@ -38,35 +97,45 @@ export class Fenced extends AppError {
 export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Result> {
   readonly #kind: ActorKind<Actor, Command, Result>;
   readonly #actors = new Map<string, Slot<Actor>>();
+  readonly #room: WaitingRoom<Actor, Command>;
+  readonly #inTime: Deadlines;
   #underWay = 0;
   #idle: (() => void) | undefined;
   #stopped = false;
 
-  constructor(kind: ActorKind<Actor, Command, Result>) {
+  constructor(kind: ActorKind<Actor, Command, Result>, options: { patienceMs?: number } = {}) {
     this.#kind = kind;
+    this.#room = new WaitingRoom(kind);
+    this.#inTime = patience(options.patienceMs ?? PATIENCE_MS);
   }
 
   async send(tenantId: string, command: Command): Promise<Result> {
-    if (this.#stopped)
-      throw new AppError('UNAVAILABLE', 'the server is shutting down', { headers: { 'retry-after': '1' } });
+    if (this.#stopped) throw unavailable('the server is shutting down');
+    return this.#inTime.of(this.#deliver(tenantId, command));
+  }
+
+  /** There is no other process. */
+  leave(): void {}
+
+  async #deliver(tenantId: string, command: Command): Promise<Result> {
     this.#underWay++;
     try {
-      const slot = this.#slot(tenantId);
-      try {
-        return await this.#kind.handle(slot.actor ?? (await slot.opened), command);
-      } catch (error) {
-        if (!(error instanceof Fenced)) throw error;
-        this.#drop(tenantId, slot);
-      }
-      const next = this.#slot(tenantId);
-      try {
-        return await this.#kind.handle(next.actor ?? (await next.opened), command);
-      } catch (error) {
-        if (error instanceof Fenced) this.#drop(tenantId, next);
+      return await this.#handle(tenantId, command).catch((error) => {
+        if (error instanceof Fenced) return this.#handle(tenantId, command);
         throw error;
-      }
+      });
     } finally {
       if (--this.#underWay === 0) this.#idle?.();
+    }
+  }
+
+  async #handle(tenantId: string, command: Command): Promise<Result> {
+    const slot = this.#slot(tenantId);
+    try {
+      return await this.#kind.handle(slot.actor ?? (await this.#room.wait(slot, command)), command);
+    } catch (error) {
+      if (error instanceof Fenced) this.#drop(tenantId, slot);
+      throw error;
     }
   }
 
@@ -81,7 +150,7 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
   #slot(tenantId: string): Slot<Actor> {
     const known = this.#actors.get(tenantId);
     if (known) return known;
-    const slot: Slot<Actor> = { actor: undefined, opened: this.#kind.open(tenantId) };
+    const slot: Slot<Actor> = { actor: undefined, opened: this.#kind.open(tenantId), waiting: 0 };
     this.#actors.set(tenantId, slot);
     slot.opened.then(
       (actor) => {
@@ -99,7 +168,6 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
 }
 
 /** `actor` is set once it is open, so that later commands need not await a promise. */
-interface Slot<Actor> {
+interface Slot<Actor> extends Opening<Actor> {
   actor: Actor | undefined;
-  readonly opened: Promise<Actor>;
 }

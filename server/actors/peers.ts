@@ -11,8 +11,10 @@ import { Fenced } from './host.ts';
 export class PeerGone extends Error {}
 /** The called process does not own the tenant, or no longer does. */
 export class Moved extends Error {}
-/** No answer, or no way to send the call. The command may or may not have been executed. */
+/** No answer. The command may or may not have been executed. */
 export class NoAnswer extends Error {}
+/** Redis did not take the call, as far as is known: that says nothing about the process that it was for. */
+export class Unsent extends Error {}
 
 /** A message is sent when it reaches this size; one large command is a message by itself. */
 const MESSAGE_CHARS = 256 * 1024;
@@ -57,8 +59,8 @@ interface Call {
 class Peer {
   readonly calls = new Map<number, Call>();
   chars = 0;
-  /** Parts of the next messages, as JSON. */
-  unsent: string[] = [];
+  /** Parts of the next messages, as JSON, with the numbers of the calls and questions among them. */
+  unsent: { text: string; number: number | undefined }[] = [];
 }
 
 /**
@@ -93,7 +95,8 @@ interface WireError {
  * one, so nobody is made up, and no message of a past process brings it back. It is one no more when Redis says that nothing
  * listens on its channel (it was killed), or when SILENT_BEATS beats of this process came back since its last message (it is
  * paused, or cut off). Beats of all arrive in one order on one connection: while Redis is slow or away, or this process was
- * paused, none come back, and nobody is taken for dead.
+ * paused, none come back, and nobody is taken for dead. A message that could not be sent says the same about Redis, and nothing
+ * about the process that it was for: until a beat of this process comes back, it does not count on Redis.
  *
  * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message is encrypted
  * and authenticated for one channel, with a key that only processes with the master key have; it contains its sender and sequence
@@ -116,6 +119,8 @@ export class Peers {
   readonly #timers: NodeJS.Timeout[];
   #takes: boolean;
   #subscribed = false;
+  /** A message could not be sent, and none of this process has come back since. */
+  #muted = false;
   #unheard = 0;
   #scheduled = false;
   #last = 0;
@@ -168,6 +173,10 @@ export class Peers {
 
   /** Whether this process can send to other processes and receive from them. */
   get ready(): boolean {
+    return this.#connected && !this.#muted;
+  }
+
+  get #connected(): boolean {
     return this.#subscribed && this.#redis.commands.status === 'ready';
   }
 
@@ -189,6 +198,7 @@ export class Peers {
    * for, since the fence stops it. To false when one keeps the bucket.
    */
   async released(bucket: number): Promise<boolean> {
+    if (!this.ready) return true;
     const asked = [...this.#members]
       .filter(([, { missed }]) => missed <= LATE_BEATS)
       .map(([id]) => this.#ask(id, (number) => `["release",${number},${bucket}]`));
@@ -196,7 +206,7 @@ export class Peers {
   }
 
   /**
-   * Sends the command to another process. Rejects with PeerGone, Moved or NoAnswer if, as far as is known, it was not
+   * Sends the command to another process. Rejects with PeerGone, Moved, NoAnswer or Unsent if, as far as is known, it was not
    * executed; with the error that it threw there; or with UNAVAILABLE if too many calls already wait.
    */
   call(id: string, tenantId: string, command: string): Promise<unknown> {
@@ -212,7 +222,7 @@ export class Peers {
       const chars = command.length;
       peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
-      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`);
+      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`, number);
     });
   }
 
@@ -258,7 +268,7 @@ export class Peers {
    * error, and is replaced.
    */
   #beat(): void {
-    if (!this.ready) return;
+    if (!this.#connected) return;
     if (this.#unheard >= LOST_BEATS) {
       this.#unheard = 0;
       this.#log.warn('the connection to Redis delivers no messages; replacing it');
@@ -270,7 +280,7 @@ export class Peers {
   }
 
   #say(): void {
-    if (!this.ready) return;
+    if (!this.#connected) return;
     const beat = this.#message(this.#everyone, [`["beat",${this.#takes}]`]);
     const sent = this.#redis.commands.publish(this.#everyone, beat);
     sent.catch((err) => this.#log.debug({ err }, 'a beat was not sent'));
@@ -279,6 +289,10 @@ export class Peers {
   /** What each beat of this process that came back says about the others. */
   #count(): void {
     this.#unheard = 0;
+    if (this.#muted) {
+      this.#muted = false;
+      this.#changed();
+    }
     for (const [id, member] of this.#members) {
       if (++member.missed <= SILENT_BEATS) continue;
       this.#log.warn({ process: id }, 'another process is silent; its tenants are taken over');
@@ -308,7 +322,7 @@ export class Peers {
       };
       const timer = setTimeout(() => settle(undefined), ANSWER_MS);
       this.#questions.set(number, { id, settle });
-      this.#send(id, question(number));
+      this.#send(id, question(number), number);
     });
   }
 
@@ -329,8 +343,9 @@ export class Peers {
     return peer;
   }
 
-  #send(id: string, part: string): void {
-    this.#peer(id).unsent.push(part);
+  /** `number`: that of a call or a question. */
+  #send(id: string, text: string, number?: number): void {
+    this.#peer(id).unsent.push({ text, number });
     this.#dirty.add(id);
     if (this.#scheduled) return;
     this.#scheduled = true;
@@ -347,8 +362,8 @@ export class Peers {
       for (let from = 0; from < parts.length; ) {
         let chars = 0;
         let to = from;
-        while (to < parts.length && (to === from || chars + parts[to]!.length <= MESSAGE_CHARS)) {
-          chars += parts[to++]!.length;
+        while (to < parts.length && (to === from || chars + parts[to]!.text.length <= MESSAGE_CHARS)) {
+          chars += parts[to++]!.text.length;
         }
         this.#publish(id, parts.slice(from, to));
         from = to;
@@ -357,19 +372,32 @@ export class Peers {
     this.#dirty.clear();
   }
 
-  #publish(id: string, parts: readonly string[]): void {
+  #publish(id: string, parts: Peer['unsent']): void {
     const channel = this.#channel(id);
-    const sent = this.#redis.commands.publish(channel, this.#message(channel, parts)).then(
+    const texts = parts.map(({ text }) => text);
+    const sent = this.#redis.commands.publish(channel, this.#message(channel, texts)).then(
       (receivers) => {
         if (receivers === 0) this.#forget(id, new PeerGone());
       },
       (error: Error) => {
         this.#log.debug({ err: error }, 'sending a message to another process failed');
-        this.#reject(this.#peer(id), new NoAnswer('Redis is unavailable'));
+        this.#mute();
+        const numbers = new Set(parts.map(({ number }) => number));
+        for (const number of numbers) if (number !== undefined) this.#questions.get(number)?.settle(undefined);
+        const peer = this.#peers.get(id);
+        if (peer) this.#reject(peer, new Unsent('Redis is unavailable'), (_call, number) => numbers.has(number));
       },
     );
     this.#publishing.add(sent);
     sent.finally(() => this.#publishing.delete(sent));
+  }
+
+  /** Does not count on Redis until what is said now, or later, comes back. */
+  #mute(): void {
+    if (this.#muted) return;
+    this.#muted = true;
+    this.#say();
+    this.#changed();
   }
 
   #message(channel: string, parts: readonly string[]): Buffer {
@@ -449,9 +477,9 @@ export class Peers {
     peer.chars -= call.chars;
   }
 
-  #reject(peer: Peer, error: Error, matches: (call: Call) => boolean = () => true): void {
+  #reject(peer: Peer, error: Error, matches: (call: Call, number: number) => boolean = () => true): void {
     for (const [number, call] of peer.calls) {
-      if (!matches(call)) continue;
+      if (!matches(call, number)) continue;
       this.#take(peer, number, call);
       call.reject(error);
     }

@@ -1,10 +1,19 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import { AppError } from '../errors.ts';
+import type { Deadlines } from '../lib/deadlines.ts';
 import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { BUCKETS, bucketOf, ownerOf, type Process } from './buckets.ts';
-import { type ActorHost, type ActorKind, Fenced } from './host.ts';
-import { Moved, NoAnswer, PeerGone, Peers } from './peers.ts';
+import {
+  type ActorHost,
+  type ActorKind,
+  Fenced,
+  type Opening,
+  PATIENCE_MS,
+  patience,
+  unavailable,
+  WaitingRoom,
+} from './host.ts';
+import { Moved, NoAnswer, PeerGone, Peers, Unsent } from './peers.ts';
 
 export interface RedisHostOptions {
   redis: RedisLink;
@@ -13,12 +22,11 @@ export interface RedisHostOptions {
   takes?: boolean;
   /** How long an owner has to answer a command, before it is handled where it arrived. */
   answerMs?: number;
-  /** How long a command is retried before its caller gets UNAVAILABLE. */
+  /** How long a command may take before its caller gets UNAVAILABLE. */
   patienceMs?: number;
 }
 
 const ANSWER_MS = 3000;
-const PATIENCE_MS = 10_000;
 /** For how long an owner that did not answer is not asked again about that bucket, unless it speaks up. */
 const BYPASS_MS = 30_000;
 /**
@@ -26,10 +34,14 @@ const BYPASS_MS = 30_000;
  * before it takes the tenant again.
  */
 const TURN_MS = 200;
+/** How long a command that could not be sent waits for Redis before it is handled where it arrived. */
+const UNSENT_MS = 50;
 /** An actor without commands for this long is closed. */
 const IDLE_MS = 600_000;
 const IDLE_LOOK_MS = 60_000;
 const TIDY_MS = 1000;
+/** What a command is tried again after. */
+const RETRIED = [Fenced, PeerGone, Moved, NoAnswer, Unsent];
 
 /**
  * The host for several processes on one database. Every process computes the owner of a tenant from the processes that are
@@ -43,6 +55,8 @@ const TIDY_MS = 1000;
  * - A process that was killed is known within milliseconds, and one that is silent for 1.5 seconds (paused, or cut off) is not
  *   waited for: the next in rank takes the fence. Whatever the former owner writes after that fails with Fenced and is
  *   forwarded.
+ * - What cannot be sent is handled where it arrived, and so is all that comes until Redis has shown that it delivers again. The
+ *   owner takes the tenant back with the first command after that.
  * - However the processes are misled, a command that the owner does not accept within half of `answerMs` is handled where it
  *   arrived, under a new fence; one that was sent to an owner and got no answer, after all of it.
  * - Without Redis an owner keeps working. Another process that has a command for the tenant takes the fence, and the
@@ -54,6 +68,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #log: Log;
   readonly #answerMs: number;
   readonly #patienceMs: number;
+  readonly #inTime: Deadlines;
+  readonly #room: WaitingRoom<Actor, Command>;
   readonly #peers: Peers;
   /** Who owns each bucket, as far as this process knows. */
   #owners: (string | undefined)[] = [];
@@ -61,6 +77,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #buckets = new Map<number, Bucket<Actor>>();
   /** Owners that did not answer. This process takes their place. */
   readonly #bypassed = new Map<number, { owner: string; until: number }>();
+  /** Buckets of this process whose owner died: there is nobody to ask for them. */
+  readonly #vacant = new Set<number>();
   /** When a lost tenant may be taken again. */
   readonly #turns = new Map<string, number>();
   readonly #tidying: NodeJS.Timeout;
@@ -74,6 +92,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     this.#log = options.log;
     this.#answerMs = options.answerMs ?? ANSWER_MS;
     this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
+    this.#inTime = patience(this.#patienceMs);
+    this.#room = new WaitingRoom(kind);
     this.#peers = new Peers({
       redis: options.redis,
       log: options.log,
@@ -120,12 +140,11 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   async send(tenantId: string, command: Command): Promise<Result> {
     if (this.#stopped) throw unavailable('the server is shutting down');
-    this.#underWay++;
-    try {
-      return await this.#deliver(tenantId, command);
-    } finally {
-      if (--this.#underWay === 0) this.#idle?.();
-    }
+    return this.#inTime.of(this.#deliver(tenantId, command));
+  }
+
+  leave(): void {
+    this.#peers.leave();
   }
 
   /**
@@ -148,6 +167,15 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   // --- commands
 
   async #deliver(tenantId: string, command: Command): Promise<Result> {
+    this.#underWay++;
+    try {
+      return await this.#tryUntilDone(tenantId, command);
+    } finally {
+      if (--this.#underWay === 0) this.#idle?.();
+    }
+  }
+
+  async #tryUntilDone(tenantId: string, command: Command): Promise<Result> {
     const began = performance.now();
     const number = bucketOf(tenantId);
     let text: string | undefined;
@@ -158,16 +186,15 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         text ??= JSON.stringify(command);
         return (await this.#peers.call(owner, tenantId, text)) as Result;
       } catch (error) {
-        if (
-          !(error instanceof Fenced || error instanceof PeerGone || error instanceof Moved || error instanceof NoAnswer)
-        )
-          throw error;
+        if (!RETRIED.some((kind) => error instanceof kind)) throw error;
         const waited = performance.now() - began;
         if (waited >= this.#patienceMs)
           throw unavailable('the process that writes for this tenant does not answer', error);
         const refused = error instanceof NoAnswer || (error instanceof Moved && waited > this.#answerMs / 2);
         // unless the owner is another one by now
         if (refused && owner !== this.id && this.#ownerOf(number) === owner) this.#bypass(number, owner);
+        // Redis may have recovered meanwhile, and then says so
+        if (error instanceof Unsent) await delay(UNSENT_MS);
       }
       // the first retries do not wait; after that, an owner that is handing over gets time to finish
       if (attempt > 0) await delay(Math.min(10 * attempt, 200));
@@ -177,7 +204,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   /** Handles a command forwarded by another process. It is not forwarded again: the sender looks up the owner. */
   async #serve(tenantId: string, command: Command): Promise<Result> {
     const number = bucketOf(tenantId);
-    if (this.#ownerOf(number) !== this.id) throw new Moved();
+    // one that stops opens nothing that nobody would close
+    if (this.#stopped || this.#ownerOf(number) !== this.id) throw new Moved();
     return this.#handle(number, tenantId, command);
   }
 
@@ -191,7 +219,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     slot.underWay++;
     slot.usedAt = performance.now();
     try {
-      return await this.#kind.handle(slot.actor ?? (await slot.opened), command);
+      return await this.#kind.handle(slot.actor ?? (await this.#room.wait(slot, command)), command);
     } catch (error) {
       if (error instanceof Fenced) this.#lost(bucket, tenantId, slot);
       throw error;
@@ -212,7 +240,13 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   /** Computes the owners again, and lets go of the buckets that are no longer this process's. */
   #rebalance(): void {
     const { ready, processes } = this.#peers;
+    const before = this.#owners;
+    const alive = new Set(processes.map(({ id }) => id));
     this.#owners = ready ? Array.from({ length: BUCKETS }, (_, number) => ownerOf(number, processes)) : [];
+    for (let number = 0; number < BUCKETS; number++) {
+      if (this.#owners[number] !== this.id) this.#vacant.delete(number);
+      else if (before[number] !== undefined && !alive.has(before[number])) this.#vacant.add(number);
+    }
     this.#leaveOthers();
   }
 
@@ -254,6 +288,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     const slot: Slot<Actor> = {
       actor: undefined,
       opened: this.#opened(number, bucket, tenantId),
+      waiting: 0,
       underWay: 0,
       usedAt: performance.now(),
       drained: undefined,
@@ -269,8 +304,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   async #opened(number: number, bucket: Bucket<Actor>, tenantId: string): Promise<Actor> {
-    // an owner that is passed over would keep it
-    bucket.taken ??= this.#bypassed.has(number) ? Promise.resolve(true) : this.#peers.released(number);
+    // an owner that is passed over would keep it, and the answers of those that never had it take their time
+    const unasked = this.#bypassed.has(number) || this.#vacant.delete(number);
+    bucket.taken ??= unasked ? Promise.resolve(true) : this.#peers.released(number);
     const taken = bucket.taken;
     if (!(await taken)) {
       if (bucket.taken === taken) bucket.taken = undefined;
@@ -343,15 +379,10 @@ interface Bucket<Actor> {
   leaving: Promise<void> | undefined;
 }
 
-interface Slot<Actor> {
+interface Slot<Actor> extends Opening<Actor> {
   /** Set once it is open, so that later commands need not await a promise. */
   actor: Actor | undefined;
-  readonly opened: Promise<Actor>;
   underWay: number;
   usedAt: number;
   drained: (() => void) | undefined;
-}
-
-function unavailable(detail: string, cause?: unknown): AppError {
-  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
 }

@@ -9,6 +9,7 @@ import type { SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../lib/crypto.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
@@ -233,17 +234,18 @@ export class MagicLinks {
   }
 
   /** Deletes long-expired links and requests that were never served. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const { db, clock } = this.#parts;
     const before = new Date(clock.now() - EXPIRED_LINK_SECONDS * 1000);
-    for (const only of await apart(db, 'select distinct tenant_id from sign_in_link where expires_at < $1', [before])) {
-      await db.owner.query(
+    await db.owner.query('delete from sign_in_request where created_at < $1', [before]);
+    const due = await apart(db, 'select distinct tenant_id from sign_in_link where expires_at < $1', [before]);
+    await each(due, signal, (only) =>
+      db.owner.query(
         `with gone as (delete from sign_in_link where expires_at < $1 ${only()} returning tenant_id, id)
          delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
         [before],
-      );
-    }
-    await db.owner.query('delete from sign_in_request where created_at < $1', [before]);
+      ),
+    );
   }
 
   /** Sends one mail per tenant in which the address is a member; each names its tenant, and its link signs in there. */

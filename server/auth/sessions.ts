@@ -7,6 +7,7 @@ import type { Principal, Role } from '../domain/principal.ts';
 import { newSecret, readSecret, secretHash } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 
 declare module 'lucia' {
@@ -182,14 +183,14 @@ export class Sessions {
   }
 
   /** Deletes expired sessions. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select distinct tenant_id from session where expires_at <= $1',
       [new Date(this.#clock.now())],
     );
-    for (const { tenant_id: tenantId } of rows) {
-      await this.#db.transaction(tenantId, (em) => this.#lucia(em, tenantId).deleteExpiredSessions());
-    }
+    await each(rows, signal, ({ tenant_id: tenantId }) =>
+      this.#db.transaction(tenantId, (em) => this.#lucia(em, tenantId).deleteExpiredSessions()),
+    );
   }
 
   async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow> | 'all', by: Doer): Promise<number> {

@@ -20,6 +20,7 @@ import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { assertEntitled, endTokens } from './keys.ts';
@@ -246,16 +247,16 @@ export class Workloads {
   }
 
   /** Deletes what expired tokens leave behind. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const now = new Date(this.#clock.now());
     const due = 'select distinct tenant_id from workload_token where forget_at <= $1';
-    for (const only of await apart(this.#db, due, [now])) {
-      await this.#db.owner.query(
+    await each(await apart(this.#db, due, [now]), signal, (only) =>
+      this.#db.owner.query(
         `with gone as (delete from workload_token where forget_at <= $1 ${only()} returning tenant_id, id)
          delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
         [now],
-      );
-    }
+      ),
+    );
   }
 
   /** Whose token it claims to be. Nothing is fetched before a trust names the issuer: this server asks no other address. */

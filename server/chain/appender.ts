@@ -6,7 +6,7 @@ import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Checkpoints } from './checkpoint.ts';
 import { idHash } from './record.ts';
-import { Writer } from './writer.ts';
+import { inputBytesOf, Writer } from './writer.ts';
 
 export interface AppendEvent {
   event: DecisionEvent;
@@ -112,6 +112,9 @@ export function openAppender(options: AppenderOptions): Appender {
   };
 }
 
+/** About how much an event takes beside what is kept of its input. */
+const EVENT_BYTES = 1024;
+
 /** The appender as a kind of actor, so that a host decides which process owns a tenant. */
 export function chainActor(appender: Appender): ActorKind<string, AppendCommand, AppendResult> {
   return {
@@ -121,5 +124,6 @@ export function chainActor(appender: Appender): ActorKind<string, AppendCommand,
     },
     handle: (tenantId, command) => appender.append(tenantId, command.events),
     close: (tenantId) => appender.release(tenantId),
+    size: ({ events }) => events.length * EVENT_BYTES + inputBytesOf(events),
   };
 }

@@ -68,13 +68,25 @@ export class ChainClosed extends AppError {
   }
 }
 
+interface ChainId {
+  readonly tenantId: string;
+  readonly chain: ChainName;
+}
+
 const SWEEP_MS = 10_000;
 /** Chains that are looked up together. */
 const PAGE = 500;
-/** So many chains are compared one after the other; after that, this process rests REST times as long as each took. */
+/**
+ * So many chains are compared one after the other; after that, this process rests REST times as long as each took. The rest of
+ * them then costs about one percent of a core, and takes as long as that takes: days, of a million chains.
+ */
 const HURRIED = 200;
 const REST = 100;
 const RETRY_MS = 2000;
+/** After so many chains in a row that could not be compared, the database is taken to be away. */
+const MOST_IN_A_ROW = 20;
+/** Chains that are remembered because they could not be compared. */
+const MOST_LEFT = 10_000;
 /** A closed chain is compared again after this time, so that writers resume soon after the operator's act. */
 const CLOSED_MS = 1000;
 
@@ -275,8 +287,9 @@ export class Checkpoints {
 
   /**
    * Compares every chain, in the background: after the start and whenever the database was away, because it may have come
-   * back as an older copy. Those with the newest records are first. Of very many the rest takes its time; a chain is compared
-   * anyway before anything is added to it. Resolves when all were looked at, those of a call while it runs included.
+   * back as an older copy. Those with the newest records are first. Of very many the rest takes its time, which delays an alarm
+   * and nothing else: a chain is compared anyway before anything is added to it. One that cannot be compared keeps no other
+   * from its turn, and is tried again until it can be. Resolves when all were compared, those of a call while it runs included.
    */
   inspectAll(): Promise<void> {
     this.#inspectAgain = true;
@@ -297,28 +310,42 @@ export class Checkpoints {
   }
 
   async #inspectEach(): Promise<void> {
-    let failed: unknown;
+    const left: ChainId[] = [];
     let looked = 0;
-    for await (const chains of this.#pages()) {
+    let inARow = 0;
+    /** False when the look is over: this process stops, or it begins again from the newest. */
+    const inspectThese = async (chains: readonly ChainId[]): Promise<boolean> => {
       for (const { tenantId, chain } of chains) {
-        // begun again, from the newest
-        if (this.#stopping.signal.aborted || this.#inspectAgain) return;
+        if (this.#stopping.signal.aborted || this.#inspectAgain) return false;
         const began = performance.now();
         try {
           await this.inspect(tenantId, chain);
+          inARow = 0;
         } catch (err) {
-          if (!(err instanceof ChainClosed)) failed = err;
+          if (!(err instanceof ChainClosed)) {
+            left.push({ tenantId, chain });
+            if (++inARow > MOST_IN_A_ROW || left.length > MOST_LEFT) throw err;
+          }
         }
         if (++looked > HURRIED) await pause((performance.now() - began) * REST, this.#stopping.signal);
       }
-      // tried again soon when the database is away
-      if (failed) break;
+      return true;
+    };
+    for await (const chains of this.#pages()) if (!(await inspectThese(chains))) return;
+    while (left.length > 0) {
+      this.#options.log.warn({ chains: left.length }, 'chains could not be compared with what is known; tried again soon');
+      await pause(RETRY_MS, this.#stopping.signal);
+      inARow = 0;
+      if (!(await inspectThese(left.splice(0, MOST_IN_A_ROW)))) return;
     }
-    if (failed) throw failed;
   }
 
-  /** Every chain: those with records that are not signed, all of the database, and those of which only a file tells. */
-  async *#pages(): AsyncGenerator<{ tenantId: string; chain: ChainName }[]> {
+  /**
+   * Every chain: those that this process has written, which are the first to lack something in an older copy, those with records
+   * that are not signed, all of the database, and those of which only a file tells.
+   */
+  async *#pages(): AsyncGenerator<ChainId[]> {
+    yield [...this.acknowledged.chains()];
     const { owner } = this.#options.db;
     type Row = { tenant_id: string; chain: ChainName };
     const found = (rows: Row[]) => rows.map((row) => ({ tenantId: row.tenant_id, chain: row.chain }));

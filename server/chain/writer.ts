@@ -98,10 +98,7 @@ export class Writer {
     if (this.#down) throw unavailable('the database does not answer');
     const missing = this.#options.db.replication?.missing;
     if (missing !== undefined) throw unavailable(`no synchronous standby: ${missing}`);
-    let inputBytes = 0;
-    for (const { input } of events) {
-      if (input) inputBytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
-    }
+    const inputBytes = inputBytesOf(events);
     if (
       this.#waitingEvents + events.length > this.#mailbox ||
       (inputBytes > 0 && this.#waitingBytes + inputBytes > MAILBOX_INPUT_BYTES)
@@ -136,6 +133,8 @@ export class Writer {
   }
 
   async open(tenantId: string): Promise<void> {
+    // beside it, or the first records would wait for both
+    if (!this.#pipeline && !this.#repairing && !this.#stopped) this.#repair([]);
     await this.#chain(tenantId);
   }
 
@@ -191,12 +190,14 @@ export class Writer {
         [tenantId, Buffer.from(ZERO_HASH, 'hex')],
       );
       const { seq, hash, fence } = rows[0]!;
-      const last = await owner.query<{ received_at: Date }>(
-        'select received_at from forensic_record where tenant_id = $1 and seq = $2',
-        [tenantId, seq],
-      );
+      const [last, { signed, generation }] = await Promise.all([
+        owner.query<{ received_at: Date }>(
+          'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+          [tenantId, seq],
+        ),
+        this.#compared(tenantId),
+      ]);
       const at = last.rows[0]?.received_at.getTime() ?? 0;
-      const { signed, generation } = await this.#compared(tenantId);
       const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
       return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };
     } catch (error) {
@@ -673,6 +674,14 @@ export class Writer {
     batch.reject(error);
     batch.final?.fill(1);
   }
+}
+
+export function inputBytesOf(events: readonly AppendEvent[]): number {
+  let bytes = 0;
+  for (const { input } of events) {
+    if (input) bytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
+  }
+  return bytes;
 }
 
 function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { forgetBefore } from '../../db/forget.ts';
+import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { HoldView } from '../escrow/view.ts';
@@ -182,9 +182,10 @@ export class Calls {
   }
 
   /** Deletes the calls that need not be known any more. */
-  forget(): Promise<void> {
-    const what = { table: 'agent_call', key: 'agent_id, call_id', time: 'expires_at' };
-    return forgetBefore(this.#db, what, new Date(this.#clock.now()));
+  forget(signal?: AbortSignal): Promise<void> {
+    const before = new Date(this.#clock.now());
+    const ended = { table: 'agent_call', key: 'agent_id, call_id', time: 'expires_at', before };
+    return forgetEnded(this.#db, [ended], signal);
   }
 
   /** INVARIANT: only the process that decides the call changes it; another one took it over when this one was too slow. */

@@ -1,6 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
-import { forgetBefore } from '../../db/forget.ts';
+import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { FACT_LIMITS, type LedgerRow } from '../domain/session-facts.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -117,12 +117,13 @@ export class SessionLedger {
   }
 
   /** Deletes what has expired. */
-  async forget(): Promise<void> {
+  forget(signal?: AbortSignal): Promise<void> {
     const now = this.#clock.now();
-    const facts = 'agent_id, session_id, source, name, key, reported';
-    await forgetBefore(this.#db, { table: 'session_fact', key: facts, time: 'expires_at' }, new Date(now));
-    const outcomes = { table: 'reported_outcome', key: 'event_id', time: 'reported_at' };
-    await forgetBefore(this.#db, outcomes, new Date(now - 2 * DAY_MS));
+    const key = 'agent_id, session_id, source, name, key, reported';
+    const facts = { table: 'session_fact', key, time: 'expires_at', before: new Date(now) };
+    const before = new Date(now - 2 * DAY_MS);
+    const outcomes = { table: 'reported_outcome', key: 'event_id', time: 'reported_at', before };
+    return forgetEnded(this.#db, [facts, outcomes], signal);
   }
 
   /** One row for each key, in one order for all callers, so that none waits for another in a circle. */

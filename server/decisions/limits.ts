@@ -1,5 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { forgetBefore } from '../../db/forget.ts';
+import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -128,11 +128,11 @@ export class Limits {
   }
 
   /** Deletes windows that ended, and what was noted of calls in them. */
-  async forget(): Promise<void> {
+  forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock.now() - KEPT_MS);
-    const counters = { table: 'limit_counter', key: 'rule_id, kind, key', time: 'window_ends_at' };
-    await forgetBefore(this.#db, counters, before);
-    await forgetBefore(this.#db, { table: 'limit_take', key: 'id', time: 'expires_at' }, before);
+    const counters = { table: 'limit_counter', key: 'rule_id, kind, key', time: 'window_ends_at', before };
+    const takes = { table: 'limit_take', key: 'id', time: 'expires_at', before };
+    return forgetEnded(this.#db, [counters, takes], signal);
   }
 
   /** Claims the id. Resolves to what it took already, if so. */
@@ -172,16 +172,19 @@ export class Limits {
     now: number,
   ) {
     const counter = [tenantId, limit.rule_id, limit.kind, limit.key];
-    // a row to lock, also where there was none
-    await em.execute(
-      `insert into limit_counter (tenant_id, rule_id, kind, key, window_ends_at, units, shares)
-       values (?, ?, ?, ?, ?, 0, '{}') on conflict do nothing`,
-      [...counter, new Date(0)],
-    );
-    const row = await this.#read(em, tenantId, limit, true);
+    let row: CounterRow | undefined;
+    // a row to lock, also where there was none, and where an ended one is deleted before it is locked
+    while (!row) {
+      await em.execute(
+        `insert into limit_counter (tenant_id, rule_id, kind, key, window_ends_at, units, shares)
+         values (?, ?, ?, ?, ?, 0, '{}') on conflict do nothing`,
+        [...counter, new Date(0)],
+      );
+      row = await this.#read(em, tenantId, limit, true);
+    }
     const result = takenFrom(windowOf(row), limit, now, limit.extra);
     if ('retry_after' in result) return result;
-    const shares = result.began ? {} : row!.shares;
+    const shares = result.began ? {} : row.shares;
     await em.execute(
       `update limit_counter set units = ?, window_ends_at = ?, shares = ?::jsonb
        where tenant_id = ? and rule_id = ? and kind = ? and key = ?`,

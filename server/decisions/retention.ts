@@ -1,3 +1,5 @@
+import type pg from 'pg';
+import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -19,8 +21,8 @@ export interface Retention {
 
 /** What of holds shows the actions that they are for. */
 export interface HeldActions {
-  /** Erases what is older. Resolves to the number erased, and is called until that is zero. */
-  forget(tenantId: string, before: Date): Promise<number>;
+  /** Erases some of what is older. Resolves to the number erased, and is called until that is zero. */
+  forget(tenantId: string, before: Date, client: pg.ClientBase): Promise<number>;
   /** When the oldest that is left was made. */
   oldest(tenantId: string): Promise<Date | null>;
 }
@@ -29,20 +31,24 @@ export interface HeldActions {
  * Erases what decisions were taken on, by two clocks of the tenant's: whole requests and their copies in holds by one, projections
  * by the other. Each goes with its salt, so that the record's commitment to it says nothing afterwards; the record itself stays.
  *
+ * INVARIANT: what is erased was due by the settings as they are when that commits. They are read in the same transaction and
+ * locked until its end, so that who is told that a retention was lengthened loses nothing to the one before.
+ *
  * A tenant is looked at when the oldest that it has is due. One that has nothing is looked at again when what it may get from now
  * on is: not before, because nothing is due any earlier.
  */
 export function forgetInputs(parts: {
   db: Database;
   clock: Clock;
-  retentionDays: (tenantId: string) => Promise<Retention>;
+  /** Reads it, and locks it until the caller's transaction ends. */
+  retentionDays: (tenantId: string, client: pg.ClientBase) => Promise<Retention>;
   held: HeldActions;
 }): Job {
   const { owner } = parts.db;
   /** Erases one half of a batch of rows, or the rows that have no other half. */
-  const forget = async (half: 'input' | 'projection', tenantId: string, before: Date) => {
+  const forget = async (half: 'input' | 'projection', tenantId: string, before: Date, client: pg.ClientBase) => {
     const [salt, other] = half === 'input' ? ['salt_b', 'projection'] : ['salt_a', 'input'];
-    const { rows } = await owner.query<{ erased: number }>(
+    const { rows } = await client.query<{ erased: number }>(
       `with due as materialized (
          select event_id, ${other} is null as whole from decision_input
          where tenant_id = $1 and created_at < $2 and ${half} is not null order by created_at limit ${BATCH}),
@@ -64,12 +70,22 @@ export function forgetInputs(parts: {
   };
   const look = async (tenantId: string, due: string, signal: AbortSignal) => {
     const now = parts.clock.now();
-    const days = await parts.retentionDays(tenantId);
     const before = (kept: number) => new Date(now - kept * DAY_MS);
-    while (!signal.aborted && (await forget('input', tenantId, before(days.input))) > 0);
-    while (!signal.aborted && (await forget('projection', tenantId, before(days.projection))) > 0);
-    while (!signal.aborted && (await parts.held.forget(tenantId, before(days.input))) > 0);
-    if (signal.aborted) return;
+    const kinds: ((days: Retention, client: pg.ClientBase) => Promise<number>)[] = [
+      ({ input }, client) => forget('input', tenantId, before(input), client),
+      ({ projection }, client) => forget('projection', tenantId, before(projection), client),
+      ({ input }, client) => parts.held.forget(tenantId, before(input), client),
+    ];
+    let days = { input: 0, projection: 0 };
+    for (const kind of kinds) {
+      for (let more = true; more; ) {
+        if (signal.aborted) return;
+        [days, more] = await inTransaction(owner, async (client) => {
+          const held = await parts.retentionDays(tenantId, client);
+          return [held, (await kind(held, client)) > 0] as const;
+        });
+      }
+    }
     const left = [
       { at: await oldest('input', tenantId), kept: days.input },
       { at: await oldest('projection', tenantId), kept: days.projection },

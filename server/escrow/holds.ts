@@ -1,4 +1,5 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
+import type pg from 'pg';
 import { Hold, type HoldDetails, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
@@ -457,10 +458,10 @@ export class Holds {
 
   /**
    * Erases the arguments and the context of some of the holds from before a time, open ones too, also in the events for
-   * subscribers. Resolves to how many holds and events it changed; zero when nothing is left.
+   * subscribers, on a connection of the owner's. Resolves to how many holds and events it changed; zero when nothing is left.
    */
-  async forget(tenantId: string, before: Date): Promise<number> {
-    const { rowCount: holds } = await this.#db.owner.query(
+  async forget(tenantId: string, before: Date, client: Pick<pg.ClientBase, 'query'>): Promise<number> {
+    const { rowCount: holds } = await client.query(
       `update escrow_hold set row_version = row_version + 1,
          details = jsonb_set(details, '{shown}', details->'shown' || '{"arguments": null, "context": null, "erased": true}')
        where tenant_id = $1 and id in (
@@ -468,7 +469,7 @@ export class Holds {
            and details->'shown'->'erased' is null order by id limit 500 for update)`,
       [tenantId, before],
     );
-    const { rowCount: events } = await this.#db.owner.query(
+    const { rowCount: events } = await client.query(
       `update event_outbox set payload = payload - 'arguments' - 'context' where tenant_id = $1 and id in (
          select id from event_outbox where tenant_id = $1 and created_at < $2 and payload ? 'arguments'
          order by id limit 500 for update)`,

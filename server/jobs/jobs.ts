@@ -1,3 +1,4 @@
+import { each } from '../lib/each.ts';
 import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
 
@@ -9,14 +10,8 @@ export interface Job {
 }
 
 /** Every ten minutes has each of `parts`, one after the other, forget what ended long ago. */
-export function forgetJob(name: string, parts: readonly { forget(): Promise<void> }[]): Job {
-  return {
-    name,
-    everySeconds: 600,
-    async run() {
-      for (const part of parts) await part.forget();
-    },
-  };
+export function forgetJob(name: string, parts: readonly { forget(signal: AbortSignal): Promise<void> }[]): Job {
+  return { name, everySeconds: 600, run: (signal) => each(parts, signal, (part) => part.forget(signal)) };
 }
 
 /**

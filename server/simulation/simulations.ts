@@ -10,6 +10,7 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { isDatabaseFault } from '../lib/database-fault.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { Wake } from '../lib/pause.ts';
@@ -286,13 +287,13 @@ export class Simulations implements SimulationGate {
   }
 
   /** Deletes what ended long ago; what an approver relied on is in the audit log. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock.now() - KEEP_DAYS * DAY_MS);
     const ended = `status in ('done', 'failed', 'cancelled') and created_at < $1`;
     const due = `select distinct tenant_id from policy_simulation where ${ended}`;
-    for (const only of await apart(this.#db, due, [before])) {
-      await this.#db.owner.query(`delete from policy_simulation where ${ended} ${only()}`, [before]);
-    }
+    await each(await apart(this.#db, due, [before]), signal, (only) =>
+      this.#db.owner.query(`delete from policy_simulation where ${ended} ${only()}`, [before]),
+    );
   }
 
   async #run(signal: AbortSignal): Promise<void> {

@@ -14,6 +14,7 @@ import { type DestinationType, kindOf } from '../domain/destinations.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
+import { each } from '../lib/each.ts';
 import type { Egress } from '../lib/egress.ts';
 import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
@@ -169,25 +170,30 @@ export class Deliverer {
   }
 
   /** Deletes finished deliveries after 30 days, and events without deliveries after an hour. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const { db } = this.#parts;
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
     const old = new Date(this.#now() - 3600_000);
-    for (const only of await apart(db, 'select distinct tenant_id from event_outbox where created_at < $1', [old])) {
-      await db.owner.query(`delete from delivery where status <> 'retrying' and created_at < $1 ${only()}`, [before]);
-      await db.owner.query(
-        `delete from event_outbox e where fanned_out_at is not null and created_at < $1 ${only('e')} and not exists (
-           select 1 from delivery d where d.tenant_id = e.tenant_id and d.event_id = e.id)`,
-        [old],
-      );
-    }
     const unused = 'target_sealed is not null and due_at is null and leased_until is null';
-    for (const only of await apart(db, `select distinct tenant_id from delivery_lane where ${unused}`, [])) {
-      await db.owner.query(
-        `delete from delivery_lane l where ${unused} ${only('l')} and not exists (
-           select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
+    const events = async () => {
+      const due = await apart(db, 'select distinct tenant_id from event_outbox where created_at < $1', [old]);
+      await each(due, signal, async (only) => {
+        await db.owner.query(`delete from delivery where status <> 'retrying' and created_at < $1 ${only()}`, [before]);
+        await db.owner.query(
+          `delete from event_outbox e where fanned_out_at is not null and created_at < $1 ${only('e')} and not exists (
+             select 1 from delivery d where d.tenant_id = e.tenant_id and d.event_id = e.id)`,
+          [old],
+        );
+      });
+    };
+    const lanes = async () =>
+      each(await apart(db, `select distinct tenant_id from delivery_lane where ${unused}`, []), signal, (only) =>
+        db.owner.query(
+          `delete from delivery_lane l where ${unused} ${only('l')} and not exists (
+             select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
+        ),
       );
-    }
+    await each([events, lanes], signal, (forget) => forget());
   }
 
   async #fanOut(signal: AbortSignal, only: string | undefined): Promise<void> {

@@ -9,6 +9,7 @@ import type { Role, SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
@@ -287,18 +288,18 @@ export class Invitations {
   }
 
   /** Deletes long-expired links; the invitations remain in the list. */
-  async forget(): Promise<void> {
+  async forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#parts.clock.now() - EXPIRED_INVITATION_SECONDS * 1000);
     const due = `select distinct i.tenant_id from invitation i join credential c on c.tenant_id = i.tenant_id and c.id = i.id
       where c.kind = 'invitation' and i.expires_at < $1`;
-    for (const only of await apart(this.#parts.db, due, [before])) {
-      await this.#parts.db.owner.query(
+    await each(await apart(this.#parts.db, due, [before]), signal, (only) =>
+      this.#parts.db.owner.query(
         `delete from credential c using invitation i
          where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1
            ${only('c')} ${only('i')}`,
         [before],
-      );
-    }
+      ),
+    );
   }
 
   async #join(

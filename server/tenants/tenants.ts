@@ -1,4 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import type pg from 'pg';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
@@ -111,6 +112,16 @@ export class Tenants {
     );
     if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
     return settingsOf(row.settings, this.#server);
+  }
+
+  /** The same on a connection of the owner's. */
+  async settingsHeld(client: Pick<pg.ClientBase, 'query'>, tenantId: string): Promise<Settings> {
+    const { rows } = await client.query<{ settings: object }>(
+      'select settings from tenant where tenant_id = $1 for share',
+      [tenantId],
+    );
+    if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such tenant');
+    return settingsOf(rows[0].settings, this.#server);
   }
 
   /** The people of the tenant, including former ones, for lists that identify them by id. */

@@ -87,6 +87,42 @@ describe('a local host', () => {
     expect(await host.send('a', 1)).toBe('a:1');
   });
 
+  test('whoever waits for an actor to open has an answer in time, and its command is done once it is open', async () => {
+    const kind = new Adding();
+    const opening = Promise.withResolvers<void>();
+    const { open } = kind;
+    kind.open = async (tenantId) => {
+      if (tenantId === 'a') await opening.promise;
+      return open.call(kind, tenantId);
+    };
+    const host = new LocalHost(kind, { patienceMs: 30 });
+    await expect(host.send('a', 1)).rejects.toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
+    expect(await host.send('b', 1)).toBe('b:1');
+    opening.resolve();
+    await host.stop();
+    expect(kind.closed).toEqual(['a', 'b']);
+  });
+
+  test('what waits for an actor to open is bounded, and one tenant leaves room for the others', async () => {
+    const kind: ActorKind<string, number, string> = {
+      open: async (tenantId) => {
+        if (tenantId === 'a') await opening.promise;
+        return tenantId;
+      },
+      handle: async (tenantId, megabytes) => `${tenantId}:${megabytes}`,
+      size: (megabytes) => megabytes * 1024 * 1024,
+    };
+    const opening = Promise.withResolvers<void>();
+    const host = new LocalHost(kind, { patienceMs: 60_000 });
+    const waiting = [host.send('a', 10), host.send('a', 6)];
+    await expect(host.send('a', 1)).rejects.toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
+    expect(await host.send('b', 20)).toBe('b:20');
+    opening.resolve();
+    expect(await Promise.all(waiting)).toEqual(['a:10', 'a:6']);
+    // once it is open nothing waits
+    expect(await host.send('a', 1000)).toBe('a:1000');
+  });
+
   test('stop waits for commands in progress, closes the actors and refuses the rest', async () => {
     const kind = new Adding();
     const host = new LocalHost(kind);

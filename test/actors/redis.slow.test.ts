@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { BUCKETS } from '../../server/actors/buckets.ts';
+import { BUCKETS, bucketOf, ownerOf } from '../../server/actors/buckets.ts';
 import { type ActorKind, Fenced } from '../../server/actors/host.ts';
 import { RedisHost } from '../../server/actors/redis.ts';
 import { AppError } from '../../server/errors.ts';
@@ -20,12 +20,14 @@ class Authority {
   readonly written: string[] = [];
   /** How often a former owner was stopped. */
   refused = 0;
+  opening: (tenantId: string) => Promise<void> = async () => undefined;
   handling: (command: Command, fence: number) => Promise<void> = async () => undefined;
 
   kind(): ActorKind<{ tenantId: string; fence: number }, Command, { id: string; by: number }> {
     return {
       open: async (tenantId) => {
         if (tenantId === 'unknown') throw new AppError('NOT_FOUND', 'there is no such tenant');
+        await this.opening(tenantId);
         await delay(1);
         const fence = (this.fences.get(tenantId) ?? 0) + 1;
         this.fences.set(tenantId, fence);
@@ -40,6 +42,7 @@ class Authority {
         if (!this.written.includes(command.id)) this.written.push(command.id);
         return { id: command.id, by: actor.fence };
       },
+      size: ({ fill = '' }) => fill.length,
     };
   }
 }
@@ -256,6 +259,109 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     }
   });
 
+  test('a Redis that hangs is not held against the owners: once it delivers again they have their tenants', {
+    timeout: 60_000,
+  }, async () => {
+    const hanging = await TestRedis.start();
+    try {
+      const authority = new Authority();
+      // an owner is passed over for 30 s, and `until` waits for 20
+      const { owner, other } = await ownerAndOther(authority, { answerMs: 60_000, patienceMs: 15_000, url: hanging.url });
+      await other.send('t', { id: 'forwarded' });
+      expect(authority.fences.get('t')).toBe(1);
+      hanging.pause();
+      // handled where it arrived, while nothing can be sent
+      expect(await other.send('t', { id: 'meanwhile' })).toEqual({ id: 'meanwhile', by: 2 });
+      hanging.resume();
+      let n = 0;
+      const forwarded = async () => {
+        await other.send('t', { id: `again ${n++}` });
+        return owner.owned === 1 && other.owned === 0;
+      };
+      await until(forwarded, 'the owner has its tenant again');
+    } finally {
+      await Promise.all(open.splice(0).map(({ host, link }) => host.stop().then(() => link.close())));
+      await hanging.stop();
+    }
+  });
+
+  test('whoever waits for an answer has one in time, and what waits for a tenant to be opened is bounded', async () => {
+    const authority = new Authority();
+    const { owner, other } = await ownerAndOther(authority, { answerMs: 60_000, patienceMs: 2000 });
+    const processes = [owner, other].map(({ id }) => ({ id, takes: true }));
+    const ofOwner = (tenantId: string) => ownerOf(bucketOf(tenantId), processes) === owner.id;
+    const slow = Array.from({ length: 100 }, (_, n) => `slow${n}`).find(ofOwner)!;
+    const opening = Promise.withResolvers<void>();
+    authority.opening = async (tenantId) => {
+      if (tenantId === slow) await opening.promise;
+    };
+    const answerOf = (host: typeof owner, fill?: string) =>
+      host.send(slow, { id: host.id, ...(fill && { fill }) }).catch((reason: unknown) => reason);
+    const megabyte = 'x'.repeat(1024 * 1024);
+    const waiting = [owner, other].map((host) => answerOf(host));
+    const large = Array.from({ length: 17 }, () => answerOf(owner, megabyte));
+    expect(await Promise.race(large)).toMatchObject({ problem: 'UNAVAILABLE', message: expect.stringContaining('too much waits') });
+    for (const answer of await Promise.all([...waiting, ...large])) {
+      expect(answer).toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
+    }
+    await until(() => other.send('t', { id: 'meanwhile' }).catch(() => false), 'other tenants are served');
+    opening.resolve();
+  });
+
+  test('a process whose SUBSCRIBE is answered too late connects again and joins the others', {
+    timeout: 60_000,
+  }, async () => {
+    const hanging = await TestRedis.start();
+    try {
+      const link = await RedisLink.open(hanging.url, { log, secret: Buffer.alloc(32, 'a'), installation: 'test' });
+      hanging.pause();
+      // gives up on the answer; the connection itself is still there
+      const host = await RedisHost.start(new Authority().kind(), { redis: link, log });
+      open.push({ host: host as never, link });
+      hanging.resume();
+      await until(() => host.buckets === BUCKETS, 'it receives what is sent to it');
+    } finally {
+      await Promise.all(open.splice(0).map(({ host, link }) => host.stop().then(() => link.close())));
+      await hanging.stop();
+    }
+  });
+
+  test('when an owner dies, the next in rank takes its tenants without asking those that are left', async () => {
+    const authority = new Authority();
+    const all = await hosts(authority, 3, { answerMs: 60_000, patienceMs: 15_000 });
+    const rank = (tenantId: string, among: typeof all) =>
+      ownerOf(
+        bucketOf(tenantId),
+        among.map(({ id }) => ({ id, takes: true })),
+      );
+    await all[0]!.send('t', { id: 'first' });
+    const dying = all.find(({ id }) => id === rank('t', all))!;
+    const rest = all.filter((host) => host !== dying);
+    const next = rest.find(({ id }) => id === rank('t', rest))!;
+    const third = rest.find((host) => host !== next)!;
+    const linkOf = (host: typeof dying) => open.find((one) => one.host.id === host.id)!.link;
+    const channel = linkOf(third).name('node', third.id);
+    const tap = linkOf(third).subscriber.duplicate();
+    await tap.connect();
+    const heard: string[] = [];
+    tap.on('messageBuffer', (place: Buffer, sealed: Buffer) => {
+      heard.push(String(linkOf(third).unseal(String(place), sealed)));
+    });
+    await tap.subscribe(channel);
+    // as when it is killed
+    linkOf(dying).subscriber.disconnect();
+    linkOf(dying).commands.disconnect();
+    await until(() => next.buckets + third.buckets === BUCKETS, 'the others have noticed');
+    expect(await next.send('t', { id: 'second' })).toEqual({ id: 'second', by: 2 });
+    expect(heard.filter((text) => text.includes('["release",'))).toEqual([]);
+    // one that is alive is asked
+    next.leave();
+    await until(() => third.buckets === BUCKETS, 'the third has all');
+    expect(await next.send('t', { id: 'third' })).toEqual({ id: 'third', by: 3 });
+    expect(authority.refused).toBe(0);
+    tap.disconnect();
+  });
+
   test('an owner that is cut off is bypassed', { timeout: 30_000 }, async () => {
     const authority = new Authority();
     const { owner, other, linkOf } = await ownerAndOther(authority, { answerMs: 1000, patienceMs: 10_000 });
@@ -311,6 +417,53 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     await expect(owner!.send('t', { id: 'late' })).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
     expect(authority.written).toHaveLength(60);
     expect(authority.refused).toBe(0);
+  });
+
+  test('a host that leaves still serves its callers, through those that have taken over', async () => {
+    const authority = new Authority();
+    const [leaving, other] = await hosts(authority, 2, { answerMs: 60_000, patienceMs: 15_000 });
+    const tenants = Array.from({ length: 20 }, (_, i) => `t${i}`);
+    await Promise.all(tenants.map((tenant) => leaving!.send(tenant, { id: `${tenant} opened` })));
+    leaving!.leave();
+    await until(() => other!.buckets === BUCKETS, 'the other one has all buckets');
+    await Promise.all(tenants.map((tenant) => leaving!.send(tenant, { id: `${tenant} later` })));
+    expect([leaving!.owned, other!.owned, authority.written.length, authority.refused]).toEqual([0, 20, 40, 0]);
+  });
+
+  test('a host that stops opens nothing more, whatever it is still sent', async () => {
+    const authority = new Authority();
+    const [host] = await hosts(authority, 1);
+    const { link } = open[0]!;
+    const channel = link.name('node', host!.id);
+    const caller = 'x'.repeat(16);
+    const tap = link.subscriber.duplicate();
+    await tap.connect();
+    await tap.subscribe(link.name('node', caller));
+    const answers: string[] = [];
+    tap.on('messageBuffer', (place: Buffer, sealed: Buffer) => {
+      answers.push(String(link.unseal(String(place), sealed)));
+    });
+    let sent = 0;
+    const call = (tenantId: string) => {
+      const parts = [['call', ++sent, tenantId, { id: `${sent}` }]];
+      return link.commands.publish(channel, link.seal(channel, JSON.stringify({ from: caller, number: sent, parts })));
+    };
+    const stuck = Promise.withResolvers<void>();
+    const begun = Promise.withResolvers<void>();
+    authority.handling = () => {
+      begun.resolve();
+      return stuck.promise;
+    };
+    await call('busy');
+    await begun.promise;
+    const stopped = host!.stop();
+    await call('late');
+    await until(() => answers.some((answer) => answer.includes('["moved",2]')), 'it refuses the late call');
+    stuck.resolve();
+    await stopped;
+    expect([...authority.fences.keys()]).toEqual(['busy']);
+    expect(host!.owned).toBe(0);
+    tap.disconnect();
   });
 
   test('without Redis from the start it works alone, and is found when Redis comes', { timeout: 30_000 }, async () => {

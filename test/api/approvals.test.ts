@@ -519,7 +519,7 @@ test('retention erases the arguments stored and sent with holds, and no one can 
   server.clock.advance(1000);
   const young = (await open(201, proxy, { arguments_preview: { secret: 'young' } })).body;
   const before = new Date(Date.parse(String((await read(approver, young.id)).created_at)));
-  while ((await server.core.holds.forget(tenant.id, before)) > 0);
+  while ((await server.core.holds.forget(tenant.id, before, server.core.db.owner)) > 0);
   const hold = await read(approver, escrow!.id);
   expect(hold).toMatchObject({ arguments_preview: null, context_preview: null, erased: true, tool_name: 'pay' });
   const { rows } = await server.core.db.owner.query<{ text: string }>(

@@ -95,8 +95,7 @@ async function search(ctx: BenchContext, { core, url }: Program, filled: Readonl
 }
 
 async function destinations(ctx: BenchContext, program: Program, receivers: Receivers): Promise<Figure[]> {
-  // 200 is the most that a tenant may have
-  const sizes = pick(ctx, [2, 20], [2, 20, 200]);
+  const sizes = pick(ctx, [5, 50], [5, 50, 500]);
   const count = pick(ctx, 500, 3_000);
   const made = new Map<number, string>();
   for (const size of sizes) {

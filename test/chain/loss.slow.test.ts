@@ -16,6 +16,7 @@ import { commit } from '../../server/domain/kept-input.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { until } from '../helpers/until.ts';
 import { appenderOn, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
 
 const box = useDatabase();
@@ -32,9 +33,9 @@ afterEach(async () => {
 const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
 
 /** What one process knows and does. */
-function newProcess(where: string | undefined = directory) {
+function newProcess(where: string | undefined = directory, db: Pick<typeof box.db, 'owner' | 'aside'> = box.db) {
   const checkpoints = new Checkpoints({
-    db: box.db,
+    db,
     clock: systemClock,
     log: silent,
     host: 'svc.test',
@@ -397,4 +398,33 @@ test('a tenant’s file removed and the newest rows deleted: what the process ac
   await one.checkpoints.inspectAll();
   expect(() => one.checkpoints.assertOpen(tenantId, 'forensics')).toThrow(ChainClosed);
   expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 21 });
+});
+
+test('a chain that cannot be compared keeps no other from its turn, and is compared as soon as it can be', async () => {
+  const before = newProcess();
+  const [away, idle] = [await newTenant(box.db), await newTenant(box.db)];
+  for (const tenantId of [away, idle]) await before.writer.append(tenantId, eventsOf(25));
+  // the other one has records that are not signed: it is compared first
+  await before.checkpoints.take(idle, 'forensics');
+  await before.checkpoints.flushed();
+  for (const tenantId of [away, idle]) await goBack(tenantId, 5);
+  // its server does not answer
+  let back = false;
+  const { owner, aside } = box.db;
+  const query = (text: string, values?: unknown[]) =>
+    !back && values?.[0] === away ? Promise.reject(new Error('the node is away')) : owner.query(text, values);
+  const partly = new Proxy(owner, {
+    get: (target, name) => (name === 'query' ? query : Reflect.get(target, name, target)),
+  });
+  const one = newProcess(directory, { owner: partly, aside });
+  const alarms = async () => {
+    const { rows } = await sql('select tenant_id from chain_alarm where tenant_id = any($1)', [away, idle]);
+    return rows.map((row) => row.tenant_id as string).sort();
+  };
+  const inspecting = one.checkpoints.inspectAll();
+  await until(async () => (await alarms()).length === 1, 'the alarm of the one that can be compared');
+  expect(await alarms()).toEqual([idle]);
+  back = true;
+  await inspecting;
+  expect(await alarms()).toEqual([away, idle].sort());
 });

@@ -1,7 +1,9 @@
 import path from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { inTransaction } from '../../db/client.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { traceOf } from '../../server/lib/trace.ts';
+import type { LimitHit } from '../../server/policy/evaluation/limits.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
 import { Enforcer } from '../../server/proxy/decide.ts';
 import { Governance } from '../../server/proxy/governance.ts';
@@ -10,6 +12,7 @@ import type { LimitsAway } from '../../server/proxy/limits.ts';
 import { Spool } from '../../server/proxy/spool.ts';
 import { StopWatch } from '../../server/proxy/stops.ts';
 import { sql } from '../helpers/api.ts';
+import { untilBlocked } from '../helpers/locks.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { enforce, temporaryDirectory } from '../proxy/support.ts';
 
@@ -428,4 +431,32 @@ test('counters outlive everything but their windows', async () => {
   await server.core.limits.forget();
   expect(await sql(server, 'select 1 from limit_counter where tenant_id = $1', [w.tenant.id])).toEqual([]);
   expect(await sql(server, 'select 1 from limit_take where tenant_id = $1', [w.tenant.id])).toEqual([]);
+});
+
+test('what is taken counts, also where the counter of an ended window is deleted in that moment', async () => {
+  const w = await World.with(POLICY);
+  const { limits, db } = server.core;
+  const limit: LimitHit = {
+    ...{ rule_id: 'p#pay', kind: 'rate', key: 'k', limit: 1, units: 1, window_seconds: 60, chosen: false },
+  };
+  const take = () =>
+    limits.take(w.tenant.id, { id: undefined, source: 'proxy', agentId: 'bot-1', limits: [limit], checked: [] });
+  expect(await take()).toHaveProperty('taken');
+  server.clock.advance(61_000);
+  // in the moment between looking for the counter and locking it
+  await db.owner.query(
+    `create function wait_here() returns trigger language plpgsql as
+       $$ begin perform pg_advisory_xact_lock(18); return null; end $$;
+     create trigger wait_here after insert on limit_counter execute function wait_here()`,
+  );
+  onTestFinished(async () => void (await db.owner.query('drop function wait_here cascade')));
+  let taking: Promise<unknown> | undefined;
+  await inTransaction(db.owner, async (client) => {
+    await client.query('select pg_advisory_xact_lock(18)');
+    taking = take();
+    await untilBlocked(db, 1);
+    await db.aside.query('delete from limit_counter where tenant_id = $1', [w.tenant.id]);
+  });
+  expect(await taking).toHaveProperty('taken');
+  expect(await take()).toHaveProperty('exceeded');
 });

@@ -1,7 +1,9 @@
 import { expect, test } from 'vitest';
+import { inTransaction } from '../../db/client.ts';
 import { forgetInputs } from '../../server/decisions/retention.ts';
 import { commit, commitment } from '../../server/domain/kept-input.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
+import { untilBlocked } from '../helpers/locks.ts';
 import { useServer } from '../helpers/server.ts';
 
 const server = useServer({});
@@ -101,6 +103,60 @@ test('inputs and projections of decisions go with their salts, each after a time
   await job.run(new AbortController().signal);
   expect(await left(brief.id)).toEqual({});
   expect(await left(long.id)).toEqual({});
+});
+
+test('who is told that a retention was lengthened loses nothing to the one before', async () => {
+  const tenant = await server.tenant();
+  const person = await tenant.person('admin');
+  const { db, tenants, holds } = server.core;
+  const keep = (event_id: string, days: number) =>
+    db.owner.query(
+      `insert into decision_input (tenant_id, event_id, created_at, salt_b, input) values ($1, $2, $3, '\\x0b', '{}')`,
+      [tenant.id, event_id, new Date(Date.now() - days * DAY_MS)],
+    );
+  const left = async () => {
+    const kept = 'select event_id from decision_input where tenant_id = $1 order by event_id';
+    return (await db.owner.query<{ event_id: string }>(kept, [tenant.id])).rows.map(({ event_id }) => event_id);
+  };
+  const job = forgetInputs({
+    db,
+    clock: server.clock,
+    retentionDays: async (tenantId, client) => {
+      const settings = await tenants.settingsHeld(client, tenantId);
+      return { input: settings.input_retention_days, projection: settings.projection_retention_days };
+    },
+    held: {
+      forget: (tenantId, before, client) => holds.forget(tenantId, before, client),
+      oldest: (tenantId) => holds.oldestShown(tenantId),
+    },
+  });
+  const lengthen = (days: number) =>
+    server.call(200, 'PATCH /v1/settings', person, { input_retention_days: days, reason: 'more' });
+  const due = () => db.owner.query(`update tenant set erase_at = 'epoch' where tenant_id = $1`, [tenant.id]);
+  await keep('of 40 days', 40);
+  await due();
+  let erasing: Promise<void> | undefined;
+  let lengthened: Promise<unknown> | undefined;
+  await inTransaction(db.owner, async (client) => {
+    // the erasure is in the middle of it: it waits for this row
+    await client.query('select from decision_input where tenant_id = $1 for update', [tenant.id]);
+    erasing = job.run(new AbortController().signal);
+    await untilBlocked(db, 1);
+    // and the change for the erasure: it is not acknowledged before that is done
+    lengthened = lengthen(60);
+    await untilBlocked(db, 2);
+  });
+  await Promise.all([erasing, lengthened]);
+  expect(await left()).toEqual([]);
+  // another process made the change, and its notice does not come: what this one remembers is older
+  await keep('of 70 days', 70);
+  expect((await tenants.settings(tenant.id)).input_retention_days).toBe(60);
+  await db.owner.query(`update tenant set settings = settings || '{"input_retention_days": 80}' where tenant_id = $1`, [
+    tenant.id,
+  ]);
+  await due();
+  await job.run(new AbortController().signal);
+  expect(await left()).toEqual(['of 70 days']);
 });
 
 test('what is left in a record after the erasure says nothing of an amount that is guessed', () => {
