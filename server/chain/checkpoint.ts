@@ -333,7 +333,10 @@ export class Checkpoints {
     };
     for await (const chains of this.#pages()) if (!(await inspectThese(chains))) return;
     while (left.length > 0) {
-      this.#options.log.warn({ chains: left.length }, 'chains could not be compared with what is known; tried again soon');
+      this.#options.log.warn(
+        { chains: left.length },
+        'chains could not be compared with what is known; tried again soon',
+      );
       await pause(RETRY_MS, this.#stopping.signal);
       inARow = 0;
       if (!(await inspectThese(left.splice(0, MOST_IN_A_ROW)))) return;

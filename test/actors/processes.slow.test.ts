@@ -451,13 +451,10 @@ describe.skipIf(noRedis)('several processes', () => {
     // another request on its own connection, after which the first has arrived
     await fetch(`${stopping.url}/healthz`);
     stopping.signal('SIGTERM');
-    await until(
-      async () => {
-        const shares = await Promise.all(others.map((server) => server.metric('svc_buckets_owned')));
-        return shares.reduce((a, b) => a + b) === 1024;
-      },
-      'the others have all buckets',
-    );
+    await until(async () => {
+      const shares = await Promise.all(others.map((server) => server.metric('svc_buckets_owned')));
+      return shares.reduce((a, b) => a + b) === 1024;
+    }, 'the others have all buckets');
     expect(stopping.ended).toBe(false);
     socket.write(body.slice(9));
     await stopping.exited();

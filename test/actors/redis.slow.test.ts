@@ -266,7 +266,11 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     try {
       const authority = new Authority();
       // an owner is passed over for 30 s, and `until` waits for 20
-      const { owner, other } = await ownerAndOther(authority, { answerMs: 60_000, patienceMs: 15_000, url: hanging.url });
+      const { owner, other } = await ownerAndOther(authority, {
+        answerMs: 60_000,
+        patienceMs: 15_000,
+        url: hanging.url,
+      });
       await other.send('t', { id: 'forwarded' });
       expect(authority.fences.get('t')).toBe(1);
       hanging.pause();
@@ -300,7 +304,10 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     const megabyte = 'x'.repeat(1024 * 1024);
     const waiting = [owner, other].map((host) => answerOf(host));
     const large = Array.from({ length: 17 }, () => answerOf(owner, megabyte));
-    expect(await Promise.race(large)).toMatchObject({ problem: 'UNAVAILABLE', message: expect.stringContaining('too much waits') });
+    expect(await Promise.race(large)).toMatchObject({
+      problem: 'UNAVAILABLE',
+      message: expect.stringContaining('too much waits'),
+    });
     for (const answer of await Promise.all([...waiting, ...large])) {
       expect(answer).toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
     }

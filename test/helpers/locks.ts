@@ -3,14 +3,11 @@ import { until } from './until.ts';
 
 /** Resolves once so many sessions of the database wait for a lock that another one has. */
 export async function untilBlocked(db: Pick<Database, 'aside'>, sessions: number): Promise<void> {
-  await until(
-    async () => {
-      const { rows } = await db.aside.query<{ waiting: number }>(
-        `select count(*)::int as waiting from pg_stat_activity
+  await until(async () => {
+    const { rows } = await db.aside.query<{ waiting: number }>(
+      `select count(*)::int as waiting from pg_stat_activity
          where datname = current_database() and wait_event_type = 'Lock'`,
-      );
-      return rows[0]!.waiting >= sessions;
-    },
-    `${sessions} sessions wait for a lock`,
-  );
+    );
+    return rows[0]!.waiting >= sessions;
+  }, `${sessions} sessions wait for a lock`);
 }
