@@ -244,8 +244,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     const alive = new Set(processes.map(({ id }) => id));
     this.#owners = ready ? Array.from({ length: BUCKETS }, (_, number) => ownerOf(number, processes)) : [];
     for (let number = 0; number < BUCKETS; number++) {
+      const former = before[number];
       if (this.#owners[number] !== this.id) this.#vacant.delete(number);
-      else if (before[number] !== undefined && !alive.has(before[number])) this.#vacant.add(number);
+      else if (former !== undefined && !alive.has(former)) this.#vacant.add(number);
     }
     this.#leaveOthers();
   }
