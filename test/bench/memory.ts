@@ -12,8 +12,11 @@ import { proxyMemory, withProxies } from './proxy.ts';
 /** Megabytes that a process may hold. */
 const IDLE = 150;
 const LOADED = 300;
-/** After the start and after the last request: what is given back within this time counts as given back. */
-const SETTLE_MS = { quick: 3_000, usual: 8_000 };
+/**
+ * After the start and after the last request: what is given back within this time counts as given back. V8 looks for what it
+ * can give back when a process was quiet for 8 s.
+ */
+const SETTLE_MS = { quick: 3_000, usual: 15_000 };
 
 /**
  * Resident memory of the processes as they are run (`npm run worker`, the packed proxy): when nobody has asked them
