@@ -8,20 +8,30 @@ import { eventually, freePort } from './pair.ts';
 
 const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
 /** PostgreSQL refuses to run as root. */
-const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
+export const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
+
+/** Why there can be no PostgreSQL here; undefined when there can. */
+export function noPostgres(): string | undefined {
+  return existsSync(path.join(BIN, 'initdb')) ? undefined : `there is no PostgreSQL in ${BIN}`;
+}
 
 /** Why there can be no cluster here; undefined when there can. */
 export function noCitus(): string | undefined {
-  if (!existsSync(path.join(BIN, 'initdb'))) return `there is no PostgreSQL in ${BIN}`;
+  const absent = noPostgres();
+  if (absent !== undefined) return absent;
   const [share] = execFileSync(path.join(BIN, 'pg_config'), ['--sharedir'], { encoding: 'utf8' }).split('\n');
   return existsSync(path.join(share!, 'extension/citus.control')) ? undefined : `PostgreSQL in ${BIN} has no Citus`;
 }
 
 /** A node of the cluster; the first is the coordinator. */
-interface Node {
-  readonly port: number;
-  readonly data: string;
+interface Node extends Place {
   child: ChildProcess | undefined;
+}
+
+interface Place {
+  readonly port: number;
+  /** Its data directory. */
+  readonly data: string;
 }
 
 /**
@@ -53,16 +63,38 @@ export class Cluster {
     return Cluster.#start(0, settings);
   }
 
-  static async #start(nodes: number, settings: Record<string, string>): Promise<Cluster> {
+  /** One PostgreSQL on a copy of another one's data directory, which `restore` makes; it may recover from an archive first. */
+  static async restored(restore: (place: Place) => Promise<void>): Promise<Cluster> {
+    const cluster = await Cluster.#empty(0);
+    const [node] = cluster.#nodes;
+    try {
+      await restore(node!);
+      await cluster.#run(node!);
+      await eventually('PostgreSQL has recovered', async () => {
+        const [row] = await query<{ recovering: boolean }>(node!, 'select pg_is_in_recovery() as recovering');
+        return row?.recovering === false;
+      });
+      return cluster;
+    } catch (error) {
+      await cluster.stop();
+      throw error;
+    }
+  }
+
+  static async #empty(nodes: number): Promise<Cluster> {
     const home = mkdtempSync(path.join(tmpdir(), 'svc-cluster-'));
     if (NOBODY.uid !== undefined) chownSync(home, NOBODY.uid, NOBODY.gid);
     const all: Node[] = [];
     for (let n = 0; n <= nodes; n++) {
       all.push({ port: await freePort(), data: path.join(home, `node${n}`), child: undefined });
     }
-    const cluster = new Cluster(home, all);
+    return new Cluster(home, all);
+  }
+
+  static async #start(nodes: number, settings: Record<string, string>): Promise<Cluster> {
+    const cluster = await Cluster.#empty(nodes);
     try {
-      await Promise.all(all.map((node) => cluster.#make(node, settings)));
+      await Promise.all(cluster.#nodes.map((node) => cluster.#make(node, settings)));
       if (nodes > 0) await cluster.#join();
       return cluster;
     } catch (error) {
@@ -87,6 +119,11 @@ export class Cluster {
     const [coordinator, ...others] = this.#nodes;
     await query(coordinator!, `select citus_set_coordinator_host('127.0.0.1', ${coordinator!.port})`);
     for (const { port } of others) await query(coordinator!, `select citus_add_node('127.0.0.1', ${port})`);
+  }
+
+  /** Where a node is. */
+  placeOf(node = 0): Place {
+    return this.#nodes[node]!;
   }
 
   /** The database, as the owner of its tables. */

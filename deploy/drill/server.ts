@@ -6,6 +6,8 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
+import { checkpointFile, notesIn } from '../../server/chain/checkpoint-file.ts';
+import type { ChainName } from '../../server/chain/record.ts';
 import { eventually, freePort } from './pair.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
@@ -54,7 +56,9 @@ export class Server {
   /** The key of each tenant. */
   readonly #keys = new Map<string, string>();
   readonly #agents = new Map<string, string>();
-  #url = '';
+  #port = 0;
+  /** Signs the administrator in whom the first start makes, once. */
+  #link: URL | undefined;
   output = '';
 
   constructor(databaseUrl: string, settings: Record<string, string> = {}) {
@@ -69,12 +73,17 @@ export class Server {
     };
   }
 
+  get url(): string {
+    return `http://127.0.0.1:${this.#port}`;
+  }
+
+  /** Resolves when it serves. Later starts are at the same address. */
   async start(): Promise<void> {
-    const port = await freePort();
-    this.#url = `http://127.0.0.1:${port}`;
+    if (this.#port === 0) this.#port = await freePort();
+    this.#env.PORT = String(this.#port);
     const child = spawn(process.execPath, ['server/main.ts'], {
       cwd: ROOT,
-      env: { ...this.#env, PORT: String(port) },
+      env: this.#env,
       stdio: ['ignore', 'pipe', 'pipe'],
     });
     this.#child = child;
@@ -83,18 +92,27 @@ export class Server {
         this.output = (this.output + String(data)).slice(-100_000);
       });
     }
-    // the first start prints the key of the tenant that it creates
-    let key: string | undefined;
     await eventually(
       'the server is started',
-      async () => {
-        key = /svc_key_[\w-]+/.exec(this.output)?.[0];
-        return key !== undefined || child.exitCode !== null;
-      },
+      async () => child.exitCode !== null || (await fetch(`${this.url}/healthz`)).ok,
       START_MS,
     );
-    if (key === undefined) throw new Error(`the server ended: ${this.output}`);
-    this.#keys.set(DEFAULT, key);
+    if (child.exitCode !== null) throw new Error(`the server ended: ${this.output}`);
+    if (this.#keys.has(DEFAULT)) return;
+    // the first start prints the key of the tenant that it creates, and a link
+    await eventually('the server made its first tenant', async () => {
+      const [key] = /svc_key_[\w-]+/.exec(this.output) ?? [];
+      const [link] = /http\S+verify\?token=[\w-]+/.exec(this.output) ?? [];
+      if (key === undefined || link === undefined) return false;
+      this.#keys.set(DEFAULT, key);
+      this.#link = new URL(link);
+      return true;
+    });
+  }
+
+  /** Its next start is on another database. */
+  moveTo(databaseUrl: string): void {
+    this.#env.DATABASE_URL = databaseUrl;
   }
 
   /** Makes a tenant. */
@@ -105,12 +123,12 @@ export class Server {
   }
 
   async ready(): Promise<void> {
-    await eventually('the server is ready', async () => (await fetch(`${this.#url}/readyz`)).ok);
+    await eventually('the server is ready', async () => (await fetch(`${this.url}/readyz`)).ok);
   }
 
   /** Sends one event. Resolves with whether it is acknowledged; every other answer asks to send it again. */
   send(event_id: string, tenant: string): Promise<boolean> {
-    return sendEvent(this.#url, this.#keys.get(tenant), event_id);
+    return sendEvent(this.url, this.#keys.get(tenant), event_id);
   }
 
   /** Sends many events at once, or asks for one decision. Throws when they are not stored. */
@@ -133,14 +151,14 @@ export class Server {
   }
 
   #post(route: string, key: string | undefined, body: object): Promise<Response> {
-    return post(this.#url + route, key, body);
+    return post(this.url + route, key, body);
   }
 
   /** Asks again while the server asks to. Resolves with whether the chain is whole, or what it lacks. */
-  async verify(tenant = DEFAULT): Promise<{ whole: boolean; said: string }> {
+  async verify(tenant = DEFAULT, chain: ChainName = 'forensics'): Promise<{ whole: boolean; said: string }> {
     let said = '';
     await eventually('the chain is verified', async () => {
-      const response = await fetch(`${this.#url}/v1/forensics/verify`, {
+      const response = await fetch(`${this.url}/v1/${chain}/verify`, {
         headers: { authorization: `Bearer ${this.#keys.get(tenant)}` },
       });
       said = await response.text();
@@ -150,18 +168,79 @@ export class Server {
     return { whole: verified === true && linear === true, said };
   }
 
+  /** Makes an API key of the first tenant. */
+  async key(scope: string): Promise<string> {
+    const { key } = JSON.parse(await this.svc('key', 'create', '--tenant', DEFAULT, '--scopes', scope, '--json')) as {
+      key: string;
+    };
+    return key;
+  }
+
   /** Runs an operator's command. */
   async svc(...words: string[]): Promise<string> {
     const args = ['server/cli.ts', ...words];
     return (await promisify(execFile)(process.execPath, args, { cwd: ROOT, env: this.#env })).stdout;
   }
 
-  async stop(): Promise<void> {
-    const child = this.#child;
-    if (child && child.exitCode === null && child.signalCode === null) {
-      child.kill('SIGKILL');
-      await once(child, 'exit');
+  /** What `svc doctor` finds wrong. */
+  async doctor(): Promise<string[]> {
+    // it ends with 1 where it finds something
+    const said = await this.svc('doctor', '--json').catch((error: { stdout: string }) => error.stdout);
+    const { checks } = JSON.parse(said) as { checks: { check: string; level: string; detail: string }[] };
+    return checks.filter(({ level }) => level === 'FAIL').map(({ check, detail }) => `${check}: ${detail}`);
+  }
+
+  /** Does what an operator does about chains that are closed. Resolves with how many decisions are known to be lost. */
+  async acceptLosses(chains: readonly string[], reason: string): Promise<number> {
+    let lost = 0;
+    // the audit chain is first: the acceptance of the other is recorded in it
+    for (const chain of chains.toSorted()) {
+      const words = ['--tenant', DEFAULT, '--chain', chain, '--reason', reason, '--json'];
+      const accepted = JSON.parse(await this.svc('chain', 'accept-loss', ...words)) as {
+        kept_seq: number;
+        lost_seq: number;
+      };
+      if (chain === 'forensics') lost = accepted.lost_seq - accepted.kept_seq;
     }
+    return lost;
+  }
+
+  /** The newest record that the checkpoint file of the decisions names. */
+  async filed(): Promise<number> {
+    let newest = 0;
+    const file = checkpointFile(path.join(this.#dir, 'checkpoints'), DEFAULT, 'forensics');
+    for await (const { seq } of notesIn(file)) newest = Math.max(newest, seq);
+    return newest;
+  }
+
+  /** Has a policy enforced at once, as the administrator whom the first start made. */
+  async enforce(id: string, dsl_source: string): Promise<void> {
+    const { pathname, search, origin } = this.#link!;
+    const signedIn = await fetch(this.url + pathname + search, { redirect: 'manual' });
+    const headers = {
+      cookie: signedIn.headers.get('set-cookie')!.split(';')[0]!,
+      origin,
+      'content-type': 'application/json',
+    };
+    for (const [route, body] of [
+      ['/v1/policies', { id, dsl_source }],
+      [`/v1/policies/${id}/break-glass`, { reason: 'drill' }],
+    ] as const) {
+      const answer = await fetch(this.url + route, { method: 'POST', headers, body: JSON.stringify(body) });
+      if (!answer.ok) throw new Error(`${route} was answered ${answer.status}: ${await answer.text()}`);
+    }
+  }
+
+  /** Ends it at once. */
+  async kill(): Promise<void> {
+    const child = this.#child;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  }
+
+  async stop(): Promise<void> {
+    await this.kill();
     rmSync(this.#dir, { recursive: true, force: true });
   }
 }
