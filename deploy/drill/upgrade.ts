@@ -1,26 +1,28 @@
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { chmodSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs';
+import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { parseArgs } from 'node:util';
+import { parseArgs, promisify } from 'node:util';
 import pg from 'pg';
 import { type EmbeddedPostgres, startEmbedded } from '../../db/embedded.ts';
 import { eventually, freePort } from './pair.ts';
 import { Load, sendEvent } from './server.ts';
 
-const HELP = `Usage: npm run drill:upgrade -- [--from COMMIT] [--processes N] [--tenants N] [--seconds N] [--writers N] [--json]
+const HELP = `Usage: npm run drill:upgrade -- [--from COMMIT] [--migration] [--processes N] [--tenants N] [--seconds N] [--writers N] [--json]
 
 Starts a PostgreSQL, a Redis and some servers of an older version, writes decisions of several tenants through all of
-them, and replaces one server after the other by this version: the new one starts, then the old one gets SIGTERM. Counts
-what was acknowledged, lost and stored twice, and how evenly the servers share the tenants at the end. Everything runs
-on loopback in a directory of its own, which is removed at the end. Nothing of an installation is touched. redis-server
-must be on the PATH.
+them, runs the migrations of this version, and replaces one server after the other by it: the new one starts, then the
+old one gets SIGTERM. Counts what was acknowledged, lost and stored twice, and how evenly the servers share the tenants
+at the end. Everything runs on loopback in a directory of its own, which is removed at the end. Nothing of an
+installation is touched. redis-server must be on the PATH.
 
-  --from COMMIT    the older version (default: the commit before, if its database schema is the same; else, and without a
-                   history, a copy of this one)
+  --from COMMIT    the older version (default: the newest commit with another program whose migrations and dependencies
+                   are the same; where there is none, a copy of this one). Its migrations must be among those of this
+                   version, with the same text
+  --migration      give this version one more migration, which changes a table that every decision is written to
   --processes N    how many servers (default 2)
   --tenants N      whose decisions are written (default 4)
   --seconds N      how long decisions are written before and after each step (default 2)
@@ -32,6 +34,7 @@ Exits with 0 when nothing acknowledged is missing or there twice, and no server 
 const { values: flags } = parseArgs({
   options: {
     from: { type: 'string' },
+    migration: { type: 'boolean', default: false },
     processes: { type: 'string', default: '2' },
     tenants: { type: 'string', default: '4' },
     seconds: { type: 'string', default: '2' },
@@ -57,11 +60,13 @@ async function drill(): Promise<number> {
   // PostgreSQL runs as another user when this is root
   chmodSync(home, 0o755);
   const older = olderVersion(home);
-  say(`from ${older.name} to this one`);
   let database: EmbeddedPostgres | undefined;
   let redis: ChildProcess | undefined;
   const running: Server[] = [];
   try {
+    const newer = newerVersion(home);
+    const migrations = migrationsBetween(older, newer);
+    say(`from ${older.name} to this one, with ${migrations.length === 0 ? 'no migration' : migrations.join(', ')}`);
     database = await startEmbedded({ dataDir: path.join(home, 'database'), databases: ['svc'] });
     const redisPort = await freePort();
     redis = spawn('redis-server', ['--port', String(redisPort), '--bind', '127.0.0.1', '--save', '', '--dir', home], {
@@ -96,8 +101,11 @@ async function drill(): Promise<number> {
     };
     const load = new Load(balancer, writers, [...keys.keys()], REST_MS);
     await delay(seconds * 1000);
+    await run(newer, { ...env, SVC_DATA_DIR: path.join(home, 'data') }, 'migrate');
+    say(`migrated, ${load.count} acknowledged so far`);
+    await delay(seconds * 1000);
     for (const server of old) {
-      await start(ROOT);
+      await start(newer);
       await delay(seconds * 1000);
       const status = await server.stop();
       say(`replaced ${server.url}: it ended with ${status}, ${load.count} acknowledged so far`);
@@ -111,6 +119,7 @@ async function drill(): Promise<number> {
     const result = {
       ok,
       from: older.name,
+      migrations,
       acknowledged: load.acknowledged.size,
       tried_again: load.triedAgain,
       lost,
@@ -136,22 +145,18 @@ async function drill(): Promise<number> {
   }
 }
 
-/** The directory of the version to start with. */
-function olderVersion(home: string): { name: string; directory: string; remove(): void } {
-  const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: 'pipe' }).trim();
-  const copy = { name: 'a copy of this version', directory: ROOT, remove: () => undefined };
-  let commit = flags.from;
-  if (commit === undefined) {
-    try {
-      const schemas = ['HEAD', 'HEAD~1'].map((name) => git('rev-parse', `${name}:db/migrations`));
-      const packages = ['HEAD', 'HEAD~1'].map((name) => git('rev-parse', `${name}:package-lock.json`));
-      const unchanged = git('status', '--porcelain', 'db/migrations') === '';
-      if (schemas[0] !== schemas[1] || packages[0] !== packages[1] || !unchanged) return copy;
-      commit = 'HEAD~1';
-    } catch {
-      return copy;
-    }
-  }
+const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: 'pipe' }).trim();
+
+interface Version {
+  name: string;
+  directory: string;
+  remove(): void;
+}
+
+/** The version to start with. */
+function olderVersion(home: string): Version {
+  const commit = flags.from ?? comparable();
+  if (commit === undefined) return { name: 'a copy of this version', directory: ROOT, remove: () => undefined };
   const directory = path.join(home, 'older');
   git('worktree', 'add', '--quiet', '--detach', directory, commit);
   symlinkSync(path.join(ROOT, 'node_modules'), path.join(directory, 'node_modules'));
@@ -160,6 +165,76 @@ function olderVersion(home: string): { name: string; directory: string; remove()
     directory,
     remove: () => void git('worktree', 'remove', '--force', directory),
   };
+}
+
+/** The newest commit that has another program than this directory, on the same database, with the same packages. */
+function comparable(): string | undefined {
+  const differs = (commit: string, ...files: string[]) =>
+    spawnSync('git', ['diff', '--quiet', commit, '--', ...files], { cwd: ROOT }).status !== 0;
+  try {
+    const commits = git('rev-list', '--max-count=200', 'HEAD').split('\n');
+    return commits.find(
+      (commit) => !differs(commit, 'db/migrations', 'package-lock.json') && differs(commit, 'server', 'machines', 'db'),
+    );
+  } catch {
+    // without a history
+    return undefined;
+  }
+}
+
+/** The directory of this version, or with --migration of a copy that has one more. */
+function newerVersion(home: string): string {
+  if (!flags.migration) return ROOT;
+  const directory = path.join(home, 'newer');
+  mkdirSync(directory);
+  const files = 'git ls-files -z --cached --others --exclude-standard';
+  execFileSync('sh', ['-c', `${files} | tar cf - --null --ignore-failed-read -T - | tar xf - -C "$0"`, directory], {
+    cwd: ROOT,
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  symlinkSync(path.join(ROOT, 'node_modules'), path.join(directory, 'node_modules'));
+  const place = path.join(directory, 'db/migrations');
+  writeFileSync(
+    path.join(place, '9999-drill.ts'),
+    `import { Migration } from '@mikro-orm/migrations';
+export class Drill extends Migration {
+  override name = '9999-drill';
+  override up(): void {
+    this.addSql('alter table forensic_record add column drill text');
+  }
+}
+`,
+  );
+  const index = readFileSync(path.join(place, 'index.ts'), 'utf8');
+  const last = '\n];\n';
+  if (index.split(last).length !== 2) throw new Error('db/migrations/index.ts is not what it was');
+  const more = `\n  { name: '9999-drill', class: Drill },${last}`;
+  writeFileSync(path.join(place, 'index.ts'), `import { Drill } from './9999-drill.ts';\n${index.replace(last, more)}`);
+  return directory;
+}
+
+/** The names of the migrations that the newer version has and the older one lacks. Throws where they cannot share a database. */
+function migrationsBetween(older: Version, newer: string): string[] {
+  const script = `import('./db/migrations/index.ts').then((all) => console.log(JSON.stringify([...all.migrationChecksums()])))`;
+  const of = (cwd: string) =>
+    new Map(
+      JSON.parse(execFileSync(process.execPath, ['-e', script], { cwd, encoding: 'utf8' })) as [string, string][],
+    );
+  const [then, now] = [of(older.directory), of(newer)];
+  const others = [...then].filter(([name, checksum]) => now.get(name) !== checksum).map(([name]) => name);
+  if (others.length > 0) {
+    throw new Error(
+      `${older.name} has other migrations (${others.join(', ')}): it cannot share a database with this version. ` +
+        'Until the first release they change in place; choose a commit since the last such change',
+    );
+  }
+  return [...now.keys()].filter((name) => !then.has(name));
+}
+
+/** Runs an operator's command of a version. Resolves with what it prints. */
+async function run(directory: string, env: Record<string, string>, ...words: string[]): Promise<string> {
+  const args = ['server/cli.ts', ...words];
+  return (await promisify(execFile)(process.execPath, args, { cwd: directory, env })).stdout;
 }
 
 /** Resolves with the part of the tenants that each server owns, when they own all of them and about as many. */
@@ -225,18 +300,8 @@ class Server {
 
   /** Resolves with the admin key of a new tenant. */
   async createTenant(id: string): Promise<string> {
-    const args = ['server/cli.ts', 'tenant', 'create', '--id', id, '--name', id, '--admin-email', 'drill@example.test'];
-    const child = spawn(process.execPath, [...args, '--json'], {
-      cwd: this.#directory,
-      env: this.#env,
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    let text = '';
-    child.stdout.on('data', (data) => {
-      text += data;
-    });
-    const [status] = await once(child, 'close');
-    if (status !== 0) throw new Error(`a tenant was not created: ${text}`);
+    const words = ['--id', id, '--name', id, '--admin-email', 'drill@example.test', '--json'];
+    const text = await run(this.#directory, this.#env, 'tenant', 'create', ...words);
     return (JSON.parse(text) as { api_key: string }).api_key;
   }
 
