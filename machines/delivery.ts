@@ -47,7 +47,7 @@ export const JITTER = 0.2;
 export const WINDOW_MS = 24 * HOUR;
 
 export interface DeliveryContext {
-  /** When it was queued, or requeued manually: the start of its 24 hours. */
+  /** When it was queued, or requeued manually, or its subscription resumed: the start of its 24 hours. */
   startedAt: number;
   /** Total attempts. */
   attempts: number;
@@ -69,8 +69,10 @@ export type DeliveryEvent =
       /** Milliseconds requested by the destination; the pause is at least this long. */
       retryAfter?: number;
     }
-  /** The subscription was paused or can no longer receive anything. */
+  /** The subscription was disabled, or its queue took no more, or no longer kept it. */
   | { type: 'stop'; at: number; reason: string }
+  /** The subscription was resumed after a pause, in which no attempts were made. */
+  | { type: 'resume'; at: number }
   /** A person requested an immediate resend. */
   | { type: 'redeliver'; at: number };
 
@@ -120,7 +122,7 @@ export const deliveryMachine = definition.createMachine({
   initial: 'retrying',
   states: {
     retrying: {
-      description: 'waiting for the next attempt, or for the current one to finish',
+      description: 'waiting for the next attempt, for the current one to finish, or for the subscription to be resumed',
       entry: wake,
       on: {
         attempted: [
@@ -130,6 +132,7 @@ export const deliveryMachine = definition.createMachine({
           { actions: ['countFailure', wake] },
         ],
         stop: { target: 'failed', actions: 'noteStop' },
+        resume: { actions: ['restart', wake] },
         redeliver: { actions: ['restart', wake] },
       },
     },
@@ -139,7 +142,7 @@ export const deliveryMachine = definition.createMachine({
       on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },
     failed: {
-      description: 'no further attempts: 24 hours passed, the destination is blocked, or the subscription was paused',
+      description: 'no further attempts: 24 hours passed, the destination is blocked, or the subscription was disabled or paused for too long',
       entry: wake,
       on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },

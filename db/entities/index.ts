@@ -481,8 +481,11 @@ export const Subscription = defineEntity({
     /** Empty means every type. */
     eventTypes: p.array(),
     active: p.boolean(),
-    /** When it was created or last resumed: what happened before is not told. */
-    activeSince: time(),
+    /**
+     * Events from then on are queued, also while it is paused. Null where none are: it was created paused and never resumed, or
+     * the server disabled it.
+     */
+    queuesSince: time().nullable(),
     destinationConfig: p.json<DestinationConfig>().columnType('jsonb'),
     /** When the server itself stopped sending there, and why. */
     disabledAt: time().nullable(),

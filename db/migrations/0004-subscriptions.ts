@@ -20,7 +20,7 @@ export class Subscriptions extends Migration {
         previous_secret_until timestamptz(3),
         event_types text[] not null,
         active boolean not null,
-        active_since timestamptz(3) not null,
+        queues_since timestamptz(3),
         destination_config jsonb not null,
         disabled_at timestamptz(3),
         disabled_reason text,
@@ -32,7 +32,9 @@ export class Subscriptions extends Migration {
         check (secret_sealed is not null or previous_secret_sealed is null),
         check ((previous_secret_sealed is null) = (previous_secret_until is null)),
         check ((disabled_at is null) = (disabled_reason is null)),
-        check (not (active and disabled_at is not null))
+        check (not (active and disabled_at is not null)),
+        check (not (active and queues_since is null)),
+        check (queues_since is null or disabled_at is null)
       )`);
     // One row for each destination: a subscription (of the same id), or a notify target of holds, whose URL is here. Who
     // holds the lease is the only one that sends there; whatever takes the lease away raises the fence.

@@ -54,7 +54,8 @@ const MACHINES = {
     about: 'The lifecycle of a delivery: one event for one destination',
     senders: {
       attempted: { by: 'the worker that made the attempt' },
-      stop: 'PATCH /v1/subscriptions/{id}',
+      stop: { by: 'the server, when the subscription is disabled, or its queue is full or too old' },
+      resume: 'PATCH /v1/subscriptions/{id}',
       redeliver: 'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver',
     } satisfies Record<DeliveryEvent['type'], Sender>,
   },

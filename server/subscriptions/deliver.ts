@@ -27,7 +27,7 @@ import { typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './fan-out.ts';
 import { type StoredOutcome, storeOutcomes, unflushed } from './outcomes.ts';
 import { openDestination } from './subscription-row.ts';
-import type { Subscriptions, SubscriptionView } from './subscriptions.ts';
+import { keptSince, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
 
 /** Longer than an attempt and its commit can take. After a crash, other processes take over when the lease expires. */
 const LEASE_MS = 30_000;
@@ -90,7 +90,7 @@ interface Queued
   payload: Payload;
 }
 
-/** The subscription of a lane; nulls where it has none, or it is inactive. */
+/** The subscription of a lane; nulls where it has none, or it is not active. */
 interface Held {
   /** Which of the lanes, from 1. */
   n: number;
@@ -114,6 +114,8 @@ interface Work {
 interface Release {
   lane: Lane;
   notBefore: number | undefined;
+  /** Nothing is sent there before somebody says so. */
+  idle: boolean;
 }
 
 export interface DeliverParts {
@@ -169,9 +171,21 @@ export class Deliverer {
     ];
   }
 
-  /** Deletes finished deliveries after 30 days, and events without deliveries after an hour. */
+  /**
+   * Deletes finished deliveries after 30 days, and events without deliveries after an hour. Ends what waits for too long for a
+   * paused subscription.
+   */
   async forget(signal?: AbortSignal): Promise<void> {
-    const { db } = this.#parts;
+    const { db, subscriptions } = this.#parts;
+    const waiting = async () => {
+      const { rows } = await db.owner.query<{ tenant_id: string; id: string }>(
+        `select s.tenant_id, s.id from subscription s where not s.active and exists (
+           select from delivery d where d.tenant_id = s.tenant_id and d.lane_id = s.id and d.status = 'retrying'
+             and (s.disabled_at is not null or (d.machine_context->>'startedAt')::double precision < $1))`,
+        [keptSince(this.#now()).getTime()],
+      );
+      await each(rows, signal, ({ tenant_id, id }) => subscriptions.trim(tenant_id, id));
+    };
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
     const old = new Date(this.#now() - 3600_000);
     const unused = 'target_sealed is not null and due_at is null and leased_until is null';
@@ -193,7 +207,7 @@ export class Deliverer {
              select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
         ),
       );
-    await each([events, lanes], signal, (forget) => forget());
+    await each([waiting, events, lanes], signal, (forget) => forget());
   }
 
   async #fanOut(signal: AbortSignal, only: string | undefined): Promise<void> {
@@ -283,14 +297,14 @@ export class Deliverer {
   /** Sends the due deliveries of a lane one by one until there are no more, then releases the lane. */
   async #serve(lane: Lane, signal: AbortSignal): Promise<void> {
     let notBefore: number | undefined;
+    let idle = false;
     for (let more = true; more; ) {
       const work = await this.#loads.add(lane);
       if (!work) return;
       const { held, queued } = work;
       const target = this.#target(lane, held);
       if (!target) {
-        // left over when a process died while pausing the subscription
-        await this.#parts.subscriptions.stopRest(lane.tenant_id, lane.id);
+        idle = true;
         break;
       }
       more = queued.length === BATCH;
@@ -304,7 +318,7 @@ export class Deliverer {
       }
       await this.#stored(lane);
     }
-    await this.#releases.add({ lane, notBefore });
+    await this.#releases.add({ lane, notBefore, idle });
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
       setTimeout(() => this.#work.call(), notBefore - this.#now()).unref();
     }
@@ -409,7 +423,7 @@ export class Deliverer {
     return found;
   }
 
-  /** The lane's destination; undefined while its subscription is inactive. */
+  /** The lane's destination; undefined while its subscription is not active. */
   #target(lane: Lane, row: Held): Target | undefined {
     const { box, appUrl } = this.#parts;
     const { tenant_id: tenantId, id } = lane;
@@ -592,14 +606,15 @@ export class Deliverer {
     // locks several lanes in id order, as all do that lock several
     await this.#parts.db.owner.query(
       `with x as (
-          select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[]) x (tenant_id, id, fence, not_before)
+          select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
+            x (tenant_id, id, fence, not_before, idle)
         ), held as materialized (
-          select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before from delivery_lane l
+          select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before, x.idle from delivery_lane l
           join x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
           order by l.tenant_id, l.id for no key update of l
         )
         update delivery_lane l set leased_until = null, not_before = h.not_before,
-          due_at = case when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
+          due_at = case when h.idle then null when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
         from held h cross join lateral (
           select min(d.next_attempt_at) as at from delivery d
           where d.tenant_id = h.tenant_id and d.lane_id = h.id and d.status = 'retrying' ${only('d')}) next
@@ -609,6 +624,7 @@ export class Deliverer {
         releases.map(({ lane }) => lane.id),
         releases.map(({ lane }) => lane.fence),
         releases.map(({ notBefore }) => (notBefore === undefined ? null : new Date(notBefore))),
+        releases.map(({ idle }) => idle),
       ],
     );
   }

@@ -133,7 +133,10 @@ export class Deliveries {
     return {
       state: row.status,
       version: row.machine_version,
-      refusals: { redeliver: subscription.active ? null : { code: 'INVALID_STATUS', detail: PAUSED } },
+      refusals: {
+        redeliver: subscription.active ? null : { code: 'INVALID_STATUS', detail: PAUSED },
+        resume: subscription.active ? { code: 'INVALID_STATUS', detail: 'the subscription is not paused' } : null,
+      },
     };
   }
 
@@ -192,38 +195,55 @@ export class Deliveries {
   }
 }
 
-/** The maximum number of deliveries that one transaction stops. */
-export const STOP_BATCH = 2000;
+/** The maximum number of deliveries that one transaction changes. */
+export const STEP_BATCH = 2000;
 
-/** Stops the waiting deliveries of a lane. Resolves to their number, at most STOP_BATCH per call. */
-export async function stopWaiting(
+/** Which waiting deliveries of a lane. */
+export interface Waiting {
+  tenantId: string;
+  laneId: string;
+  /** Those of later events. */
+  after?: string | undefined;
+  /** Those that were queued, or queued again, before. */
+  queuedBefore?: Date | undefined;
+}
+
+/**
+ * Takes a step with waiting deliveries of a lane, at most STEP_BATCH of them, in the order of their events. Resolves to their
+ * number and the last event.
+ */
+export async function stepWaiting(
   em: EntityManager,
   notices: Notices,
-  at: { now: Date; tenantId: string; laneId: string },
-  reason: string,
-): Promise<number> {
-  const { now, tenantId, laneId } = at;
-  const rows = await em.execute<Pick<DeliveryRow, 'id' | 'status' | 'machine_context' | 'machine_version'>[]>(
-    `select id, status, machine_context, machine_version from delivery
-     where tenant_id = ? and lane_id = ? and status = 'retrying' order by event_id limit ${STOP_BATCH} for update`,
-    [tenantId, laneId],
+  { tenantId, laneId, after, queuedBefore }: Waiting,
+  event: Extract<DeliveryEvent, { type: 'stop' | 'resume' }>,
+): Promise<{ count: number; last: string | undefined }> {
+  type Row = Pick<DeliveryRow, 'id' | 'event_id' | 'status' | 'machine_context' | 'machine_version'>;
+  const rows = await em.execute<Row[]>(
+    `select id, event_id, status, machine_context, machine_version from delivery
+     where tenant_id = ? and lane_id = ? and status = 'retrying' and event_id > ?
+       and (?::double precision is null or (machine_context->>'startedAt')::double precision < ?)
+     order by event_id limit ${STEP_BATCH} for update`,
+    [tenantId, laneId, after ?? '', queuedBefore?.getTime() ?? null, queuedBefore?.getTime() ?? null],
   );
-  if (rows.length === 0) return 0;
-  const event: DeliveryEvent = { type: 'stop', at: now.getTime(), reason };
-  const stopped = rows.map(({ id, status: state, machine_context: context, machine_version: version }) => {
+  if (rows.length === 0) return { count: 0, last: undefined };
+  const stepped = rows.map(({ id, status: state, machine_context: context, machine_version: version }) => {
     const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
     const step: Step = { event, state: next.value, context: next.context };
     afterCommit(em, () => notices.tellHere('delivery', tenantId, id, [step]));
-    return { id, status: next.value, context: next.context };
+    return { id, status: next.value, context: next.context, next_at: dateOf(next.context.nextAt) };
   });
   await em.execute(
-    `update delivery d set status = x.status, next_attempt_at = null, failure_reason = ?, machine_context = x.context
-     from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb)
+    `update delivery d set status = x.status, next_attempt_at = x.next_at, machine_context = x.context,
+       failure_reason = coalesce(?, d.failure_reason)
+     from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb, next_at timestamptz)
      where d.tenant_id = ? and d.id = x.id`,
-    [reason, JSON.stringify(stopped), tenantId],
+    [event.type === 'stop' ? event.reason : null, JSON.stringify(stepped), tenantId],
   );
-  return stopped.length;
+  return { count: rows.length, last: rows.at(-1)!.event_id };
 }
+
+const dateOf = (ms: number | null) => (ms === null ? null : new Date(ms));
 
 function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
   const time = (at: Date | string | null) => (at === null ? null : new Date(at).toISOString());

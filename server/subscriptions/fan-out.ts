@@ -2,7 +2,7 @@ import type pg from 'pg';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { createDelivery, DELIVERY_MACHINE_VERSION } from '../../machines/delivery.ts';
+import { createDelivery, DELIVERY_MACHINE_VERSION, type DeliverySnapshot, stepDelivery } from '../../machines/delivery.ts';
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
@@ -14,6 +14,11 @@ const BATCH = 200;
 const MOST = 2000;
 /** Tenants handled per round. */
 const TENANTS = 50;
+/**
+ * How many deliveries wait for a paused subscription. Of later events, a delivery is listed as failed, so that the queue that
+ * is sent when it is resumed has no gap, and the rest can be sent again.
+ */
+export const MOST_PAUSED = 10_000;
 /** The limit of the API; more targets can only come from a manipulated row. */
 const MAX_TARGETS = 20;
 
@@ -26,15 +31,15 @@ interface Planned {
   eventType: string;
 }
 
-/** A delivery and its first step. */
+/** A delivery and its first steps. */
 interface CreatedDelivery {
   id: string;
-  step: Step;
+  steps: Step[];
 }
 
 /**
- * Creates deliveries for waiting events: one for each subscription that wants the type, was active at the time of the
- * event and still is, and one for each notify target of a hold. All deliveries of an event are committed together. Any
+ * Creates deliveries for waiting events: one for each subscription that wants the type and queued events at the time of the
+ * event and still does, and one for each notify target of a hold. All deliveries of an event are committed together. Any
  * number of processes may run this concurrently; a lock ensures that only one handles a tenant. Resolves to the number
  * of events. `only`: of this tenant alone.
  */
@@ -58,8 +63,8 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     const waiting = lock[0]!.mine ? await waitingEvents(client, tenantId) : [];
     if (waiting.length === 0) return { events: 0, made: [] };
     const { rows: subscriptions } = await client.query<Subscriber>(
-      `select id, destination_type, event_types, active_since from subscription
-         where tenant_id = $1 and active order by id`,
+      `select id, destination_type, event_types, queues_since from subscription
+         where tenant_id = $1 and queues_since is not null order by id`,
       [tenantId],
     );
     const planned: Planned[] = [];
@@ -69,7 +74,7 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
       if (planned.length >= MOST) break;
       taken.push(eventId);
       for (const subscription of subscriptions) {
-        if (subscription.active_since > created_at || !wants(subscription, eventType)) continue;
+        if (subscription.queues_since > created_at || !wants(subscription, eventType)) continue;
         planned.push({ laneId: subscription.id, eventId, eventType });
       }
       for (const url of new Set(targetsOf(urls))) {
@@ -86,7 +91,7 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     ]);
     return { events: taken.length, made };
   });
-  for (const { id, step } of made) db.notices.tellHere('delivery', tenantId, id, [step]);
+  for (const { id, steps } of made) db.notices.tellHere('delivery', tenantId, id, steps);
   return events;
 }
 
@@ -94,7 +99,7 @@ interface Subscriber {
   id: string;
   destination_type: DestinationType;
   event_types: string[];
-  active_since: Date;
+  queues_since: Date;
 }
 
 /** A subscription that names no types gets every event, except that people get no events for programs. */
@@ -134,45 +139,82 @@ async function insert(
       [tenantId, laneId, box.seal(url, targetPlace(tenantId, laneId))],
     );
   }
-  // A subscription deleted in the meantime has no lane, and a paused one gets nothing. Lanes are locked in id order
+  // A subscription deleted in the meantime has no lane, and a disabled one gets nothing. Lanes are locked in id order
   // before anything refers to them, so that a pause happens entirely before or entirely after this.
   const { rows: open } = await client.query<{ id: string }>(
     `select l.id from delivery_lane l
      where l.tenant_id = $1 and l.id = any($2) order by l.id for no key update`,
     [tenantId, [...new Set(planned.map(({ laneId }) => laneId))]],
   );
-  const { rows: active } = await client.query<{ id: string }>(
-    'select id from subscription where tenant_id = $1 and active',
+  const { rows: subscriptions } = await client.query<{ id: string; active: boolean }>(
+    'select id, active from subscription where tenant_id = $1 and queues_since is not null',
     [tenantId],
   );
-  const takes = new Set(active.map(({ id }) => id));
-  const lanes = new Set(open.map(({ id }) => id).filter((id) => targets.has(id) || takes.has(id)));
-  const rows = planned.filter(({ laneId }) => lanes.has(laneId));
+  const active = new Map(subscriptions.map((row) => [row.id, row.active]));
+  const lanes = open.map(({ id }) => id).filter((id) => targets.has(id) || active.has(id));
+  const room = await roomOf(
+    client,
+    tenantId,
+    lanes.filter((id) => active.get(id) === false),
+  );
+  const queued = stepOf({ type: 'xstate.init' }, snapshot);
+  const event = { type: 'stop', at: now, reason: QUEUE_FULL } as const;
+  const refused = stepOf(event, stepDelivery(snapshot, event)[0]);
+  const taken = new Set(lanes);
+  const rows = planned
+    .filter(({ laneId }) => taken.has(laneId))
+    .map((row) => {
+      const left = room.get(row.laneId);
+      if (left !== undefined) room.set(row.laneId, left - 1);
+      return { ...row, id: newId('dlv', now), full: left !== undefined && left <= 0 };
+    });
   if (rows.length === 0) return [];
-  const { rows: made } = await client.query<{ id: string }>(
+  const { rows: made } = await client.query<{ id: string; status: string }>(
     `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
-       attempts, next_attempt_at, created_at)
-     select $1, x.id, x.lane_id, x.event_id, x.event_type, $6, $7, $8, 0, $9, $9
-     from unnest($2::text[], $3::text[], $4::text[], $5::text[]) x (id, lane_id, event_id, event_type)
-     on conflict do nothing returning id`,
+       attempts, failure_reason, next_attempt_at, created_at)
+     select $1, x.id, x.lane_id, x.event_id, x.event_type,
+       case when x.is_full then $9 else $7 end, $11, case when x.is_full then $10::jsonb else $8::jsonb end,
+       0, case when x.is_full then $13 end, case when x.is_full then null else $12::timestamptz end, $12
+     from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean[]) x (id, lane_id, event_id, event_type, is_full)
+     on conflict do nothing returning id, status`,
     [
       tenantId,
-      rows.map(() => newId('dlv', now)),
+      rows.map(({ id }) => id),
       rows.map(({ laneId }) => laneId),
       rows.map(({ eventId }) => eventId),
       rows.map(({ eventType }) => eventType),
-      snapshot.value,
+      rows.map(({ full }) => full),
+      queued.state,
+      JSON.stringify(queued.context),
+      refused.state,
+      JSON.stringify(refused.context),
       DELIVERY_MACHINE_VERSION,
-      JSON.stringify(snapshot.context),
       at,
+      QUEUE_FULL,
     ],
   );
   await client.query(
     'update delivery_lane set due_at = least(coalesce(due_at, $3), $3) where tenant_id = $1 and id = any($2)',
-    [tenantId, [...lanes], at],
+    [tenantId, lanes.filter((id) => active.get(id) !== false), at],
   );
-  const step = { event: { type: 'xstate.init' }, state: snapshot.value, context: snapshot.context };
-  return made.map(({ id }) => ({ id, step }));
+  return made.map(({ id, status }) => ({ id, steps: status === queued.state ? [queued] : [queued, refused] }));
+}
+
+const QUEUE_FULL = `The subscription was paused, and ${MOST_PAUSED.toLocaleString('en-US')} events waited for it already.`;
+
+const stepOf = (event: { type: string }, { value, context }: DeliverySnapshot): Step => ({ event, state: value, context });
+
+/** How many more deliveries may wait in each of these lanes. */
+async function roomOf(client: pg.PoolClient, tenantId: string, laneIds: readonly string[]): Promise<Map<string, number>> {
+  if (laneIds.length === 0) return new Map();
+  const { rows } = await client.query<{ id: string; waiting: number }>(
+    `select x.id, w.waiting from unnest($2::text[]) x (id) cross join lateral (
+       select count(*)::int as waiting from (
+         select from delivery d where d.tenant_id = $1 and d.lane_id = x.id and d.status = 'retrying' limit ${MOST_PAUSED}
+       ) d) w`,
+    [tenantId, laneIds],
+  );
+  return new Map(rows.map(({ id, waiting }) => [id, MOST_PAUSED - waiting]));
 }
 
 /** The lane of a notify target, shared by all holds of the tenant with the same URL. */

@@ -26,6 +26,7 @@ const SubscriptionOut = z
     destination_type: z.enum(DESTINATION_TYPES),
     event_types: z.array(z.string()).describe(EVERY),
     active: z.boolean(),
+    queues: z.boolean().describe('whether events are queued for it: also while it is paused, unless it was created so'),
     destination_config: DestinationConfigOut,
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
@@ -122,7 +123,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
   const change = {
     summary: 'Change the given fields: url, secret, event_types, active, destination_config',
     description:
-      'Pausing (active: false) stops all queued deliveries. After a new secret, the previous one also signs until the overlap ends.',
+      'While it is paused (active: false), nothing is sent; events are queued for 7 days, up to 10,000, and sent in order when it is resumed. After a new secret, the previous one also signs until the overlap ends.',
     tag,
     problems: ['NOT_FOUND'] as const,
   };

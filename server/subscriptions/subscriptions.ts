@@ -12,7 +12,7 @@ import { type Egress, EgressError } from '../lib/egress.ts';
 import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
 import { attempt, type Outcome } from './attempt.ts';
-import { STOP_BATCH, stopWaiting } from './deliveries.ts';
+import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
 export interface SubscriptionInput {
@@ -38,6 +38,8 @@ export interface SubscriptionView {
   destination_type: DestinationType;
   event_types: string[];
   active: boolean;
+  /** Whether events are queued for it. */
+  queues: boolean;
   destination_config: DestinationConfig;
   created_at: string;
   updated_at: string;
@@ -52,6 +54,10 @@ export interface SubscriptionView {
 
 const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
+/** How long events wait for a paused subscription. */
+const KEEP_PAUSED_DAYS = 7;
+/** What was queued before is no longer kept for a paused subscription. */
+export const keptSince = (now: number) => new Date(now - KEEP_PAUSED_DAYS * 24 * 3600_000);
 
 /**
  * Subscriptions of destinations to events. Every change commits together with its audit record. Secrets (signing secrets
@@ -119,7 +125,7 @@ export class Subscriptions {
         previousSecretUntil: null,
         eventTypes: [...new Set(input.event_types)],
         active: input.active,
-        activeSince: now,
+        queuesSince: input.active ? now : null,
         destinationConfig: input.destination_config,
         disabledAt: null,
         disabledReason: null,
@@ -135,8 +141,9 @@ export class Subscriptions {
   }
 
   /**
-   * Applies the patch. Pausing (`active: false`) stops all queued deliveries: none is sent after this resolves, except for
-   * an attempt in progress. After a new secret, the previous one also signs for `secret_overlap_seconds`.
+   * Applies the patch. While the subscription is paused (`active: false`) its events are queued and none is sent, except for
+   * an attempt in progress; when it is resumed, they are sent in order. After a new secret, the previous one also signs for
+   * `secret_overlap_seconds`.
    */
   async update(tenantId: string, id: string, patch: SubscriptionPatch, by: Doer): Promise<SubscriptionView> {
     const before = await findSubscription(this.#db.reader(tenantId), id);
@@ -148,9 +155,12 @@ export class Subscriptions {
     if (url === null) faults.push({ pointer: '/url', message: 'is truncated: enter the full address or leave it out' });
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     if (url) await this.#assertMayDial(tenantId, id, url, by);
-    // deliveries queued before a pause are not sent after it, even if the pause was interrupted
-    if (patch.active === true && !before.active) await this.stopRest(tenantId, id);
-    let stopped = 0;
+    let queued = 0;
+    if (patch.active === true && !before.active) {
+      // what was queued when the server disabled it is not sent, even if that was interrupted
+      if (before.disabledAt) await this.#stopRest(tenantId, id);
+      else queued = await this.#restart(tenantId, id);
+    }
     const view = await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       const now = new Date(this.#clock.now());
@@ -171,23 +181,23 @@ export class Subscriptions {
       const resumed = patch.active === true && !row.active;
       if (paused || resumed) {
         row.active = !row.active;
-        if (resumed) row.activeSince = now;
+        if (resumed) row.queuesSince ??= now;
         row.disabledAt = null;
         row.disabledReason = null;
-        changed.push(paused ? 'paused' : 'resumed');
+        changed.push(paused ? 'paused' : `resumed${queued > 0 ? ` with ${queued} queued events` : ''}`);
       }
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
       // a process that is sending with the old values must stop: raising the fence revokes its lease
       await em.execute(
-        `update delivery_lane set fence = fence + 1, leased_until = null, due_at = case when due_at is null then null
-           else ?::timestamptz end, not_before = null ${resumed ? ', failing_since = null, gone_since = null' : ''}
+        `update delivery_lane set fence = fence + 1, leased_until = null, not_before = null,
+           due_at = case when ?::boolean and (due_at is not null or ?::boolean) then ?::timestamptz end
+           ${paused || resumed ? ', failing_since = null, gone_since = null' : ''}
          where tenant_id = ? and id = ?`,
-        [now, tenantId, id],
+        [row.active, resumed, now, tenantId, id],
       );
       await notify('destinations', id);
-      if (paused) stopped = await this.#stop(em, now, tenantId, id, WAS_PAUSED);
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
         const detail = until
@@ -200,24 +210,51 @@ export class Subscriptions {
       }
       return this.#view(row);
     });
-    if (stopped === STOP_BATCH) await this.stopRest(tenantId, id);
     return view;
   }
 
+  /** Stops what is left in the queue of a subscription that the server disabled. */
+  async #stopRest(tenantId: string, id: string): Promise<void> {
+    const stop = { type: 'stop', reason: WAS_DISABLED } as const;
+    await this.#step({ tenantId, laneId: id }, ({ disabledAt }) => disabledAt !== null, stop);
+  }
+
   /**
-   * Stops the remaining queued deliveries of an inactive subscription, in batches, because there may be too many for one
-   * transaction. Does nothing if the subscription is active.
+   * Begins the 24 hours of all that waits for a paused subscription, and makes it due. This is done before the subscription is
+   * active again, so that it is sent in the order of its events. Resolves to the number.
    */
-  async stopRest(tenantId: string, id: string): Promise<void> {
-    let stopped: number;
-    do {
-      stopped = await this.#db.transaction(tenantId, async (em) => {
-        const row = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
-        if (!row || row.active) return 0;
-        const reason = row.disabledAt ? WAS_DISABLED : WAS_PAUSED;
-        return this.#stop(em, new Date(this.#clock.now()), tenantId, id, reason);
+  #restart(tenantId: string, id: string): Promise<number> {
+    return this.#step({ tenantId, laneId: id }, isPaused, { type: 'resume' });
+  }
+
+  /** Stops what a subscription that is not active keeps for too long: all of it, if the server disabled it. */
+  async trim(tenantId: string, id: string): Promise<void> {
+    await this.#stopRest(tenantId, id);
+    const queuedBefore = keptSince(this.#clock.now());
+    await this.#step({ tenantId, laneId: id, queuedBefore }, isPaused, { type: 'stop', reason: TOO_OLD });
+  }
+
+  /**
+   * Takes a step with all of these deliveries, in batches, because there may be too many for one transaction, and as long as
+   * their subscription is as it should be.
+   */
+  async #step(
+    which: Waiting,
+    when: (row: SubscriptionRow) => boolean,
+    event: { type: 'resume' } | { type: 'stop'; reason: string },
+  ): Promise<number> {
+    const { tenantId, laneId } = which;
+    let total = 0;
+    for (let { after } = which; ; ) {
+      const { count, last } = await this.#db.transaction(tenantId, async (em) => {
+        const row = await em.findOne(Subscription, { id: laneId }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+        if (!row || !when(row)) return { count: 0, last: undefined };
+        return stepWaiting(em, this.#db.notices, { ...which, after }, { ...event, at: this.#clock.now() });
       });
-    } while (stopped === STOP_BATCH);
+      total += count;
+      if (count < STEP_BATCH) return total;
+      after = last;
+    }
   }
 
   /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
@@ -274,12 +311,12 @@ export class Subscriptions {
     failingSince: Date | null,
     notifyAdmins: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
   ): Promise<void> {
-    let stopped = 0;
     await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await em.findOne(Subscription, { id, active: true }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       if (!row) return;
       const now = new Date(this.#clock.now());
       row.active = false;
+      row.queuesSince = null;
       row.disabledAt = now;
       row.disabledReason = reason;
       row.updatedAt = now;
@@ -289,7 +326,8 @@ export class Subscriptions {
         [tenantId, id],
       );
       await notify('destinations', id);
-      stopped = await this.#stop(em, now, tenantId, id, WAS_DISABLED);
+      const stop = { type: 'stop', at: now.getTime(), reason: WAS_DISABLED } as const;
+      await stepWaiting(em, this.#db.notices, { tenantId, laneId: id }, stop);
       await addEvent(em, tenantId, {
         type: 'subscription.disabled',
         at: now.getTime(),
@@ -310,7 +348,7 @@ export class Subscriptions {
         reason,
       });
     });
-    if (stopped === STOP_BATCH) await this.stopRest(tenantId, id);
+    await this.#stopRest(tenantId, id);
   }
 
   /**
@@ -322,10 +360,6 @@ export class Subscriptions {
     const { href } = new URL(url);
     if (href === new URL(this.#view(row).url).href) return undefined;
     return href.endsWith(new URL('x:…').pathname) ? null : url;
-  }
-
-  #stop(em: EntityManager, now: Date, tenantId: string, id: string, reason: string): Promise<number> {
-    return stopWaiting(em, this.#db.notices, { now, tenantId, laneId: id }, reason);
   }
 
   #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): void {
@@ -388,6 +422,7 @@ export class Subscriptions {
       destination_type: row.destinationType,
       event_types: row.eventTypes,
       active: row.active,
+      queues: row.queuesSince != null,
       destination_config: row.destinationConfig,
       created_at: row.createdAt.toISOString(),
       updated_at: row.updatedAt.toISOString(),
@@ -399,7 +434,10 @@ export class Subscriptions {
   }
 }
 
-const WAS_PAUSED = 'The subscription was paused before this was delivered.';
+/** Whether it is not active because a person paused it. */
+const isPaused = ({ active, disabledAt }: SubscriptionRow) => !active && disabledAt === null;
+
+const TOO_OLD = `The subscription was paused for ${KEEP_PAUSED_DAYS} days after this was queued.`;
 const WAS_DISABLED = 'The subscription was disabled before this was delivered.';
 
 function secretFaults(type: DestinationType, secret: string | undefined, fresh: boolean): Fault[] {

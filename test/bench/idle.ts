@@ -81,7 +81,7 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
   await post('/v1/events/ingest', { events });
   const at = `now() - interval '7 days'`;
   await pool.query(
-    `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, active_since,
+    `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, queues_since,
        destination_config, created_by, created_at, updated_at)
      values ($1, 'sub_idle', 'webhook', '\\x00', '{}', true, ${at}, '{}', 'bench', ${at}, ${at})`,
     [tenantId],

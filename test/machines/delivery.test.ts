@@ -107,7 +107,7 @@ describe('the machine of deliveries', () => {
         jitter: fc.double({ min: 0, max: 1, noNaN: true }),
       }),
       fc.record({ type: fc.constant('stop' as const), reason: fc.string() }),
-      fc.record({ type: fc.constant('redeliver' as const) }),
+      fc.record({ type: fc.constantFrom('redeliver' as const, 'resume' as const) }),
     );
     const walk = fc.array(fc.tuple(fc.nat(12 * 3600_000), event), { maxLength: 60 });
     fc.assert(
@@ -141,6 +141,9 @@ describe('the machine of deliveries', () => {
             expect(effects).toEqual([]);
             expect(next.value).toBe(before.value);
             expect(next.context).toEqual(stored(before).context);
+          }
+          if (event.type === 'redeliver' || (event.type === 'resume' && before.value === 'retrying')) {
+            expect(next.context.startedAt).toBe(at);
           }
           if (event.type === 'redeliver') expect(next).toMatchObject({ value: 'retrying', context: { nextAt: at } });
           if (event.type === 'stop') expect(next.value).not.toBe('retrying');

@@ -3,6 +3,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { Webhook } from 'standardwebhooks';
 import { afterAll, describe, expect, test } from 'vitest';
 import { EVENT_TYPES } from '../../server/domain/events.ts';
+import { MOST_PAUSED } from '../../server/subscriptions/fan-out.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { Receiver } from '../helpers/receiver.ts';
@@ -151,36 +152,139 @@ describe('a subscription', () => {
     expect(receiver.received.map(({ path }) => path)).toEqual(['/services/T000/B000/very-secret']);
   });
 
-  test('that is paused stops what is queued, however much that is, and resuming sends none of it', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await sql(
+  /** So many deliveries that wait, as if they had been tried twice. */
+  const wait = (id: string, count: number) =>
+    sql(
       server,
       `with e as (
          insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
-         select $1, 'oev_many' || n, 'escrow.created', '{}', now(), now() from generate_series(1, 4100) n returning *)
+         select $1, 'oev_00many' || lpad(n::text, 6, '0'), 'escrow.created', jsonb_build_object('event', 'escrow.created', 'n', n), $4, $4
+         from generate_series(1, $3::int) n returning *)
        insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
          attempts, next_attempt_at, created_at)
        select tenant_id, 'dlv_many' || id, $2, id, event_type, 'retrying', 1,
-         '{"startedAt": 1, "attempts": 2, "failures": 2, "nextAt": 4102444800000}', 2, '2100-01-01', now() from e`,
-      [tenant.id, id],
+         jsonb_build_object('startedAt', $5::bigint, 'attempts', 2, 'failures', 2, 'nextAt', 4102444800000), 2, '2100-01-01', $4
+       from e`,
+      [tenant.id, id, count, new Date(server.clock.now()), server.clock.now()],
     );
-    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
-    const states = `select status, count(*)::int as count, count(*) filter (where machine_context->>'stopped' = failure_reason
-      and (machine_context->>'attempts')::int = 2)::int as stopped from delivery where lane_id = $1 group by 1`;
-    expect(await sql(server, states, [id])).toEqual([{ status: 'failed', count: 4100, stopped: 4100 }]);
-    // what a process left that died within the pause
-    const left = `update delivery set status = 'retrying', next_attempt_at = now(), machine_context = machine_context - 'stopped'
-      where lane_id = $1 and id like 'dlv_many%7'`;
-    await sql(server, left, [id]);
-    await sql(server, 'update delivery_lane set due_at = now() where id = $1', [id]);
-    await expect.poll(() => sql(server, states, [id])).toMatchObject([{ status: 'failed', count: 4100 }]);
-    await sql(server, left, [id]);
-    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: true });
+  const states = (id: string) =>
+    sql<{ status: string; count: number; reason: string | null }>(
+      server,
+      `select status, count(*)::int as count, min(failure_reason) as reason from delivery where lane_id = $1 group by 1 order by 1`,
+      [id],
+    );
+  const setActive = (id: string, active: boolean) =>
+    server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, { active });
+
+  test('that is paused keeps its queue, however much that is, and sends it in order when it is resumed', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await wait(id, 4100);
+    await setActive(id, false);
     await hold();
+    await expect.poll(() => states(id)).toEqual([{ status: 'retrying', count: 4101, reason: null }]);
+    // longer than the 24 hours of each: they start over when it is resumed
+    server.clock.advance(3 * 24 * 3600_000);
+    // the first is not answered, so that the others keep what the resumption gave them
+    receiver.behavior = () => undefined;
+    const now = server.clock.now();
+    await setActive(id, true);
+    const restarted = await sql<{ context: Record<string, number> }>(
+      server,
+      `select distinct machine_context as context from delivery where lane_id = $1 and attempts = 2`,
+      [id],
+    );
+    for (const { context } of restarted) {
+      expect(context).toEqual({ startedAt: expect.any(Number), attempts: 2, failures: 0, nextAt: context.startedAt });
+      expect(context.startedAt).toBeGreaterThanOrEqual(now);
+    }
     await expect.poll(() => receiver.received.length).toBe(1);
-    expect(await sql(server, states, [id])).toContainEqual({ status: 'failed', count: 4100, stopped: 4100 });
-    expect(receiver.received).toHaveLength(1);
+    expect(receiver.received[0]!.json).toMatchObject({ n: 1 });
+    await setActive(id, false);
+    const { body: audit } = await server.call<{ records: { detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=subscription.updated',
+      admin,
+    );
+    expect(audit.records.map(({ detail }) => detail)).toEqual(['paused', 'resumed with 4101 queued events', 'paused']);
+  });
+
+  test('that is paused sends nothing, whatever wakes its worker, and then all of it once and in order', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
+    await settled(id, (all) => all.length === 5);
+    await sql(server, 'update delivery_lane set due_at = now() where id = $1', [id]);
+    const due = () => sql(server, 'select 1 from delivery_lane where id = $1 and due_at is not null', [id]);
+    await expect.poll(due).toEqual([]);
+    expect(receiver.received).toEqual([]);
+    await setActive(id, true);
+    await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual([0, 1, 2, 3, 4].map((n) => `agent-${n}`));
+  });
+
+  test('that is paused keeps 10,000 events at most, and lists the later ones as failed', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    await wait(id, MOST_PAUSED - 1);
+    await hold({ agent_id: 'agent-1' });
+    await hold({ agent_id: 'agent-2' });
+    const full = 'The subscription was paused, and 10,000 events waited for it already.';
+    await expect.poll(() => states(id)).toEqual([
+      { status: 'failed', count: 1, reason: full },
+      { status: 'retrying', count: MOST_PAUSED, reason: null },
+    ]);
+    const [newest] = (await deliveries(id, '?limit=1')).deliveries;
+    expect(newest).toMatchObject({ status: 'failed', attempts: 0, next_attempt_at: null });
+    await server.call(409, `POST /v1/subscriptions/${id}/deliveries/${newest!.id}/redeliver`, admin, {});
+  });
+
+  test('that is paused keeps events for 7 days, and lists them as failed after that', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    await wait(id, 2100);
+    server.clock.advance(7 * 24 * 3600_000 - 60_000);
+    await server.core.deliverer.forget();
+    await hold();
+    await settled(id, (all) => all[0]?.attempts === 0);
+    expect(await states(id)).toEqual([{ status: 'retrying', count: 2101, reason: null }]);
+    server.clock.advance(120_000);
+    await server.core.deliverer.forget();
+    const old = 'The subscription was paused for 7 days after this was queued.';
+    expect(await states(id)).toEqual([
+      { status: 'failed', count: 2100, reason: old },
+      { status: 'retrying', count: 1, reason: null },
+    ]);
+  });
+
+  test('that was disabled sends nothing of what was left in its queue, when a process died meanwhile', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await wait(id, 2100);
+    await sql(
+      server,
+      `update subscription set active = false, queues_since = null, disabled_at = now(), disabled_reason = 'gone' where id = $1`,
+      [id],
+    );
+    await server.core.deliverer.forget();
+    const reason = 'The subscription was disabled before this was delivered.';
+    expect(await states(id)).toEqual([{ status: 'failed', count: 2100, reason }]);
+    await sql(
+      server,
+      `update delivery set status = 'retrying', next_attempt_at = now(), machine_context = machine_context - 'stopped'
+       where lane_id = $1 and id like '%7'`,
+      [id],
+    );
+    await hold({ agent_id: 'agent-1' });
+    await setActive(id, true);
+    await hold({ agent_id: 'agent-2' });
+    await expect.poll(() => receiver.received.length).toBe(1);
+    await settled(id, ([newest]) => newest?.status === 'delivered');
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-2']);
+    expect(await states(id)).toContainEqual({ status: 'failed', count: 2100, reason });
   });
 
   test('gets nothing that happened before it was resumed, however late that is fanned out', async () => {
@@ -487,7 +591,7 @@ describe('a delivery', () => {
     expect(one).toMatchObject({ attempts: 1, result: 'DESTINATION_BLOCKED', http_status: null, next_attempt_at: null });
   });
 
-  test('is not sent after its subscription was paused or deleted', async () => {
+  test('is not sent while its subscription is paused, or after it was deleted', async () => {
     await fresh();
     receiver.behavior = 500;
     const paused = await subscribe({ event_types: ['escrow.created'] });
@@ -497,17 +601,19 @@ describe('a delivery', () => {
     await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: false });
     await server.call(204, `DELETE /v1/subscriptions/${deleted.id}`, admin);
     const [one] = (await deliveries(paused.id)).deliveries;
-    expect(one).toMatchObject({ status: 'failed', attempts: 1, next_attempt_at: null });
-    expect(one!.failure_reason).toMatch(/paused/);
+    expect(one).toMatchObject({ status: 'retrying', attempts: 1 });
     await server.call(409, `POST /v1/subscriptions/${paused.id}/deliveries/${one!.id}/redeliver`, admin, {});
     receiver.behavior = 200;
     server.clock.advance(60_000);
-    // what happens while it is paused is not told later
+    // what happens while it is paused comes after what waited before
     await hold({ agent_id: 'agent-2' });
+    await settled(paused.id, (all) => all.length === 2);
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-1', 'agent-1']);
     await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: true });
     await hold({ agent_id: 'agent-3' });
-    await settled(paused.id, ([newest]) => newest?.status === 'delivered');
-    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-1', 'agent-1', 'agent-3']);
+    await settled(paused.id, (all) => all.length === 3 && all.every(({ status }) => status === 'delivered'));
+    const told = receiver.received.slice(2).map(({ json }) => json.agent_id);
+    expect(told).toEqual(['agent-1', 'agent-2', 'agent-3']);
   });
 
   test('is found by status and type, page by page, and by no other tenant', async () => {

@@ -32,7 +32,7 @@ export function SubscriptionPage() {
   const navigate = useNavigate();
   const active = useMutation(
     trpc.subscriptions.update.mutationOptions({
-      onSuccess: (made) => toastDone(made.active ? 'Resumed' : 'Paused: queued events are not sent'),
+      onSuccess: (made) => toastDone(made.active ? 'Resumed: what is queued is sent in order' : 'Paused: events are queued'),
       onSettled: again,
     }),
   );
@@ -99,8 +99,9 @@ export function SubscriptionPage() {
               action="Pause"
               onConfirm={() => active.mutateAsync({ id, active: false })}
             >
-              What happens while it is paused is not sent, then or later. What is queued now stops: it stays in the list
-              below as failed, and each event there can be sent again once the subscription is resumed.
+              Nothing is sent while it is paused. What is queued now, and what happens meanwhile, waits, and is sent in
+              order when you resume. An event waits for 7 days at most, and 10,000 events at most wait; what is older or
+              more is listed below as failed, and can be sent again.
             </ConfirmDialog>
             <ConfirmDialog
               opened={open === 'remove'}

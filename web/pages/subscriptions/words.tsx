@@ -42,8 +42,15 @@ const STATUS: Record<Delivery['status'], [string, Tone, typeof IconCheck]> = {
   failed: ['failed', 'bad', IconX],
 };
 
-export function DeliveryTag({ delivery }: { delivery: Delivery }) {
+export function DeliveryTag({ delivery, paused = false }: { delivery: Delivery; paused?: boolean }) {
   const [word, tone, icon] = STATUS[delivery.status];
+  if (paused && delivery.status === 'retrying') {
+    return (
+      <Tag tone="quiet" icon={IconPlayerPause}>
+        waits for resume
+      </Tag>
+    );
+  }
   const waits = delivery.status === 'retrying' && delivery.attempts === 0;
   return (
     <Tag tone={waits ? 'info' : tone} icon={waits ? IconSend : icon}>
@@ -63,7 +70,7 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
   if (!subscription.active) {
     return (
       <Tag tone="quiet" icon={IconPlayerPause}>
-        paused
+        {subscription.queues ? 'paused' : 'not started'}
       </Tag>
     );
   }
