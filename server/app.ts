@@ -390,7 +390,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     decisions: metrics.decisions,
     seconds: metrics.evaluateSeconds,
   });
-  const deliveries = new Deliveries({ db, clock, audit });
+  const deliveries = new Deliveries({ db, clock, audit, box, appUrl: baseUrl });
   const subscriptions = new Subscriptions({ db, clock, audit, box, egress, appUrl: baseUrl });
   const deliverer = new Deliverer({
     db,

@@ -252,10 +252,12 @@ const subscriptions = createRoute({
 const subscription = createRoute({
   ...below,
   path: '/subscriptions/$id',
-  validateSearch: only(({ delivery }: Record<string, unknown>): { delivery?: string } =>
-    typeof delivery === 'string' ? { delivery } : {},
-  ),
   component: lazy(() => import('./pages/subscriptions/subscription.tsx'), 'SubscriptionPage'),
+});
+const delivery = createRoute({
+  ...below,
+  path: '/subscriptions/$id/deliveries/$delivery',
+  component: lazy(() => import('./pages/subscriptions/delivery.tsx'), 'DeliveryPage'),
 });
 const team = createRoute({
   ...below,
@@ -304,6 +306,7 @@ const routeTree = root.addChildren([
     tool,
     subscriptions,
     subscription,
+    delivery,
     team,
     signOn,
     settings,

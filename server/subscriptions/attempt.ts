@@ -1,5 +1,6 @@
 import type { DeliveryResult } from '../../machines/delivery.ts';
 import type { DestinationType } from '../domain/destinations.ts';
+import { sha256Hex } from '../lib/crypto.ts';
 import { type Egress, type EgressAnswer, EgressError } from '../lib/egress.ts';
 import type { Message } from './destinations/destination.ts';
 import { adapterOf } from './destinations/index.ts';
@@ -14,13 +15,41 @@ export interface Outcome {
   duration_ms: number;
 }
 
+/** What went there and what came back, for the people who look into a delivery. */
+export interface Exchange {
+  /** Those that this server chooses, with the signatures of this attempt. The secret is in none of them. */
+  headers: Record<string, string>;
+  /** Of the body that was sent: it is the same for all attempts, unless the settings of a chat changed. */
+  body_sha256: string;
+  /** Null if none came. Its author may be anyone. */
+  answer: Answer | null;
+}
+
+export interface Answer {
+  /** Those that help to find a fault. */
+  headers: Record<string, string>;
+  /** The first 2 kB, as UTF-8. */
+  body: string;
+  truncated: boolean;
+}
+
 /** An outcome with the fields that only the delivery workers use. */
 export interface AttemptOutcome extends Outcome {
+  exchange: Exchange;
   /** The destination answered 404 or 410. This may be a temporary mistake. */
   gone: boolean;
   /** Milliseconds to wait, as requested by the destination. */
   retryAfter?: number;
 }
+
+/** How much of an answer is kept, in bytes of its body and characters of a header. */
+const KEPT_BODY = 2048;
+const KEPT_HEADER = 200;
+/** The headers of an answer that are kept: none that may hold a credential, such as Set-Cookie. */
+const KEPT_HEADERS = [
+  ...['content-type', 'content-encoding', 'content-length', 'location', 'retry-after', 'server', 'via', 'allow'],
+  ...['x-request-id', 'request-id', 'x-correlation-id', 'x-amzn-requestid', 'x-ms-request-id', 'cf-ray'],
+];
 
 /** The longest pause that a destination can request. */
 const MAX_RETRY_AFTER_MS = 3600_000;
@@ -45,6 +74,7 @@ export async function attempt(
   const started = performance.now();
   const duration = () => Math.round(performance.now() - started);
   const { body, headers } = destination.request({ ...to.message, secrets: to.secrets });
+  const body_sha256 = sha256Hex(body);
   let answer: EgressAnswer;
   try {
     const { url, keep, signal } = to;
@@ -54,7 +84,15 @@ export async function attempt(
     if (!(error instanceof EgressError)) throw error;
     // a delivery has no size limit of its own, so TOO_LARGE is an error of the destination
     const result = error.failure === 'TOO_LARGE' ? 'DESTINATION_ERROR' : error.failure;
-    return { delivered: false, result, reason: error.message, http_status: null, duration_ms: duration(), gone: false };
+    return {
+      delivered: false,
+      result,
+      reason: error.message,
+      http_status: null,
+      duration_ms: duration(),
+      exchange: { headers, body_sha256, answer: null },
+      gone: false,
+    };
   }
   const { status } = answer;
   const result = resultOf(status);
@@ -70,10 +108,26 @@ export async function attempt(
     reason: result !== 'DELIVERED' && error ? `${reason} It said: ${error}.` : reason,
     http_status: status,
     duration_ms: duration(),
+    exchange: { headers, body_sha256, answer: kept(answer) },
     gone: status === 404 || status === 410,
     ...(retryAfter !== undefined && { retryAfter }),
   };
 }
+
+function kept({ headers, body, truncated }: EgressAnswer): Answer {
+  const found = KEPT_HEADERS.flatMap((name): [string, string][] => {
+    const value = headers[name];
+    return typeof value === 'string' ? [[name, storable(value.slice(0, KEPT_HEADER))]] : [];
+  });
+  return {
+    headers: Object.fromEntries(found),
+    body: storable(body.subarray(0, KEPT_BODY).toString()),
+    truncated: truncated || body.length > KEPT_BODY,
+  };
+}
+
+/** PostgreSQL's JSON has no NUL: one in an answer would keep the outcomes of many destinations from being stored. */
+const storable = (text: string) => text.replaceAll('\0', '\ufffd');
 
 function resultOf(status: number): DeliveryResult {
   if (status >= 200 && status < 300) return 'DELIVERED';

@@ -25,7 +25,7 @@ import { type AttemptOutcome, attempt } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './fan-out.ts';
-import { type StoredOutcome, storeOutcomes, unflushed } from './outcomes.ts';
+import { type StoredOutcome, sealExchange, storeOutcomes, unflushed } from './outcomes.ts';
 import { openDestination } from './subscription-row.ts';
 import { keptSince, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
 
@@ -516,6 +516,7 @@ export class Deliverer {
         failure_reason: outcome.delivered ? null : outcome.reason,
         attempted_at: at,
         duration_ms: outcome.duration_ms,
+        exchange: sealExchange(this.#parts.box, { tenantId: lane.tenant_id, deliveryId: delivery.id }, outcome.exchange),
       })
       .then(
         (stored) => {

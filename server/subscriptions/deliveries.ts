@@ -14,9 +14,12 @@ import type { DestinationType } from '../domain/destinations.ts';
 import type { EventType } from '../domain/events.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
+import { type SecretBox, sha256Hex } from '../lib/crypto.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
+import type { Exchange } from './attempt.ts';
 import { adapterOf } from './destinations/index.ts';
+import { openHeaders, type StoredExchange } from './outcomes.ts';
 import { findSubscription, lockSubscription } from './subscription-row.ts';
 
 export interface DeliveryView {
@@ -38,7 +41,7 @@ export interface DeliveryView {
   note?: string;
 }
 
-export interface AttemptView {
+export interface AttemptView extends Exchange {
   at: string;
   result: DeliveryResult;
   http_status: number | null;
@@ -67,8 +70,24 @@ export interface DeliveryRow {
   delivered_at: Date | null;
   duration_ms: number | null;
   /** Attempts, oldest first. */
-  history: AttemptView[];
+  history: (Omit<AttemptView, 'headers'> & StoredExchange)[];
 }
+
+export interface DeliveryDetails extends DeliveryView {
+  /** The kept attempts, newest first. */
+  history: AttemptView[];
+  /** The event. */
+  payload: Record<string, unknown>;
+  /**
+   * The body of the last attempt, or of the first one to come. Null if it cannot be made again, because the settings of the
+   * chat, or this server's version, have changed since.
+   */
+  body: string | null;
+}
+
+/** The columns of a delivery without its history, which may be long. */
+const COLUMNS = `tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
+  result, failure_reason, next_attempt_at, created_at, last_attempt_at, delivered_at, duration_ms`;
 
 /** Identifies this list in its cursors. */
 const LIST = 'd1';
@@ -78,9 +97,14 @@ export class Deliveries {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
+  readonly #box: SecretBox;
+  readonly #appUrl: string;
 
-  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit }) {
+  /** `appUrl`: the base of links in chat cards, unless the subscription sets its own. */
+  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit; box: SecretBox; appUrl: string }) {
     this.#db = parts.db;
+    this.#box = parts.box;
+    this.#appUrl = parts.appUrl;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
   }
@@ -104,7 +128,7 @@ export class Deliveries {
       .and(before, (eventId) => `event_id < ${eventId}`);
     const rows = await this.#db.query<DeliveryRow>(
       tenantId,
-      `select * from delivery where ${where.sql} order by event_id desc limit $3`,
+      `select ${COLUMNS} from delivery where ${where.sql} order by event_id desc limit $3`,
       where.values,
     );
     const page = rows.slice(0, filter.limit);
@@ -116,11 +140,30 @@ export class Deliveries {
     };
   }
 
-  /** One delivery with its kept attempts, newest first. */
-  async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryView & { history: AttemptView[] }> {
+  /** One delivery with what was sent, and its kept attempts. */
+  async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryDetails> {
     const { row, subscription } = await this.#find(tenantId, id, deliveryId);
-    const history = row.history.map((attempt) => ({ ...attempt, at: new Date(attempt.at).toISOString() }));
-    return { ...viewOf(row, subscription.destinationType), history: history.reverse() };
+    const history = row.history
+      .map(({ headers_sealed, ...attempt }) => ({
+        ...attempt,
+        at: new Date(attempt.at).toISOString(),
+        headers: openHeaders(this.#box, { tenantId, deliveryId }, headers_sealed),
+      }))
+      .reverse();
+    const [event] = await this.#db.query<{ payload: Record<string, unknown> }>(
+      tenantId,
+      'select payload from event_outbox where tenant_id = $1 and id = $2',
+      [tenantId, row.event_id],
+    );
+    const { payload } = event!;
+    // neither the time nor the secrets are in the body
+    const { body } = adapterOf(subscription.destinationType).request({
+      ...{ eventId: row.event_id, eventType: row.event_type, deliveryId, payload, timestamp: 0, secrets: [] },
+      appUrl: subscription.destinationConfig.app_url ?? this.#appUrl,
+    });
+    const sent = history[0]?.body_sha256;
+    const same = sent === undefined || sent === sha256Hex(body);
+    return { ...viewOf(row, subscription.destinationType), history, payload, body: same ? body : null };
   }
 
   /** The state of a delivery's machine, and why it would refuse each event that a person can send; null if allowed. */

@@ -1,6 +1,8 @@
 import { groupsApart, type Only } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryContext } from '../../machines/delivery.ts';
+import type { SecretBox } from '../lib/crypto.ts';
+import type { Exchange } from './attempt.ts';
 
 /** The outcome of an attempt as stored. */
 export interface StoredOutcome {
@@ -20,7 +22,25 @@ export interface StoredOutcome {
   failure_reason: string | null;
   attempted_at: Date;
   duration_ms: number;
+  exchange: StoredExchange;
 }
+
+/** The headers are sealed: with a signature in it, whoever reads the database could send the event again for some minutes. */
+export type StoredExchange = Omit<Exchange, 'headers'> & { headers_sealed: string };
+
+export function sealExchange(box: SecretBox, place: DeliveryPlace, { headers, ...rest }: Exchange): StoredExchange {
+  return { ...rest, headers_sealed: box.seal(JSON.stringify(headers), sealContext(place)).toString('base64') };
+}
+
+export function openHeaders(box: SecretBox, place: DeliveryPlace, sealed: string): Exchange['headers'] {
+  return JSON.parse(box.open(Buffer.from(sealed, 'base64'), sealContext(place)).toString());
+}
+
+interface DeliveryPlace {
+  tenantId: string;
+  deliveryId: string;
+}
+const sealContext = ({ tenantId, deliveryId }: DeliveryPlace) => `${tenantId}/delivery/${deliveryId}/history`;
 
 /**
  * Makes the commit of a single-statement transaction asynchronous. If the database crashes, the most recent outcomes and
@@ -54,9 +74,10 @@ export async function storeOutcomes(
   return outcomes.map((outcome) => stored.has(outcome));
 }
 
-/** As the history of a delivery keeps it. */
-function attemptOf({ attempted_at, result, http_status, failure_reason, duration_ms }: StoredOutcome) {
-  return { at: attempted_at, result, http_status, reason: failure_reason, duration_ms };
+/** The row, and the attempt as the history of a delivery keeps it. */
+function storedOf({ exchange, ...row }: StoredOutcome) {
+  const { attempted_at: at, result, http_status, failure_reason: reason, duration_ms } = row;
+  return { ...row, attempt: { at, result, http_status, reason, duration_ms, ...exchange } };
 }
 
 async function storeOf(
@@ -101,7 +122,7 @@ from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id and d.id = x.id
   and d.status = 'retrying' ${only('d')} ${unflushed(db)}
 returning d.tenant_id, d.id, x.fence`,
-    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes.map((one) => ({ ...one, attempt: attemptOf(one) })))],
+    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes.map(storedOf))],
   );
   const stored = new Set(rows.map(({ tenant_id, id, fence }) => `${tenant_id}/${id}/${fence}`));
   return outcomes.map(({ tenant_id, id, fence }) => stored.has(`${tenant_id}/${id}/${fence}`));

@@ -64,6 +64,18 @@ const AttemptOut = z
     http_status: z.int().nullable(),
     reason: z.string().nullable().describe('a sentence for people; null if the delivery was accepted'),
     duration_ms: z.int(),
+    headers: z
+      .record(z.string(), z.string())
+      .describe('of the request, as sent; HTTP adds host, content-length, connection and user-agent'),
+    body_sha256: z.string().describe('SHA-256 of the body sent, in hexadecimal'),
+    answer: z
+      .object({
+        headers: z.record(z.string(), z.string()).describe('some of them, which help to find a fault'),
+        body: z.string().describe('the first 2 kB, as UTF-8. It is what the destination chose to answer'),
+        truncated: z.boolean(),
+      })
+      .nullable()
+      .describe('null if the destination did not answer'),
   })
   .meta({ id: 'DeliveryAttempt' });
 
@@ -213,13 +225,22 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .query(({ ctx, input: { id, ...filter } }) => deliveries.list(ctx.tenantId, id, filter)),
 
     delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
-      summary: 'Read a delivery with its attempts, newest first',
+      summary: 'Read a delivery: what was sent, and its attempts with their answers, newest first',
       description: 'The last 50 attempts are kept; `attempts` counts all of them.',
       tag,
       problems: ['NOT_FOUND'],
     })
       .input(z.strictObject({ ...Id, delivery_id: text(100) }))
-      .output(DeliveryOut.extend({ history: z.array(AttemptOut) }))
+      .output(
+        DeliveryOut.extend({
+          history: z.array(AttemptOut),
+          payload: z.record(z.string(), z.unknown()).describe('the event'),
+          body: z
+            .string()
+            .nullable()
+            .describe('the body of the last attempt; null if a chat was sent something that can no longer be made'),
+        }),
+      )
       .query(({ ctx, input }) => deliveries.get(ctx.tenantId, input.id, input.delivery_id)),
 
     redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {

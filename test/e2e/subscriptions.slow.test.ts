@@ -58,7 +58,7 @@ describeInBrowser('subscriptions', () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open(`/subscriptions/${await subscribe(tenant)}`);
-    receiver.behavior = 403;
+    receiver.behavior = (_, response) => response.writeHead(403).end('no entry \u202e<b>really</b>');
     await server.call(201, 'POST /v1/policies', tenant.admin, {
       id: 'desk',
       dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
@@ -71,24 +71,30 @@ describeInBrowser('subscriptions', () => {
     await row.getByRole('button', { name: 'Send again' }).click();
     await row.getByText('delivered').waitFor();
 
-    // its attempts, and where it stands
-    await row.getByRole('button', { name: 'policy.created: details' }).click();
-    const drawer = page.getByRole('dialog', { name: 'Delivery' });
-    await drawer.getByRole('heading', { name: /^[2-9] attempts$/ }).waitFor();
-    const attempts = drawer.getByRole('list', { name: 'Attempts, newest first' }).getByRole('listitem');
+    // a page of its own: each attempt with what was sent and answered, what it is about, and where it stands
+    await row.getByRole('link', { name: 'policy.created: details' }).click();
+    await page.getByRole('heading', { name: 'Delivery of policy.created' }).waitFor();
+    expect(page.url()).toMatch(/\/subscriptions\/sub_\w+\/deliveries\/dlv_\w+$/);
+    await page.getByRole('heading', { name: /^[2-9] attempts$/ }).waitFor();
+    const attempts = page.getByRole('list', { name: 'Attempts, newest first' }).getByRole('listitem');
     expect(await attempts.first().innerText()).toMatch(/accepted.*status 200/s);
     expect(await attempts.last().innerText()).toMatch(/not allowed.*status 403.*access was denied/s);
-    await drawer.getByRole('heading', { name: 'Now delivered: next steps' }).waitFor();
-    const next = drawer.getByRole('listitem').filter({ hasText: 'send again' });
+    const last = receiver.received.at(-1)!;
+    await attempts.first().getByText(String(last.headers['webhook-signature'])).waitFor();
+    await attempts.last().getByText('Headers sent, and the answer').click();
+    await attempts.last().getByText('no entry').waitFor();
+    // what the receiver wrote cannot look like something else
+    await attempts.last().getByText('U+202E').waitFor();
+    await page.getByText('The bytes that are signed').click();
+    await page.getByRole('region', { name: 'bytes' }).getByText('"policy_id"').waitFor();
+    expect(await page.getByRole('region', { name: 'bytes' }).innerText()).toBe(last.body);
+    await page.getByRole('heading', { name: 'Now delivered: next steps' }).waitFor();
+    const next = page.getByRole('listitem').filter({ hasText: 'send again' });
     await next.getByText('allowed for you').waitFor();
     await assertAccessible();
-    expect(page.url()).toContain('delivery=dlv_');
-    await page.keyboard.press('Escape');
-    await drawer.waitFor({ state: 'detached' });
-    expect(page.url()).not.toContain('delivery=');
-    await expect
-      .poll(() => page.evaluate('document.activeElement.getAttribute("aria-label")'))
-      .toBe('policy.created: details');
+    expect(await page.content()).not.toContain(SECRET);
+    await page.getByRole('link', { name: 'policy desk' }).click();
+    await page.getByRole('heading', { name: 'desk' }).waitFor();
   });
 
   test('a secret is rotated with an overlap; a subscription is paused and deleted', async () => {
@@ -107,7 +113,7 @@ describeInBrowser('subscriptions', () => {
     }
     await page.getByRole('button', { name: 'Pause' }).click();
     const pause = page.getByRole('dialog', { name: 'Pause the subscription' });
-    await pause.getByText('What is queued now stops').waitFor();
+    await pause.getByText('is sent in order when you resume').waitFor();
     await pause.getByRole('button', { name: 'Pause' }).click();
     await page.getByText('paused', { exact: true }).first().waitFor();
     await pause.waitFor({ state: 'detached' });

@@ -206,6 +206,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       : { status: 'retrying', result: 'TIMEOUT', http_status: null, failure_reason: 'It took too long.' }),
     machine_context: { startedAt: 1, attempts: 1, failures: n % 2, nextAt: n % 2 === 0 ? null : at.getTime() + 5000 },
     ...{ failing_since: n % 2 === 0 ? null : at, gone_since: null, duration_ms: 3 },
+    exchange: { headers_sealed: '', body_sha256: '', answer: null },
   }));
   expect(await storeOutcomes(db, outcomes)).toEqual([true, true, false, false, true, true]);
   const found = await sql(

@@ -1,4 +1,5 @@
 import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
 import { setTimeout as delay } from 'node:timers/promises';
 import { Webhook } from 'standardwebhooks';
 import { afterAll, describe, expect, test } from 'vitest';
@@ -6,7 +7,7 @@ import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { MOST_PAUSED } from '../../server/subscriptions/fan-out.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
-import { Receiver } from '../helpers/receiver.ts';
+import { type Behavior, Receiver } from '../helpers/receiver.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
@@ -29,6 +30,12 @@ interface Delivery {
   failure_reason: string | null;
   next_attempt_at: string | null;
   last_attempt_at: string | null;
+}
+
+interface Attempt {
+  headers: Record<string, string>;
+  body_sha256: string;
+  answer: { headers: Record<string, string>; body: string; truncated: boolean } | null;
 }
 
 let receiver: Receiver;
@@ -555,6 +562,60 @@ describe('a delivery', () => {
     expect(times[0]! - times[1]!).toBeGreaterThanOrEqual(24_000);
     expect(times[1]! - times[2]!).toBeGreaterThanOrEqual(4_000);
     expect(new Date(times[0]!).toISOString()).toBe(body.last_attempt_at);
+  });
+
+  test('shows what was sent to the byte, and what each attempt was answered, without any secret', async () => {
+    await fresh();
+    const hostile = `${'<script>'.repeat(300)}`;
+    const answers: Behavior[] = [
+      (_, response) =>
+        response
+          .writeHead(500, { 'content-type': 'text/html', 'set-cookie': 'session=hushhush', server: `x${'y'.repeat(500)}` })
+          .end(`\0\u202e${hostile}`),
+      (_, response) => response.writeHead(503).end(Buffer.from([0xff, 0xfe, 0, 0xe2, 0x82])),
+      (_, response) => response.writeHead(200).end('thanks'),
+    ];
+    receiver.behavior = (got, response) => (answers.shift() as (...of: unknown[]) => unknown)(got, response);
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    const escrow = await hold({ action_summary: 'pays \u202e "a bill"' });
+    for (let n = 1; n <= 3; n++) {
+      await settled(id, ([one]) => one?.attempts === n);
+      server.clock.advance(60_000);
+    }
+    const [one] = await settled(id, ([first]) => first?.status === 'delivered');
+    const path = `/v1/subscriptions/${id}/deliveries/${one!.id}`;
+    type Detail = { history: Attempt[]; payload: Record<string, unknown>; body: string | null };
+    const { body: shown, text } = await server.call<Detail>(200, `GET ${path}`, admin);
+    expect(receiver.received).toHaveLength(3);
+    expect(shown.payload).toMatchObject({ event: 'escrow.created', escrow_id: escrow });
+    for (const [n, attempt] of shown.history.toReversed().entries()) {
+      const got = receiver.received[n]!;
+      expect(got.headers).toMatchObject(attempt.headers);
+      expect(Object.keys(attempt.headers)).toEqual(
+        expect.arrayContaining(['x-svc-signature', 'webhook-signature', 'webhook-id', 'webhook-timestamp']),
+      );
+      expect(got.body).toBe(shown.body);
+      expect(attempt.body_sha256).toBe(createHash('sha256').update(got.body).digest('hex'));
+    }
+    const [last, second, first] = shown.history.map(({ answer }) => answer);
+    expect(last).toEqual({ headers: { 'content-length': '6' }, body: 'thanks', truncated: false });
+    expect(second).toMatchObject({ body: '\ufffd\ufffd\ufffd\ufffd', truncated: false });
+    expect(first).toMatchObject({ truncated: true, headers: { 'content-type': 'text/html' } });
+    expect(first!.body.slice(0, 3)).toBe('\ufffd\u202e<');
+    expect(Buffer.byteLength(first!.body)).toBeLessThanOrEqual(2052);
+    expect(first!.headers.server).toHaveLength(200);
+    for (const secret of [SECRET, 'hushhush']) expect(text).not.toContain(secret);
+    // nor can anyone send it again who reads the database
+    const stored = JSON.stringify(await sql(server, 'select * from delivery where lane_id = $1', [id]));
+    for (const { headers } of receiver.received) {
+      expect(stored).not.toContain(headers['webhook-signature']);
+      expect(stored).not.toContain(String(headers['x-svc-signature']).slice(-64));
+    }
+    const other = await server.tenant();
+    await server.call(404, `GET ${path}`, other.admin);
+    // what retention has taken from the event is not made up
+    await sql(server, `update event_outbox set payload = payload - 'arguments' where tenant_id = $1`, [tenant.id]);
+    expect((await server.call<Detail>(200, `GET ${path}`, admin)).body).toMatchObject({ body: null });
   });
 
   test('fails after 24 hours, and can be resent manually', async () => {

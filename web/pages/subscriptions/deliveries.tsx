@@ -1,25 +1,23 @@
 import { Button, Group, NativeSelect, Text, Title } from '@mantine/core';
 import { IconSend } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
-import { getRouteApi } from '@tanstack/react-router';
+import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { api, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
-import { RowButton } from '../../ui/link.tsx';
+import { PageLink } from '../../ui/link.tsx';
 import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
-import { DeliveryDrawer, useRedeliver } from './delivery.tsx';
+import { useRedeliver } from './delivery.tsx';
 import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
-
-const route = getRouteApi('/app/subscriptions/$id');
 
 type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
 
 /** The deliveries of a subscription, newest first, each with the last response. */
-export function Deliveries({ id }: { id: string }) {
+export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
   const [filter, setFilter] = useState<Filter>({});
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const query = useInfiniteQuery({
@@ -31,10 +29,9 @@ export function Deliveries({ id }: { id: string }) {
     refetchInterval: 3_000,
   });
   const redeliver = useRedeliver();
-  const { delivery: opened } = route.useSearch();
-  const navigate = route.useNavigate();
-  const show = (delivery: string | undefined) =>
-    void navigate({ search: { delivery }, replace: delivery === undefined, resetScroll: false });
+  const navigate = useNavigate();
+  const open = ({ id: delivery }: Delivery) =>
+    void navigate({ to: '/subscriptions/$id/deliveries/$delivery', params: { id, delivery } });
   return (
     <section aria-labelledby="deliveries-title">
       <Group justify="space-between" align="flex-end" mb="xs">
@@ -66,8 +63,7 @@ export function Deliveries({ id }: { id: string }) {
         error={query.error}
         retry={() => void query.refetch()}
         rowKey={({ id: delivery }) => delivery}
-        onOpen={({ id: delivery }) => show(delivery)}
-        selected={opened}
+        onOpen={open}
         empty={
           filter.status || filter.event_type ? (
             <NothingMatches icon={IconSend} title="No deliveries match the filters" clear={() => setFilter({})} />
@@ -83,16 +79,22 @@ export function Deliveries({ id }: { id: string }) {
             main: true,
             cell: ({ id: delivery, event_type, event_id, created_at }) => (
               <div>
-                <RowButton onClick={() => show(delivery)} aria-label={`${event_type}: details`}>
+                <PageLink
+                  to="/subscriptions/$id/deliveries/$delivery"
+                  params={{ id, delivery }}
+                  c="inherit"
+                  fw={600}
+                  aria-label={`${event_type}: details`}
+                >
                   {event_type}
-                </RowButton>
+                </PageLink>
                 <Text size="xs" c="dimmed" component="div" fw={400}>
                   <When at={created_at} /> · <Id value={event_id} length={22} />
                 </Text>
               </div>
             ),
           },
-          { header: 'State', bare: true, cell: (delivery) => <DeliveryTag delivery={delivery} /> },
+          { header: 'State', bare: true, cell: (delivery) => <DeliveryTag delivery={delivery} paused={paused} /> },
           { header: 'Attempts', align: 'right', cell: ({ attempts }) => attempts },
           {
             header: 'Last response',
@@ -117,7 +119,7 @@ export function Deliveries({ id }: { id: string }) {
           },
           {
             header: 'Next attempt',
-            cell: ({ next_attempt_at }) => (next_attempt_at ? <When at={next_attempt_at} /> : null),
+            cell: ({ next_attempt_at }) => (next_attempt_at && !paused ? <When at={next_attempt_at} /> : null),
           },
           {
             header: 'Actions',
@@ -126,7 +128,7 @@ export function Deliveries({ id }: { id: string }) {
               <Button
                 size="compact-sm"
                 variant="default"
-                disabled={redeliver.isPending}
+                disabled={redeliver.isPending || paused}
                 onClick={() => redeliver.mutate({ id, delivery_id: delivery.id })}
               >
                 Send again
@@ -136,7 +138,6 @@ export function Deliveries({ id }: { id: string }) {
         ]}
       />
       <More query={query} label="Older deliveries" />
-      <DeliveryDrawer id={id} delivery_id={opened} onClose={() => show(undefined)} />
     </section>
   );
 }

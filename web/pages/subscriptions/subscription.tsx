@@ -86,7 +86,7 @@ export function SubscriptionPage() {
           <Stack gap="lg">
             <Facts subscription={subscription} />
             {test.data ? <TestResult result={test.data} /> : null}
-            <Deliveries id={id} />
+            <Deliveries id={id} paused={!subscription.active} />
             {kindOf(subscription.destination_type).proof === 'signature' ? <Samples /> : null}
             <SubscriptionDialog opened={open === 'edit'} onClose={() => setOpen(undefined)} edited={subscription} />
             <Modal opened={open === 'rotate'} onClose={() => setOpen(undefined)} title={<strong>Rotate secret</strong>}>
