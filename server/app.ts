@@ -93,6 +93,7 @@ import { stopsRoute } from './stops/http.ts';
 import { Stops } from './stops/stops.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
 import { Deliveries } from './subscriptions/deliveries.ts';
+import { Resends } from './subscriptions/resends.ts';
 import { Subscriptions } from './subscriptions/subscriptions.ts';
 import { inviteRoutes } from './tenants/http.ts';
 import { Invitations } from './tenants/invitations.ts';
@@ -446,6 +447,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     evidence,
     subscriptions,
     deliveries,
+    resends: new Resends({ db, clock, audit }),
     deliverer,
     checkpoints,
     verifications,
@@ -587,6 +589,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         core.mailQueue.job(() => core.links.serveRequests()),
         forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
         ...deliverer.jobs(),
+        core.resends.job(),
         core.simulations.job(),
         forgetJob('forget deliveries and simulations', [deliverer, core.simulations]),
         silentProxies(core.fleet, core.pollSeconds),

@@ -223,6 +223,7 @@ const DeliveryLane = defineEntity({
     notBefore: time().nullable(),
     leasedUntil: time().nullable(),
     fence: p.bigint('number'),
+    resend: p.json().columnType('jsonb').nullable(),
     failingSince: time().nullable(),
     goneSince: time().nullable(),
   },

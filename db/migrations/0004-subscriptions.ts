@@ -47,6 +47,7 @@ export class Subscriptions extends Migration {
         not_before timestamptz(3),
         leased_until timestamptz(3),
         fence bigint not null default 0,
+        resend jsonb,
         failing_since timestamptz(3),
         gone_since timestamptz(3) check (gone_since is null or failing_since is not null),
         primary key (tenant_id, id)
@@ -54,6 +55,8 @@ export class Subscriptions extends Migration {
     this.addSql(`create index delivery_lane_due on delivery_lane (due_at) where due_at is not null`);
     this.addSql(`create index delivery_lane_failing on delivery_lane (failing_since) where failing_since is not null`);
     this.addSql(`create index delivery_lane_target on delivery_lane (tenant_id, id) where target_sealed is not null`);
+    this.addSql(`create index delivery_lane_resend on delivery_lane (tenant_id, id)
+      where resend is not null and resend->>'ended_at' is null`);
     this.addSql(`create index subscription_disabled on subscription (disabled_at) where disabled_at is not null`);
     // an event's id sorts by its time, which is the order in which a destination is told. The tenant is that of the lane:
     // a reference of its own would be looked up for each row.
@@ -83,6 +86,7 @@ export class Subscriptions extends Migration {
         check ((status = 'retrying') = (next_attempt_at is not null))
       ) with (fillfactor = 80)`);
     this.addSql(`create index delivery_waiting on delivery (tenant_id, lane_id, event_id) where status = 'retrying'`);
+    this.addSql(`create index delivery_failed on delivery (tenant_id, lane_id, event_id) where status = 'failed'`);
     this.addSql(`create index delivery_event on delivery (tenant_id, event_id)`);
     this.addSql(`create index delivery_ended on delivery (created_at) where status <> 'retrying'`);
     // what was written before there were subscriptions is of interest to none of them

@@ -50,6 +50,7 @@ import type { Simulations } from '../simulation/simulations.ts';
 import { stopsRouter } from '../stops/router.ts';
 import type { Stops } from '../stops/stops.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
+import type { Resends } from '../subscriptions/resends.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
@@ -102,6 +103,7 @@ export interface Services {
   evidence: Evidence;
   subscriptions: Subscriptions;
   deliveries: Deliveries;
+  resends: Resends;
   db: Database;
   decider: Decider;
   limits: Limits;
@@ -137,7 +139,7 @@ export function buildRouter(s: Services) {
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),
     escrow: escrowRouter(s.holds, s.holdQueries, s.holdWaiters, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
     stops: stopsRouter(s.stops),
-    subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
+    subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries, s.resends),
     evaluate: evaluateProcedure(s.decider),
     evaluateBatch: evaluateBatchProcedure(s.decider, s.log),
     practice: practiceProcedure(s.decider),

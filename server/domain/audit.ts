@@ -197,6 +197,7 @@ export const AUDIT_ACTIONS = {
   'subscription.disabled': 'SUB005I',
   'subscription.tested': 'SUB006I',
   'subscription.redelivered': 'SUB007I',
+  'subscription.resent': 'SUB008I',
   'tool.observed': 'TOL001I',
   'tool.changed': 'TOL002I',
   'tool.approved': 'TOL003I',

@@ -7,6 +7,7 @@ import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from './deliveries.ts';
+import { MOST_RESENT, type Resends } from './resends.ts';
 import { eventTypes, type Subscriptions } from './subscriptions.ts';
 
 const Type = z.enum(EVENT_TYPES);
@@ -79,6 +80,17 @@ const AttemptOut = z
   })
   .meta({ id: 'DeliveryAttempt' });
 
+const ResendOut = z
+  .object({
+    since: z.iso.datetime(),
+    asked_at: z.iso.datetime(),
+    asked_by: z.string(),
+    total: z.int().describe('how many had failed since then'),
+    done: z.int().describe('how many of them are queued again'),
+    ended_at: z.iso.datetime().nullable().describe('null while it is under way, also while the subscription is paused'),
+  })
+  .meta({ id: 'Resend' });
+
 const HttpUrl = text(2000).refine((url) => {
   const parsed = URL.parse(url);
   return (
@@ -131,7 +143,7 @@ function by(ctx: Context & { principal: Principal }): Doer {
   return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: Deliveries) {
+export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: Deliveries, resends: Resends) {
   const change = {
     summary: 'Change the given fields: url, secret, event_types, active, destination_config',
     description:
@@ -252,6 +264,26 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .input(z.strictObject({ ...Id, delivery_id: text(100) }))
       .output(DeliveryOut)
       .mutation(({ ctx, input }) => deliveries.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
+
+    resend: route('POST /v1/subscriptions/{id}/resend', admin, {
+      summary: 'Queue all deliveries again that failed since a time',
+      description: `In the background and in the order of their events, ${MOST_RESENT.toLocaleString('en-US')} at most. Each keeps its event id and gets 24 hours for attempts. While a request since the same time is under way, that one is answered.`,
+      tag,
+      status: 202,
+      problems: ['NOT_FOUND', 'INVALID_STATUS', 'CONFLICT'],
+    })
+      .input(z.strictObject({ ...Id, since: z.iso.datetime().describe('when the first of them was queued, or earlier') }))
+      .output(ResendOut)
+      .mutation(({ ctx, input: { id, since } }) => resends.begin(ctx.tenantId, id, new Date(since), by(ctx))),
+
+    resending: route('GET /v1/subscriptions/{id}/resend', admin, {
+      summary: 'How many failed deliveries would be sent again, and how far the last request for that is',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, since: z.iso.datetime().optional().describe('absent: all that are kept') }))
+      .output(z.object({ failed: z.int(), resend: ResendOut.nullable() }))
+      .query(({ ctx, input: { id, since } }) => resends.get(ctx.tenantId, id, new Date(since ?? 0))),
 
     eventTypes: route('GET /v1/event-types', admin, {
       summary: 'List the event types that a subscription can receive',

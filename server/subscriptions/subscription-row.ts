@@ -39,6 +39,8 @@ export async function lockSubscription(em: EntityManager, id: string): Promise<S
 }
 
 function found(row: SubscriptionRow | null): SubscriptionRow {
-  if (!row) throw new AppError('NOT_FOUND', 'the subscription does not exist');
+  if (!row) throw noSubscription();
   return row;
 }
+
+export const noSubscription = () => new AppError('NOT_FOUND', 'the subscription does not exist');

@@ -185,6 +185,9 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
     w.ids = { id: w.subscription, delivery_id: w.delivery };
   },
+  'POST /v1/subscriptions/{id}/resend': async (w) => {
+    await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
+  },
 };
 const source = 'permit(principal, action, resource == Tool::"other");';
 

@@ -97,6 +97,34 @@ describeInBrowser('subscriptions', () => {
     await page.getByRole('heading', { name: 'desk' }).waitFor();
   });
 
+  test('all that failed is sent again at once, and the dialog says how many that is', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    const id = await subscribe(tenant);
+    for (const policy of ['one', 'two']) {
+      await server.call(201, 'POST /v1/policies', tenant.admin, {
+        id: policy,
+        dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
+      });
+    }
+    const deliveries = () =>
+      server
+        .call<{ deliveries: { status: string }[] }>(200, `GET /v1/subscriptions/${id}/deliveries`, tenant.admin)
+        .then(({ body }) => body.deliveries.map(({ status }) => status));
+    await expect.poll(deliveries).toEqual(['delivered', 'delivered']);
+    await server.core.db.owner.query(`update delivery set status = 'failed' where lane_id = $1`, [id]);
+    receiver.received.length = 0;
+    await open(`/subscriptions/${id}`);
+    await page.getByRole('button', { name: 'Send failed again…' }).click();
+    const dialog = page.getByRole('dialog', { name: 'Send failed deliveries again' });
+    await dialog.getByText('2 failed deliveries will be queued').waitFor();
+    await assertAccessible();
+    await dialog.getByRole('button', { name: 'Send 2 again' }).click();
+    await page.getByText('2 deliveries will be sent again').waitFor();
+    await expect.poll(deliveries).toEqual(['delivered', 'delivered']);
+    expect(receiver.received.map(({ json }) => json.policy_id)).toEqual(['one', 'two']);
+  });
+
   test('a secret is rotated with an overlap; a subscription is paused and deleted', async () => {
     const tenant = await server.tenant();
     const { page, open } = await browser.visitor(await tenant.person('admin'));

@@ -832,6 +832,113 @@ describe('resending manually', () => {
   });
 });
 
+describe('sending again all that failed', () => {
+  interface Resend {
+    since: string;
+    total: number;
+    done: number;
+    ended_at: string | null;
+  }
+  const state = async (id: string, since = '') =>
+    (
+      await server.call<{ failed: number; resend: Resend | null }>(
+        200,
+        `GET /v1/subscriptions/${id}/resend${since && `?since=${since}`}`,
+        admin,
+      )
+    ).body;
+  const begin = (id: string, since: string, status = 202) =>
+    server.call<Resend & { code: string }>(status, `POST /v1/subscriptions/${id}/resend`, admin, { since });
+  /** So many deliveries that failed an hour ago, from the oldest. */
+  const failed = (id: string, count: number, from = 1) =>
+    sql(
+      server,
+      `with e as (
+         insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
+         select $1, 'oev_00failed' || lpad(n::text, 6, '0'), 'escrow.created', jsonb_build_object('event', 'escrow.created', 'n', n), $4, $4
+         from generate_series($5::int, $5::int + $3::int - 1) n returning *)
+       insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+         attempts, created_at, failure_reason)
+       select tenant_id, 'dlv_failed' || id, $2, id, event_type, 'failed', 1,
+         '{"startedAt": 1, "attempts": 12, "failures": 12, "nextAt": null}', 12, $4, 'It was out of order.' from e`,
+      [tenant.id, id, count, new Date(server.clock.now() - 3600_000), from],
+    );
+  const ago = (ms: number) => new Date(server.clock.now() - ms).toISOString();
+  const numbers = () => receiver.received.map(({ json }) => json.n).filter((n) => n !== undefined);
+
+  test('queues each of them once, in order, says how many, and leaves out what is older', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await failed(id, 1200);
+    await sql(server, `update delivery set created_at = $2 where lane_id = $1 and event_id = 'oev_00failed000003'`, [
+      id,
+      ago(3 * 3600_000),
+    ]);
+    const since = ago(2 * 3600_000);
+    expect(await state(id, since)).toEqual({ failed: 1199, resend: null });
+    expect((await state(id)).failed).toBe(1200);
+    const [one, two] = await Promise.all([begin(id, since), begin(id, since)]);
+    expect(one.body).toMatchObject({ since, total: 1199, ended_at: null });
+    expect(two.body).toMatchObject({ total: 1199 });
+    await expect.poll(async () => (await state(id)).resend, { timeout: 15_000 }).toMatchObject({
+      total: 1199,
+      done: 1199,
+      ended_at: expect.any(String),
+    });
+    await expect.poll(() => numbers().length, { timeout: 20_000 }).toBe(1199);
+    expect(numbers()).toEqual(Array.from({ length: 1200 }, (_, n) => n + 1).filter((n) => n !== 3));
+    await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
+    // once more: there is nothing left, and nothing is sent
+    expect((await begin(id, since)).body).toMatchObject({ total: 0, done: 0, ended_at: expect.any(String) });
+    const { body: audit } = await server.call<{ records: { detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=subscription.resent',
+      admin,
+    );
+    expect(audit.records.map(({ detail }) => detail)).toEqual([`0 failed since ${since}`, `1199 failed since ${since}`]);
+    expect(numbers()).toHaveLength(1199);
+  });
+
+  test('goes on where a process died, and each step is done once', async () => {
+    await fresh();
+    receiver.behavior = () => undefined;
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await failed(id, 1100);
+    const { resends } = server.core;
+    await begin(id, ago(2 * 3600_000));
+    // two processes at once, and the server's own job
+    await Promise.all([resends.step(tenant.id, id), resends.step(tenant.id, id), resends.step(tenant.id, id)]);
+    await expect.poll(async () => (await state(id)).resend?.ended_at).toEqual(expect.any(String));
+    const rows = await sql(
+      server,
+      `select status, attempts, machine_context->>'failures' as failures, count(*)::int as count from delivery
+       where lane_id = $1 group by 1, 2, 3`,
+      [id],
+    );
+    expect(rows).toEqual([{ status: 'retrying', attempts: 12, failures: '0', count: 1100 }]);
+    expect((await state(id)).resend).toMatchObject({ total: 1100, done: 1100 });
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
+  });
+
+  test('is refused while it is paused, and another one while it is under way', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await failed(id, 10);
+    // as if it were between two steps
+    const under = { since: ago(60_000), asked_at: ago(0), asked_by: 'usr_1', total: 9, done: 0, after: '', ended_at: null };
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
+    expect((await begin(id, ago(0), 409)).body.code).toBe('INVALID_STATUS');
+    await sql(server, 'update delivery_lane set resend = $2 where id = $1', [id, under]);
+    expect((await begin(id, ago(5000), 409)).body.code).toBe('CONFLICT');
+    expect((await begin(id, under.since)).body).toMatchObject({ total: 9 });
+    expect(await server.core.resends.step(tenant.id, id)).toBe(false);
+    expect((await state(id)).resend).toMatchObject({ done: 0, ended_at: null });
+    const other = await server.tenant();
+    await server.call(404, `GET /v1/subscriptions/${id}/resend`, other.admin);
+    await server.call(404, `POST /v1/subscriptions/${id}/resend`, other.admin, { since: ago(0) });
+  });
+});
+
 describe('a destination', () => {
   test('that accepts nothing for five days is disabled, and the admins and other subscribers are notified', async () => {
     await fresh();

@@ -12,6 +12,7 @@ import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 import { useRedeliver } from './delivery.tsx';
+import { ResendButton, Resending } from './resend.tsx';
 import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
 
 type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
@@ -55,8 +56,10 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
             }
             data={[{ value: '', label: 'any event' }, ...(types.data?.event_types.map(({ type }) => type) ?? [])]}
           />
+          <ResendButton id={id} paused={paused} />
         </Group>
       </Group>
+      <Resending id={id} paused={paused} />
       <DataTable<Delivery>
         label="Deliveries"
         rows={query.data?.pages.flatMap(({ deliveries }) => deliveries)}

@@ -1,0 +1,180 @@
+import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { Subscription } from '../../db/entities/index.ts';
+import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import { DELIVERY_MACHINE_VERSION, type DeliveryEvent, restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
+import type { Doer } from '../domain/audit.ts';
+import { AppError } from '../errors.ts';
+import type { Job } from '../jobs/jobs.ts';
+import type { Clock } from '../lib/clock.ts';
+import type { DeliveryRow } from './deliveries.ts';
+import { findSubscription, lockSubscription, noSubscription } from './subscription-row.ts';
+
+/** The most deliveries that one request sends again. */
+export const MOST_RESENT = 10_000;
+/** Deliveries that one transaction queues. */
+const BATCH = 500;
+
+/** A request to send failed deliveries again, as the lane of the subscription keeps it. */
+interface Stored {
+  since: string;
+  asked_at: string;
+  asked_by: string;
+  total: number;
+  done: number;
+  /** The event of the last delivery that was queued. */
+  after: string;
+  ended_at: string | null;
+}
+
+export type ResendView = Omit<Stored, 'after'>;
+
+/**
+ * Sends all failed deliveries of a subscription again that were queued since a time. They are queued by a job, some at a time and
+ * in the order of their events, each with a new window of 24 hours. How far it is, is stored with each of these steps: a
+ * process that dies is followed by another, and none is queued twice by the same request.
+ */
+export class Resends {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+
+  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#audit = parts.audit;
+  }
+
+  /** How many would be sent again, MOST_RESENT at most, and the last request. */
+  async get(tenantId: string, id: string, since: Date): Promise<{ failed: number; resend: ResendView | null }> {
+    await findSubscription(this.#db.reader(tenantId), id);
+    const [lane] = await this.#db.query<{ resend: Stored | null; failed: number }>(
+      tenantId,
+      `select l.resend, (select count(*)::int from (
+         select from delivery where tenant_id = $1 and lane_id = $2 and status = 'failed' and created_at >= $3
+         limit ${MOST_RESENT}) d) as failed
+       from delivery_lane l where l.tenant_id = $1 and l.id = $2`,
+      [tenantId, id, since],
+    );
+    if (!lane) throw noSubscription();
+    return { failed: lane.failed, resend: lane.resend && viewOf(lane.resend) };
+  }
+
+  /**
+   * Begins to send again what has failed. While a request since the same time is under way, it resolves to that one and begins
+   * nothing; CONFLICT while one since another time is. INVALID_STATUS unless the subscription is active.
+   */
+  async begin(tenantId: string, id: string, since: Date, by: Doer): Promise<ResendView> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const { active } = await lockSubscription(em, id);
+      const under = await storedOf(em, tenantId, id);
+      if (under && under.ended_at === null) {
+        if (Date.parse(under.since) === since.getTime()) return viewOf(under);
+        throw new AppError('CONFLICT', 'failed deliveries of this subscription are being sent again already');
+      }
+      if (!active) throw new AppError('INVALID_STATUS', 'the subscription is paused; resume it first');
+      const now = new Date(this.#clock.now()).toISOString();
+      const total = await countFailed(em, tenantId, id, since);
+      const stored: Stored = {
+        ...{ since: since.toISOString(), asked_at: now, asked_by: by.actor.id, total, done: 0, after: '' },
+        ended_at: total === 0 ? now : null,
+      };
+      await store(em, tenantId, id, stored);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'subscription.resent',
+        target: { type: 'subscription', id },
+        detail: `${total} failed since ${stored.since}`,
+      });
+      return viewOf(stored);
+    });
+  }
+
+  job(): Job {
+    return { name: 'resends', everySeconds: 1, run: (signal) => this.run(signal) };
+  }
+
+  /** Does what is asked for, until there is nothing left. */
+  async run(signal: AbortSignal): Promise<void> {
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>(
+      `select tenant_id, id from delivery_lane where resend is not null and resend->>'ended_at' is null`,
+    );
+    for (const { tenant_id: tenantId, id } of rows) {
+      while (!signal.aborted && (await this.step(tenantId, id)));
+    }
+  }
+
+  /** Queues the next of them; false when there is no more to do now. */
+  async step(tenantId: string, id: string): Promise<boolean> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const subscription = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+      const stored = await storedOf(em, tenantId, id);
+      if (!subscription || !stored || stored.ended_at !== null) return false;
+      // what is queued while it is paused would be more than it keeps; what failed when it was disabled is another request
+      if (!subscription.active && subscription.disabledAt === null) return false;
+      const now = new Date(this.#clock.now());
+      const rows = subscription.active
+        ? await em.execute<Pick<DeliveryRow, 'id' | 'event_id' | 'status' | 'machine_context' | 'machine_version'>[]>(
+            `select id, event_id, status, machine_context, machine_version from delivery
+             where tenant_id = ? and lane_id = ? and status = 'failed' and created_at >= ? and created_at <= ?
+               and event_id > ? order by event_id limit ? for update`,
+            [tenantId, id, stored.since, stored.asked_at, stored.after, Math.min(BATCH, stored.total - stored.done)],
+          )
+        : [];
+      const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
+      const queued = rows.map(({ id: delivery, status: state, machine_context: context, machine_version: version }) => {
+        const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
+        const step = { event, state: next.value, context: next.context };
+        afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, delivery, [step]));
+        return { id: delivery, status: next.value, context: next.context };
+      });
+      const done = stored.done + rows.length;
+      const ended = rows.length === 0 || done >= stored.total;
+      await em.execute(
+        `update delivery d set status = x.status, machine_context = x.context, machine_version = ?, next_attempt_at = ?,
+           delivered_at = null, failure_reason = null
+         from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb)
+         where d.tenant_id = ? and d.id = x.id`,
+        [DELIVERY_MACHINE_VERSION, now, JSON.stringify(queued), tenantId],
+      );
+      const after = rows.at(-1)?.event_id ?? stored.after;
+      await store(em, tenantId, id, { ...stored, done, after, ended_at: ended ? now.toISOString() : null });
+      if (rows.length > 0) {
+        await em.execute(
+          `update delivery_lane set due_at = least(coalesce(due_at, ?::timestamptz), ?::timestamptz)
+           where tenant_id = ? and id = ?`,
+          [now, now, tenantId, id],
+        );
+        await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
+      }
+      return !ended;
+    });
+  }
+}
+
+/** Locks the lane: before its deliveries, as the workers do. */
+async function storedOf(em: EntityManager, tenantId: string, id: string): Promise<Stored | null> {
+  const [lane] = await em.execute<{ resend: Stored | null }[]>(
+    'select resend from delivery_lane where tenant_id = ? and id = ? for update',
+    [tenantId, id],
+  );
+  return lane?.resend ?? null;
+}
+
+async function store(em: EntityManager, tenantId: string, id: string, stored: Stored): Promise<void> {
+  await em.execute('update delivery_lane set resend = ?::jsonb where tenant_id = ? and id = ?', [
+    JSON.stringify(stored),
+    tenantId,
+    id,
+  ]);
+}
+
+async function countFailed(em: EntityManager, tenantId: string, id: string, since: Date): Promise<number> {
+  const [row] = await em.execute<{ count: number }[]>(
+    `select count(*)::int as count from (
+       select from delivery where tenant_id = ? and lane_id = ? and status = 'failed' and created_at >= ? limit ${MOST_RESENT}) d`,
+    [tenantId, id, since],
+  );
+  return row!.count;
+}
+
+const viewOf = ({ after: _, ...view }: Stored): ResendView => view;
