@@ -10,8 +10,18 @@ const text = Buffer.alloc(TIME + RANDOM);
  * Ids made later sort later, which keeps the indexes over them dense.
  */
 export function newId(prefix: string, now: number): string {
-  for (let rest = now, i = TIME - 1; i >= 0; i--, rest = Math.floor(rest / 32)) text[i] = CROCKFORD[rest % 32]!;
+  writeTime(now);
   const random = randomFew(RANDOM);
   for (let i = 0; i < RANDOM; i++) text[TIME + i] = CROCKFORD[random[i]! & 31]!;
   return `${prefix}_${text.toString('latin1')}`;
+}
+
+/** Ids that are made at that time or later sort behind this, and earlier ones before it. */
+export function firstId(prefix: string, at: number): string {
+  writeTime(at);
+  return `${prefix}_${text.toString('latin1', 0, TIME)}`;
+}
+
+function writeTime(ms: number): void {
+  for (let rest = ms, i = TIME - 1; i >= 0; i--, rest = Math.floor(rest / 32)) text[i] = CROCKFORD[rest % 32]!;
 }

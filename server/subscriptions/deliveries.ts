@@ -15,10 +15,12 @@ import type { EventType } from '../domain/events.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { type SecretBox, sha256Hex } from '../lib/crypto.ts';
+import { firstId } from '../lib/ids.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import type { Exchange } from './attempt.ts';
 import { adapterOf } from './destinations/index.ts';
+import { MOST_PAUSED } from './fan-out.ts';
 import { openHeaders, type StoredExchange } from './outcomes.ts';
 import { findSubscription, lockSubscription } from './subscription-row.ts';
 
@@ -85,6 +87,32 @@ export interface DeliveryDetails extends DeliveryView {
   body: string | null;
 }
 
+/** How a subscription does. */
+export interface SummaryView {
+  id: string;
+  day: { tried: number; delivered: number };
+  week: { tried: number; delivered: number };
+  /** Whether these are all deliveries of that time. */
+  complete: boolean;
+  /** How long the last attempt of each took; null where there was none. */
+  p50_ms: number | null;
+  p95_ms: number | null;
+  /** What waits for an attempt, MOST_PAUSED at most. */
+  waiting: number;
+  /** The newest event that did not arrive, or not yet. */
+  last_failure: { delivery_id: string; at: string; reason: string | null } | null;
+}
+
+interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete'> {
+  day_tried: number;
+  day_delivered: number;
+  week_tried: number;
+  week_delivered: number;
+}
+
+/** How many deliveries of a subscription are counted. */
+const SEEN = 1000;
+
 /** The columns of a delivery without its history, which may be long. */
 const COLUMNS = `tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
   result, failure_reason, next_attempt_at, created_at, last_attempt_at, delivered_at, duration_ms`;
@@ -138,6 +166,47 @@ export class Deliveries {
       next_cursor: has_more ? cursorOf(LIST, page.at(-1)!.event_id) : null,
       has_more,
     };
+  }
+
+  /**
+   * How the subscriptions of a tenant do, or one of them: by the deliveries of events of the last seven days that were tried, the
+   * newest SEEN of each.
+   */
+  async summary(tenantId: string, id?: string): Promise<SummaryView[]> {
+    const now = this.#clock.now();
+    const day = 24 * 3600_000;
+    const rows = await this.#db.query<SummaryRow>(
+      tenantId,
+      `select s.id, t.*, w.waiting, f.last_failure from subscription s
+       cross join lateral (
+         select count(*) filter (where created_at > $4)::int as day_tried,
+           count(*) filter (where created_at > $4 and status = 'delivered')::int as day_delivered,
+           count(*)::int as week_tried, count(*) filter (where status = 'delivered')::int as week_delivered,
+           percentile_disc(0.5) within group (order by duration_ms) as p50_ms,
+           percentile_disc(0.95) within group (order by duration_ms) as p95_ms
+         from (
+           select status, created_at, duration_ms from delivery d
+           where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.attempts > 0
+           order by d.event_id desc limit ${SEEN}) d) t
+       cross join lateral (
+         select count(*)::int as waiting from (
+           select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.status = 'retrying' limit ${MOST_PAUSED}) d) w
+       left join lateral (
+         select json_build_object('delivery_id', d.id, 'at', d.last_attempt_at, 'reason', d.failure_reason) as last_failure
+         from delivery d
+         where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.status <> 'delivered' and d.attempts > 0
+         order by d.event_id desc limit 1) f on true
+       where s.tenant_id = $1 and ($2::text is null or s.id = $2)
+       order by s.id`,
+      [tenantId, id ?? null, firstId('oev', now - 7 * day), new Date(now - day)],
+    );
+    return rows.map(({ last_failure, day_tried, day_delivered, week_tried, week_delivered, ...row }) => ({
+      ...row,
+      day: { tried: day_tried, delivered: day_delivered },
+      week: { tried: week_tried, delivered: week_delivered },
+      complete: week_tried < SEEN,
+      last_failure: last_failure && { ...last_failure, at: new Date(last_failure.at).toISOString() },
+    }));
   }
 
   /** One delivery with what was sent, and its kept attempts. */

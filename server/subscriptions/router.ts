@@ -91,6 +91,23 @@ const ResendOut = z
   })
   .meta({ id: 'Resend' });
 
+const Share = z.object({ tried: z.int(), delivered: z.int() });
+const SummaryOut = z
+  .object({
+    id: z.string().describe('of the subscription'),
+    day: Share.describe('of those that were queued in the last 24 hours'),
+    week: Share.describe('of the events of the last seven days'),
+    complete: z.boolean().describe('false where only the newest 1,000 of them are counted'),
+    p50_ms: z.int().nullable().describe('how long the last attempt of half of them took at most'),
+    p95_ms: z.int().nullable(),
+    waiting: z.int().describe('what waits for an attempt, or for the subscription to be resumed; 10,000 at most'),
+    last_failure: z
+      .object({ delivery_id: z.string(), at: z.iso.datetime(), reason: z.string().nullable() })
+      .nullable()
+      .describe('the newest event that did not arrive, or not yet'),
+  })
+  .meta({ id: 'SubscriptionSummary' });
+
 const HttpUrl = text(2000).refine((url) => {
   const parsed = URL.parse(url);
   return (
@@ -264,6 +281,16 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .input(z.strictObject({ ...Id, delivery_id: text(100) }))
       .output(DeliveryOut)
       .mutation(({ ctx, input }) => deliveries.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
+
+    summary: route('GET /v1/deliveries/summary', admin, {
+      summary: 'How many deliveries of each subscription have arrived lately, and how long they took',
+      tag,
+    })
+      .input(z.strictObject({ subscription_id: text(100).optional() }))
+      .output(z.object({ subscriptions: z.array(SummaryOut) }))
+      .query(async ({ ctx, input }) => ({
+        subscriptions: await deliveries.summary(ctx.tenantId, input.subscription_id),
+      })),
 
     resend: route('POST /v1/subscriptions/{id}/resend', admin, {
       summary: 'Queue all deliveries again that failed since a time',

@@ -187,6 +187,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/subscriptions/{id}/deliveries/{delivery_id}': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/deliveries/{delivery_id}/machine': ['admin', 'admin'],
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver': ['admin', 'admin'],
+  'GET /v1/deliveries/summary': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/resend': ['admin', 'admin'],
   'POST /v1/subscriptions/{id}/resend': ['admin', 'admin'],
   'GET /v1/event-types': ['admin', 'admin'],

@@ -67,6 +67,8 @@ describeInBrowser('subscriptions', () => {
     await row.getByText('retrying').waitFor();
     await row.getByText('403', { exact: true }).waitFor();
     await assertAccessible();
+    await page.getByText('0 % in 24 h, 0 % in 7 d').waitFor();
+    await page.getByRole('term').filter({ hasText: 'Last failure' }).waitFor();
     receiver.behavior = 200;
     await row.getByRole('button', { name: 'Send again' }).click();
     await row.getByText('delivered').waitFor();

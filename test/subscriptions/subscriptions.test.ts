@@ -939,6 +939,50 @@ describe('sending again all that failed', () => {
   });
 });
 
+describe('the summary', () => {
+  const summary = async (who: Credential, query = '') =>
+    (
+      await server.call<{ subscriptions: Record<string, unknown>[] }>(200, `GET /v1/deliveries/summary${query}`, who)
+    ).body.subscriptions;
+
+  test('says what share arrived, how long that took, what waits and what failed last, of this tenant alone', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    const idle = await subscribe({ url: receiver.url('/idle'), event_types: ['policy.created'] });
+    await hold();
+    await settled(id, ([one]) => one?.status === 'delivered');
+    server.clock.advance(2 * 24 * 3600_000);
+    for (const agent of ['agent-2', 'agent-3']) await hold({ agent_id: agent });
+    await settled(id, (all) => all.length === 3 && all.every(({ status }) => status === 'delivered'));
+    receiver.behavior = 503;
+    await hold({ agent_id: 'agent-4' });
+    const [last] = await settled(id, ([one]) => one?.attempts === 1 && one.status === 'retrying');
+    const found = await summary(admin);
+    expect(found).toHaveLength(2);
+    expect(found.find((one) => one.id === id)).toEqual({
+      id,
+      day: { tried: 3, delivered: 2 },
+      week: { tried: 4, delivered: 3 },
+      complete: true,
+      p50_ms: expect.any(Number),
+      p95_ms: expect.any(Number),
+      waiting: 1,
+      last_failure: { delivery_id: last!.id, at: last!.last_attempt_at, reason: last!.failure_reason },
+    });
+    expect(await summary(admin, `?subscription_id=${idle.id}`)).toEqual([
+      {
+        ...{ id: idle.id, day: { tried: 0, delivered: 0 }, week: { tried: 0, delivered: 0 }, complete: true },
+        ...{ p50_ms: null, p95_ms: null, waiting: 0, last_failure: null },
+      },
+    ]);
+    server.clock.advance(8 * 24 * 3600_000);
+    expect(await summary(admin, `?subscription_id=${id}`)).toMatchObject([{ week: { tried: 0 }, last_failure: null }]);
+    const other = await server.tenant();
+    expect(await summary(other.admin)).toEqual([]);
+    expect(await summary(other.admin, `?subscription_id=${id}`)).toEqual([]);
+  });
+});
+
 describe('a destination', () => {
   test('that accepts nothing for five days is disabled, and the admins and other subscribers are notified', async () => {
     await fresh();

@@ -11,11 +11,12 @@ import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 import { SubscriptionDialog } from './form.tsx';
-import { DESTINATION_ICON, eventsOf, StateTag, type Subscription } from './words.tsx';
+import { Arrived, DESTINATION_ICON, eventsOf, StateTag, type Subscription } from './words.tsx';
 
 /** Where events are sent: webhooks, Slack and Teams. */
 export function SubscriptionList() {
   const query = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { refetchInterval: 10_000 }));
+  const summaries = useQuery(trpc.subscriptions.summary.queryOptions({}, { refetchInterval: 60_000 }));
   const navigate = useNavigate();
   const [creating, setCreating] = useState(false);
   const open = ({ id }: Subscription) => void navigate({ to: '/subscriptions/$id', params: { id } });
@@ -70,6 +71,13 @@ export function SubscriptionList() {
           },
           { header: 'Events', cell: eventsOf },
           { header: 'State', bare: true, cell: (row) => <StateTag subscription={row} /> },
+          {
+            header: 'Delivered',
+            cell: ({ id }) => {
+              const summary = summaries.data?.subscriptions.find((one) => one.id === id);
+              return summary ? <Arrived summary={summary} /> : null;
+            },
+          },
           { header: 'Made', cell: ({ created_at }) => <When at={created_at} /> },
         ]}
       />

@@ -7,10 +7,12 @@ import { kindOf } from '../../../server/domain/destinations.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { count } from '../../lib/words.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Notice } from '../../ui/notice.tsx';
+import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
@@ -18,7 +20,7 @@ import { Deliveries } from './deliveries.tsx';
 import { SubscriptionDialog } from './form.tsx';
 import { RotateSecret } from './rotate.tsx';
 import { SAMPLES, type Sample } from './samples.ts';
-import { eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
+import { Arrived, eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
 
 const route = getRouteApi('/app/subscriptions/$id');
 const again = () => queryClient.invalidateQueries(trpc.subscriptions.pathFilter());
@@ -125,6 +127,10 @@ export function SubscriptionPage() {
 
 function Facts({ subscription }: { subscription: Subscription }) {
   const { disabled_at, disabled_reason, failing_since, previous_secret_until, destination_config } = subscription;
+  const { data } = useQuery(
+    trpc.subscriptions.summary.queryOptions({ subscription_id: subscription.id }, { refetchInterval: 10_000 }),
+  );
+  const summary = data?.subscriptions[0];
   return (
     <Paper>
       {disabled_at ? (
@@ -143,6 +149,40 @@ function Facts({ subscription }: { subscription: Subscription }) {
             </>
           ) : null}
         </dd>
+        {summary ? (
+          <>
+            <dt>Delivered</dt>
+            <dd>
+              <Arrived summary={summary} />
+              {summary.p50_ms === null || summary.p95_ms === null
+                ? ''
+                : `; half within ${summary.p50_ms} ms, 95 % within ${summary.p95_ms} ms`}
+            </dd>
+            {summary.waiting > 0 ? (
+              <>
+                <dt>Waiting</dt>
+                <dd>
+                  {count(summary.waiting, 'event')}
+                  {subscription.active ? '' : ', until you resume'}
+                </dd>
+              </>
+            ) : null}
+            {summary.last_failure ? (
+              <>
+                <dt>Last failure</dt>
+                <dd>
+                  <PageLink
+                    to="/subscriptions/$id/deliveries/$delivery"
+                    params={{ id: subscription.id, delivery: summary.last_failure.delivery_id }}
+                  >
+                    <When at={summary.last_failure.at} />
+                  </PageLink>
+                  {summary.last_failure.reason ? `: ${summary.last_failure.reason}` : ''}
+                </dd>
+              </>
+            ) : null}
+          </>
+        ) : null}
         <dt>Events</dt>
         <dd>{subscription.event_types.length > 3 ? subscription.event_types.join(', ') : eventsOf(subscription)}</dd>
         {destination_config.app_url ? (

@@ -14,6 +14,7 @@ import type { Answers } from '../../lib/trpc.ts';
 import { Tag, type Tone } from '../../ui/status.tsx';
 
 export type Subscription = Answers['subscriptions']['list']['subscriptions'][number];
+export type Summary = Answers['subscriptions']['summary']['subscriptions'][number];
 export type Delivery = Answers['subscriptions']['deliveries']['deliveries'][number];
 type Result = NonNullable<Delivery['result']>;
 
@@ -85,6 +86,23 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
     <Tag tone="ok" icon={IconCheck}>
       active
     </Tag>
+  );
+}
+
+const share = ({ tried, delivered }: Summary['day']) =>
+  // 1,999 of 2,000 are not all of them
+  `${(Math.floor((delivered / tried) * 1000) / 10).toLocaleString()} %`;
+
+/** What share of the deliveries arrived lately. */
+export function Arrived({ summary: { day, week, complete } }: { summary: Summary }) {
+  if (week.tried === 0) return <span className="dim">nothing was sent in 7 days</span>;
+  const of = (part: Summary['day'], when: string) =>
+    `${part.delivered.toLocaleString()} of ${complete ? '' : 'the newest '}${part.tried.toLocaleString()} in ${when}`;
+  return (
+    <span title={`${of(day, '24 hours')}, ${of(week, '7 days')}`}>
+      {day.tried > 0 ? `${share(day)} in 24 h, ` : ''}
+      {share(week)} in 7 d
+    </span>
   );
 }
 
