@@ -159,141 +159,6 @@ describe('a subscription', () => {
     expect(receiver.received.map(({ path }) => path)).toEqual(['/services/T000/B000/very-secret']);
   });
 
-  /** So many deliveries that wait, as if they had been tried twice. */
-  const wait = (id: string, count: number) =>
-    sql(
-      server,
-      `with e as (
-         insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
-         select $1, 'oev_00many' || lpad(n::text, 6, '0'), 'escrow.created', jsonb_build_object('event', 'escrow.created', 'n', n), $4, $4
-         from generate_series(1, $3::int) n returning *)
-       insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
-         attempts, next_attempt_at, created_at)
-       select tenant_id, 'dlv_many' || id, $2, id, event_type, 'retrying', 1,
-         jsonb_build_object('startedAt', $5::bigint, 'attempts', 2, 'failures', 2, 'nextAt', 4102444800000), 2, '2100-01-01', $4
-       from e`,
-      [tenant.id, id, count, new Date(server.clock.now()), server.clock.now()],
-    );
-  const states = (id: string) =>
-    sql<{ status: string; count: number; reason: string | null }>(
-      server,
-      `select status, count(*)::int as count, min(failure_reason) as reason from delivery where lane_id = $1 group by 1 order by 1`,
-      [id],
-    );
-  const setActive = (id: string, active: boolean) =>
-    server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, { active });
-
-  test('that is paused keeps its queue, however much that is, and sends it in order when it is resumed', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await wait(id, 4100);
-    await setActive(id, false);
-    await hold();
-    await expect.poll(() => states(id)).toEqual([{ status: 'retrying', count: 4101, reason: null }]);
-    // longer than the 24 hours of each: they start over when it is resumed
-    server.clock.advance(3 * 24 * 3600_000);
-    // the first is not answered, so that the others keep what the resumption gave them
-    receiver.behavior = () => undefined;
-    const now = server.clock.now();
-    await setActive(id, true);
-    const restarted = await sql<{ context: Record<string, number> }>(
-      server,
-      `select distinct machine_context as context from delivery where lane_id = $1 and attempts = 2`,
-      [id],
-    );
-    for (const { context } of restarted) {
-      expect(context).toEqual({ startedAt: expect.any(Number), attempts: 2, failures: 0, nextAt: context.startedAt });
-      expect(context.startedAt).toBeGreaterThanOrEqual(now);
-    }
-    await expect.poll(() => receiver.received.length).toBe(1);
-    expect(receiver.received[0]!.json).toMatchObject({ n: 1 });
-    await setActive(id, false);
-    const { body: audit } = await server.call<{ records: { detail: string }[] }>(
-      200,
-      'GET /v1/audit?action=subscription.updated',
-      admin,
-    );
-    expect(audit.records.map(({ detail }) => detail)).toEqual(['paused', 'resumed with 4101 queued events', 'paused']);
-  });
-
-  test('that is paused sends nothing, whatever wakes its worker, and then all of it once and in order', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await setActive(id, false);
-    for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
-    await settled(id, (all) => all.length === 5);
-    await sql(server, 'update delivery_lane set due_at = now() where id = $1', [id]);
-    const due = () => sql(server, 'select 1 from delivery_lane where id = $1 and due_at is not null', [id]);
-    await expect.poll(due).toEqual([]);
-    expect(receiver.received).toEqual([]);
-    await setActive(id, true);
-    await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
-    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual([0, 1, 2, 3, 4].map((n) => `agent-${n}`));
-  });
-
-  test('that is paused keeps 10,000 events at most, and lists the later ones as failed', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await setActive(id, false);
-    await wait(id, MOST_PAUSED - 1);
-    await hold({ agent_id: 'agent-1' });
-    await hold({ agent_id: 'agent-2' });
-    const full = 'The subscription was paused, and 10,000 events waited for it already.';
-    await expect.poll(() => states(id)).toEqual([
-      { status: 'failed', count: 1, reason: full },
-      { status: 'retrying', count: MOST_PAUSED, reason: null },
-    ]);
-    const [newest] = (await deliveries(id, '?limit=1')).deliveries;
-    expect(newest).toMatchObject({ status: 'failed', attempts: 0, next_attempt_at: null });
-    await server.call(409, `POST /v1/subscriptions/${id}/deliveries/${newest!.id}/redeliver`, admin, {});
-  });
-
-  test('that is paused keeps events for 7 days, and lists them as failed after that', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await setActive(id, false);
-    await wait(id, 2100);
-    server.clock.advance(7 * 24 * 3600_000 - 60_000);
-    await server.core.deliverer.forget();
-    await hold();
-    await settled(id, (all) => all[0]?.attempts === 0);
-    expect(await states(id)).toEqual([{ status: 'retrying', count: 2101, reason: null }]);
-    server.clock.advance(120_000);
-    await server.core.deliverer.forget();
-    const old = 'The subscription was paused for 7 days after this was queued.';
-    expect(await states(id)).toEqual([
-      { status: 'failed', count: 2100, reason: old },
-      { status: 'retrying', count: 1, reason: null },
-    ]);
-  });
-
-  test('that was disabled sends nothing of what was left in its queue, when a process died meanwhile', async () => {
-    await fresh();
-    const { id } = await subscribe({ event_types: ['escrow.created'] });
-    await wait(id, 2100);
-    await sql(
-      server,
-      `update subscription set active = false, queues_since = null, disabled_at = now(), disabled_reason = 'gone' where id = $1`,
-      [id],
-    );
-    await server.core.deliverer.forget();
-    const reason = 'The subscription was disabled before this was delivered.';
-    expect(await states(id)).toEqual([{ status: 'failed', count: 2100, reason }]);
-    await sql(
-      server,
-      `update delivery set status = 'retrying', next_attempt_at = now(), machine_context = machine_context - 'stopped'
-       where lane_id = $1 and id like '%7'`,
-      [id],
-    );
-    await hold({ agent_id: 'agent-1' });
-    await setActive(id, true);
-    await hold({ agent_id: 'agent-2' });
-    await expect.poll(() => receiver.received.length).toBe(1);
-    await settled(id, ([newest]) => newest?.status === 'delivered');
-    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-2']);
-    expect(await states(id)).toContainEqual({ status: 'failed', count: 2100, reason });
-  });
-
   test('gets nothing that happened before it was resumed, however late that is fanned out', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'], active: false });
@@ -553,8 +418,13 @@ describe('a delivery', () => {
     expect(new Set(receiver.received.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
     expect(receiver.received).toHaveLength(3);
     const one = `GET /v1/subscriptions/${id}/deliveries/${last!.id}`;
-    const { body } = await server.call<Delivery & { history: Record<string, unknown>[] }>(200, one, admin);
-    const { history, ...same } = body;
+    const { body } = await server.call<Delivery & { history: Record<string, unknown>[]; payload: object; body: string }>(
+      200,
+      one,
+      admin,
+    );
+    const { history, payload, body: sent, ...same } = body;
+    expect([JSON.stringify(payload), sent]).toEqual([receiver.received[0]!.body, receiver.received[0]!.body]);
     expect(same).toEqual(last);
     const failure = { result: 'DESTINATION_ERROR', http_status: 500, reason: first!.failure_reason };
     expect(history).toMatchObject([{ result: 'DELIVERED', http_status: 204, reason: null }, failure, failure]);
@@ -573,7 +443,7 @@ describe('a delivery', () => {
           .writeHead(500, { 'content-type': 'text/html', 'set-cookie': 'session=hushhush', server: `x${'y'.repeat(500)}` })
           .end(`\0\u202e${hostile}`),
       (_, response) => response.writeHead(503).end(Buffer.from([0xff, 0xfe, 0, 0xe2, 0x82])),
-      (_, response) => response.writeHead(200).end('thanks'),
+      (_, response) => response.writeHead(200, { 'content-length': 6 }).end('thanks'),
     ];
     receiver.behavior = (got, response) => (answers.shift() as (...of: unknown[]) => unknown)(got, response);
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -829,6 +699,143 @@ describe('resending manually', () => {
       [third!.id],
     );
     expect(row).toEqual({ failures: 1 });
+  });
+});
+
+describe('a paused subscription', () => {
+  /** So many deliveries that wait, as if they had been tried twice. */
+  const wait = (id: string, count: number) =>
+    sql(
+      server,
+      `with e as (
+         insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
+         select $1, 'oev_00many' || lpad(n::text, 6, '0'), 'escrow.created', jsonb_build_object('event', 'escrow.created', 'n', n), $4, $4
+         from generate_series(1, $3::int) n returning *)
+       insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+         attempts, next_attempt_at, created_at)
+       select tenant_id, 'dlv_many' || id, $2, id, event_type, 'retrying', 1,
+         jsonb_build_object('startedAt', $5::bigint, 'attempts', 2, 'failures', 2, 'nextAt', 4102444800000), 2, '2100-01-01', $4
+       from e`,
+      [tenant.id, id, count, new Date(server.clock.now()), server.clock.now()],
+    );
+  const states = (id: string) =>
+    sql<{ status: string; count: number; reason: string | null }>(
+      server,
+      `select status, count(*)::int as count, min(failure_reason) as reason from delivery where lane_id = $1 group by 1 order by 1`,
+      [id],
+    );
+  const setActive = (id: string, active: boolean) =>
+    server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, { active });
+
+  test('keeps its queue, however much that is, and sends it in order when it is resumed', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await wait(id, 4100);
+    await setActive(id, false);
+    await hold();
+    await expect.poll(() => states(id)).toEqual([{ status: 'retrying', count: 4101, reason: null }]);
+    // longer than the 24 hours of each: they start over when it is resumed
+    server.clock.advance(3 * 24 * 3600_000);
+    // the first is not answered, so that the others keep what the resumption gave them
+    receiver.behavior = () => undefined;
+    const now = server.clock.now();
+    await setActive(id, true);
+    const restarted = await sql<{ context: Record<string, number> }>(
+      server,
+      `select distinct machine_context as context from delivery where lane_id = $1 and attempts = 2`,
+      [id],
+    );
+    for (const { context } of restarted) {
+      expect(context).toEqual({ startedAt: expect.any(Number), attempts: 2, failures: 0, nextAt: context.startedAt });
+      expect(context.startedAt).toBeGreaterThanOrEqual(now);
+    }
+    await expect.poll(() => receiver.received.length).toBe(1);
+    expect(receiver.received[0]!.json).toMatchObject({ n: 1 });
+    await setActive(id, false);
+    const { body: audit } = await server.call<{ records: { detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=subscription.updated',
+      admin,
+    );
+    expect(audit.records.map(({ detail }) => detail)).toEqual(['paused', 'resumed with 4101 queued events', 'paused']);
+  });
+
+  test('sends nothing, whatever wakes its worker, and then all of it once and in order', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
+    await settled(id, (all) => all.length === 5);
+    await sql(server, 'update delivery_lane set due_at = now() where id = $1', [id]);
+    const due = () => sql(server, 'select 1 from delivery_lane where id = $1 and due_at is not null', [id]);
+    await expect.poll(due).toEqual([]);
+    expect(receiver.received).toEqual([]);
+    await setActive(id, true);
+    await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual([0, 1, 2, 3, 4].map((n) => `agent-${n}`));
+  });
+
+  test('keeps 10,000 events at most, and lists the later ones as failed', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    await wait(id, MOST_PAUSED - 1);
+    await hold({ agent_id: 'agent-1' });
+    await hold({ agent_id: 'agent-2' });
+    const full = 'The subscription was paused, and 10,000 events waited for it already.';
+    await expect.poll(() => states(id)).toEqual([
+      { status: 'failed', count: 1, reason: full },
+      { status: 'retrying', count: MOST_PAUSED, reason: null },
+    ]);
+    const [newest] = (await deliveries(id, '?limit=1')).deliveries;
+    expect(newest).toMatchObject({ status: 'failed', attempts: 0, next_attempt_at: null });
+    await server.call(409, `POST /v1/subscriptions/${id}/deliveries/${newest!.id}/redeliver`, admin, {});
+  });
+
+  test('keeps events for 7 days, and lists them as failed after that', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    await wait(id, 2100);
+    server.clock.advance(7 * 24 * 3600_000 - 60_000);
+    await server.core.deliverer.forget();
+    await hold();
+    await settled(id, (all) => all[0]?.attempts === 0);
+    expect(await states(id)).toEqual([{ status: 'retrying', count: 2101, reason: null }]);
+    server.clock.advance(120_000);
+    await server.core.deliverer.forget();
+    const old = 'The subscription was paused for 7 days after this was queued.';
+    expect(await states(id)).toEqual([
+      { status: 'failed', count: 2100, reason: old },
+      { status: 'retrying', count: 1, reason: null },
+    ]);
+  });
+
+  test('that the server disabled sends nothing of what was left in its queue, when a process died meanwhile', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await wait(id, 2100);
+    await sql(
+      server,
+      `update subscription set active = false, queues_since = null, disabled_at = now(), disabled_reason = 'gone' where id = $1`,
+      [id],
+    );
+    await server.core.deliverer.forget();
+    const reason = 'The subscription was disabled before this was delivered.';
+    expect(await states(id)).toEqual([{ status: 'failed', count: 2100, reason }]);
+    await sql(
+      server,
+      `update delivery set status = 'retrying', next_attempt_at = now(), machine_context = machine_context - 'stopped'
+       where lane_id = $1 and id like '%7'`,
+      [id],
+    );
+    await hold({ agent_id: 'agent-1' });
+    await setActive(id, true);
+    await hold({ agent_id: 'agent-2' });
+    await expect.poll(() => receiver.received.length).toBe(1);
+    await settled(id, ([newest]) => newest?.status === 'delivered');
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-2']);
+    expect(await states(id)).toContainEqual({ status: 'failed', count: 2100, reason });
   });
 });
 

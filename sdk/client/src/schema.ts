@@ -6130,9 +6130,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-zig3yu",
+                     *       "tenant_id": "t1-64wdtz",
                      *       "user": {
-                     *         "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *         "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -6227,14 +6227,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m83n22at93rc6x566cvdwpz5",
+                     *           "id": "ses_01m83yfkav79pkrrnkxy86hpsx",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T07:31:21.050Z",
-                     *           "last_seen_at": "2026-11-23T07:31:21.050Z",
-                     *           "expires_at": "2026-11-24T07:31:21.050Z"
+                     *           "created_at": "2026-11-23T10:16:01.627Z",
+                     *           "last_seen_at": "2026-11-23T10:16:01.627Z",
+                     *           "expires_at": "2026-11-24T10:16:01.627Z"
                      *         }
                      *       ]
                      *     }
@@ -6344,14 +6344,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m83n22at93rc6x566cvdwpz5",
+                     *           "id": "ses_01m83yfkav79pkrrnkxy86hpsx",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T07:31:21.050Z",
-                     *           "last_seen_at": "2026-11-23T07:31:21.050Z",
-                     *           "expires_at": "2026-11-24T07:31:21.050Z"
+                     *           "created_at": "2026-11-23T10:16:01.627Z",
+                     *           "last_seen_at": "2026-11-23T10:16:01.627Z",
+                     *           "expires_at": "2026-11-24T10:16:01.627Z"
                      *         }
                      *       ]
                      *     }
@@ -6470,7 +6470,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -6478,13 +6478,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T07:31:18.392Z",
+                     *           "created_at": "2026-11-23T10:16:01.435Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -6492,8 +6492,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T07:31:20.224Z",
-                     *           "last_login": "2026-11-23T07:31:21.050Z",
+                     *           "created_at": "2026-11-23T10:16:01.596Z",
+                     *           "last_login": "2026-11-23T10:16:01.627Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -6541,7 +6541,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *       "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -6549,8 +6549,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-23T07:31:20.224Z",
-                     *       "last_login": "2026-11-23T07:31:21.050Z",
+                     *       "created_at": "2026-11-23T10:16:01.596Z",
+                     *       "last_login": "2026-11-23T10:16:01.627Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -6715,14 +6715,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m83n2ktr44kbed1qtd57dyhn",
+                     *           "id": "inv_01m83yfmnpwc239g8g9vq9d2gm",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-23T07:31:38.968Z",
-                     *           "sent_at": "2026-11-23T07:31:38.968Z",
-                     *           "expires_at": "2026-11-30T07:31:38.968Z"
+                     *           "created_at": "2026-11-23T10:16:02.998Z",
+                     *           "sent_at": "2026-11-23T10:16:02.998Z",
+                     *           "expires_at": "2026-11-30T10:16:02.998Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -6885,25 +6885,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m83n2j64xw90mzje4x2gtfbs",
+                     *           "id": "key_01m83yfmkc36va8kjrfggk7kxr",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *           "created_at": "2026-11-23T07:31:37.299Z"
+                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "created_at": "2026-11-23T10:16:02.924Z"
                      *         },
                      *         {
-                     *           "id": "key_01m83n21bw1x5c3wpt1f5whkfk",
+                     *           "id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:20.070Z",
-                     *           "last_used_at": "2026-11-23T07:31:21.942Z"
+                     *           "created_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:01.586Z",
+                     *           "last_used_at": "2026-11-23T10:16:01.700Z"
                      *         }
                      *       ]
                      *     }
@@ -6960,14 +6960,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m83n3qwfzwrks41fv5nwm3bj",
+                     *       "id": "key_01m83yfq7vn9svxcd5kvesj2kb",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-23T07:32:15.891Z"
+                     *       "created_at": "2026-11-23T10:16:05.627Z"
                      *     }
                      */
                     "application/json": {
@@ -7114,23 +7114,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m83n2jdkzzkv77y66jky3ngs",
+                     *           "id": "agk_01m83yfmkjnpn3txy9d52gqeq1",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "owner_id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T07:31:37.525Z"
+                     *           "created_at": "2026-11-23T10:16:02.930Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m83n22s86bnq2z4pcem3zy8g",
+                     *           "id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T07:31:21.522Z",
-                     *           "last_used_at": "2026-11-23T07:31:32.287Z"
+                     *           "created_at": "2026-11-23T10:16:01.670Z",
+                     *           "last_used_at": "2026-11-23T10:16:02.560Z"
                      *         }
                      *       ]
                      *     }
@@ -7188,13 +7188,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m83n3r21qe9cd0nr9jfa4brr",
+                     *       "id": "agk_01m83yfq857w2h9stxhrbcf09c",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *       "created_at": "2026-11-23T07:32:16.068Z"
+                     *       "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *       "created_at": "2026-11-23T10:16:05.637Z"
                      *     }
                      */
                     "application/json": {
@@ -7340,7 +7340,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-zig3yu",
+                     *       "audience": "https://control.example/tenants/t1-64wdtz",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -7356,7 +7356,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-23T07:31:40.938Z",
+                     *           "created_at": "2026-11-23T10:16:03.059Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -7495,12 +7495,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *           "id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *           "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -7730,11 +7730,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m83n2n6bb1e9qeagqt62byjn",
+                     *           "id": "stc_01m83yfmpz8cdsq837x4vx0sza",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *           "created_at": "2026-11-23T07:31:40.363Z",
+                     *           "proposed_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "created_at": "2026-11-23T10:16:03.039Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -7888,7 +7888,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-zig3yu"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-64wdtz"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -8391,9 +8391,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:21.944Z",
-                     *           "updated_at": "2026-11-23T07:31:43.360Z",
+                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:01.701Z",
+                     *           "updated_at": "2026-11-23T10:16:03.118Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -8484,9 +8484,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *       "created_at": "2026-11-23T07:32:14.299Z",
-                     *       "updated_at": "2026-11-23T07:32:14.299Z",
+                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *       "created_at": "2026-11-23T10:16:05.446Z",
+                     *       "updated_at": "2026-11-23T10:16:05.446Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -8981,9 +8981,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *       "created_at": "2026-11-23T07:31:21.944Z",
-                     *       "updated_at": "2026-11-23T07:31:43.360Z",
+                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *       "created_at": "2026-11-23T10:16:01.701Z",
+                     *       "updated_at": "2026-11-23T10:16:03.118Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -8991,28 +8991,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:43.360Z",
+                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:03.118Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:21.944Z",
+                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:01.701Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *             "decided_at": "2026-11-23T07:31:31.691Z"
+                     *             "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *             "decided_at": "2026-11-23T10:16:02.537Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *               "decided_at": "2026-11-23T07:31:31.691Z"
+                     *               "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *               "decided_at": "2026-11-23T10:16:02.537Z"
                      *             }
                      *           ]
                      *         }
@@ -9186,9 +9186,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *       "created_at": "2026-11-23T07:31:21.944Z",
-                     *       "updated_at": "2026-11-23T07:32:15.656Z",
+                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *       "created_at": "2026-11-23T10:16:01.701Z",
+                     *       "updated_at": "2026-11-23T10:16:05.588Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -9602,20 +9602,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *       "created_at": "2026-11-23T07:31:21.944Z",
+                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *       "created_at": "2026-11-23T10:16:01.701Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *         "decided_at": "2026-11-23T07:31:31.691Z"
+                     *         "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *         "decided_at": "2026-11-23T10:16:02.537Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "decided_at": "2026-11-23T07:31:31.691Z"
+                     *           "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "decided_at": "2026-11-23T10:16:02.537Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -9902,7 +9902,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T07:31:43.360Z",
+                     *           "written_at": "2026-11-23T10:16:03.118Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -9954,12 +9954,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T07:31:43.360Z"
+                     *           "written_at": "2026-11-23T10:16:03.118Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-24T07:31:53.186Z",
+                     *       "since": "2026-10-24T10:16:03.795Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -10147,16 +10147,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-24T07:31:39.788Z",
-                     *         "to": "2026-11-23T07:31:39.788Z"
+                     *         "from": "2026-10-24T10:16:03.024Z",
+                     *         "to": "2026-11-23T10:16:03.024Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-23T07:31:39.788Z",
+                     *       "created_at": "2026-11-23T10:16:03.024Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-23T07:31:39.788Z",
+                     *       "finished_at": "2026-11-23T10:16:03.024Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -10315,16 +10315,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-24T07:31:39.788Z",
-                     *             "to": "2026-11-23T07:31:39.788Z"
+                     *             "from": "2026-10-24T10:16:03.024Z",
+                     *             "to": "2026-11-23T10:16:03.024Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-23T07:31:39.788Z",
+                     *           "created_at": "2026-11-23T10:16:03.024Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-23T07:31:39.788Z",
+                     *           "finished_at": "2026-11-23T10:16:03.024Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -10416,8 +10416,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *             "created_at": "2026-11-23T07:31:36.830Z",
+                     *             "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *             "created_at": "2026-11-23T10:16:02.901Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -10478,8 +10478,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *         "created_at": "2026-11-23T07:31:36.830Z",
+                     *         "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *         "created_at": "2026-11-23T10:16:02.901Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -10494,8 +10494,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:36.830Z",
+                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:02.901Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -10508,8 +10508,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m83n1zqrk25yz5n42rq58dya",
-                     *           "created_at": "2026-11-23T07:31:36.400Z",
+                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "created_at": "2026-11-23T10:16:02.842Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -10930,9 +10930,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m83n21bw1x5c3wpt1f5whkfk",
-                     *           "first_seen_at": "2026-11-23T07:31:42.470Z",
-                     *           "last_seen_at": "2026-11-23T07:31:42.470Z",
+                     *           "key_id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
+                     *           "first_seen_at": "2026-11-23T10:16:03.098Z",
+                     *           "last_seen_at": "2026-11-23T10:16:03.098Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -11031,18 +11031,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m83n22s86bnq2z4pcem3zy8g",
-                     *           "key_hash": "sha256:2ffce368906202065adf49637a361fe6d085057168027d4322c7ae4724a56938",
+                     *           "id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
+                     *           "key_hash": "sha256:428a9fe03ac309689e92318c1866fcf4b06ad5b011d2eac0e5546aa9e9b180b1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83n1zqrk25yz5n42rq58dya"
+                     *           "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
                      *         },
                      *         {
-                     *           "id": "agk_01m83n2jdkzzkv77y66jky3ngs",
-                     *           "key_hash": "sha256:a4aa3794203caea0390a5ce65171b40773b7ea9777df548646500dca37e3ceb1",
+                     *           "id": "agk_01m83yfmkjnpn3txy9d52gqeq1",
+                     *           "key_hash": "sha256:a9346396ff4715422e09c5b2718e0aa2e31ef2b6a4b486397b3a31dc15856d6d",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83n21h0ywd12gyry8mt6e3h"
+                     *           "owner_id": "usr_01m83yfk9wxw5t4jfsg4mz8wka"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -11193,8 +11193,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-23T07:31:35.877Z",
-                     *           "last_seen": "2026-11-23T07:31:35.877Z"
+                     *           "first_seen": "2026-11-23T10:16:02.783Z",
+                     *           "last_seen": "2026-11-23T10:16:02.783Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -11251,8 +11251,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-23T07:31:35.877Z",
-                     *       "last_seen": "2026-11-23T07:31:35.877Z",
+                     *       "first_seen": "2026-11-23T10:16:02.783Z",
+                     *       "last_seen": "2026-11-23T10:16:02.783Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -11283,9 +11283,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-23T07:31:35.877Z",
-                     *           "last_seen": "2026-11-23T07:31:35.877Z",
-                     *           "reported_by": "key_01m83n21bw1x5c3wpt1f5whkfk",
+                     *           "first_seen": "2026-11-23T10:16:02.783Z",
+                     *           "last_seen": "2026-11-23T10:16:02.783Z",
+                     *           "reported_by": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -11596,8 +11596,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-23T07:31:35.877Z",
-                     *           "last_seen": "2026-11-23T07:31:35.877Z",
+                     *           "first_seen": "2026-11-23T10:16:02.783Z",
+                     *           "last_seen": "2026-11-23T10:16:02.783Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -11719,7 +11719,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-23T07:31:42.097Z",
+                     *           "last_seen": "2026-11-23T10:16:03.093Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -11785,10 +11785,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-23T07:31:42.097Z",
+                     *       "last_seen": "2026-11-23T10:16:03.093Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m83n1zqrk25yz5n42rq58dya"
+                     *         "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
                      *       ]
                      *     }
                      */
@@ -11888,11 +11888,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
+                     *           "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m83n22s86bnq2z4pcem3zy8g",
+                     *           "opened_by": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -11914,8 +11914,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-23T08:31:34.688Z",
-                     *           "created_at": "2026-11-23T07:31:34.688Z",
+                     *           "expires_at": "2026-11-23T11:16:02.706Z",
+                     *           "created_at": "2026-11-23T10:16:02.706Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -11929,9 +11929,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m83n1zqrk25yz5n42rq58dya"
+                     *             "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
                      *           ],
-                     *           "notify_targets": []
+                     *           "notify_targets": [],
+                     *           "shown_hash": "sha256:3fde264bba33950613f95353dcf3775ee6cb60e45fef0243dbaa68ef5d06cc98"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -12092,7 +12093,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T07:31:59.276Z",
+                     *       "since": "2026-11-22T10:16:04.323Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -12148,11 +12149,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
+                     *       "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m83n22s86bnq2z4pcem3zy8g",
+                     *       "opened_by": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -12174,8 +12175,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-23T08:31:34.688Z",
-                     *       "created_at": "2026-11-23T07:31:34.688Z",
+                     *       "expires_at": "2026-11-23T11:16:02.706Z",
+                     *       "created_at": "2026-11-23T10:16:02.706Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -12189,9 +12190,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m83n1zqrk25yz5n42rq58dya"
+                     *         "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
                      *       ],
-                     *       "notify_targets": []
+                     *       "notify_targets": [],
+                     *       "shown_hash": "sha256:3fde264bba33950613f95353dcf3775ee6cb60e45fef0243dbaa68ef5d06cc98"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -12452,15 +12454,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m83n2nszg3tcwzzj2cjzyesz",
+                     *           "id": "stp_01m83yfmqp2t3g8hvschdbxnv9",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *           "created_at": "2026-11-23T07:31:41.081Z",
+                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "created_at": "2026-11-23T10:16:03.065Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -12588,15 +12590,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m83n2nszg3tcwzzj2cjzyesz",
+                     *       "id": "stp_01m83yfmqp2t3g8hvschdbxnv9",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *       "created_at": "2026-11-23T07:31:41.081Z",
+                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *       "created_at": "2026-11-23T10:16:03.065Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -12607,7 +12609,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-23T07:31:42.470Z"
+                     *             "last_seen_at": "2026-11-23T10:16:03.098Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -12702,18 +12704,19 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *           "id": "sub_01m83yfmp29wd6j2px4nh225bz",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
                      *             "escrow.created"
                      *           ],
                      *           "active": false,
+                     *           "queues": false,
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-23T07:31:39.344Z",
-                     *           "updated_at": "2026-11-23T07:31:39.344Z"
+                     *           "created_at": "2026-11-23T10:16:03.010Z",
+                     *           "updated_at": "2026-11-23T10:16:03.010Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -12832,18 +12835,19 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *       "id": "sub_01m83yfmp29wd6j2px4nh225bz",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
                      *         "escrow.created"
                      *       ],
                      *       "active": false,
+                     *       "queues": false,
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-23T07:31:39.344Z",
-                     *       "updated_at": "2026-11-23T07:31:39.344Z"
+                     *       "created_at": "2026-11-23T10:16:03.010Z",
+                     *       "updated_at": "2026-11-23T10:16:03.010Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -13085,7 +13089,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_3",
-                     *           "subscription_id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *           "subscription_id": "sub_01m83yfmp29wd6j2px4nh225bz",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -13094,7 +13098,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-23T07:31:41.998Z",
+                     *           "created_at": "2026-11-23T10:16:03.088Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -13144,7 +13148,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_3",
-                     *       "subscription_id": "sub_01m83n2m6gadw4n5ew8r1bdm6j",
+                     *       "subscription_id": "sub_01m83yfmp29wd6j2px4nh225bz",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -13153,11 +13157,13 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-23T07:31:41.998Z",
+                     *       "created_at": "2026-11-23T10:16:03.088Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
-                     *       "history": []
+                     *       "history": [],
+                     *       "payload": {},
+                     *       "body": "{}"
                      *     }
                      */
                     "application/json": {
@@ -13261,6 +13267,28 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    /**
+                     * @example {
+                     *       "subscriptions": [
+                     *         {
+                     *           "id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *           "day": {
+                     *             "tried": 1,
+                     *             "delivered": 1
+                     *           },
+                     *           "week": {
+                     *             "tried": 1,
+                     *             "delivered": 1
+                     *           },
+                     *           "complete": true,
+                     *           "p50_ms": null,
+                     *           "p95_ms": null,
+                     *           "waiting": 0,
+                     *           "last_failure": null
+                     *         }
+                     *       ]
+                     *     }
+                     */
                     "application/json": {
                         subscriptions: components["schemas"]["SubscriptionSummary"][];
                     };
@@ -13296,6 +13324,12 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    /**
+                     * @example {
+                     *       "failed": 0,
+                     *       "resend": null
+                     *     }
+                     */
                     "application/json": {
                         failed: number;
                         resend: components["schemas"]["Resend"] | null;
@@ -13325,6 +13359,11 @@ export interface operations {
         };
         requestBody: {
             content: {
+                /**
+                 * @example {
+                 *       "since": "2026-01-01T00:00:00Z"
+                 *     }
+                 */
                 "application/json": {
                     /**
                      * Format: date-time
@@ -13492,13 +13531,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m83n3r4tmdz3y379ggsbrj85",
+                     *       "event_id": "evt_01m83yfq8nj15k2qndsnkvyn31",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5d2d2d433129c2df69143fc1a81529ca3869364fa2a2b74f9613b8c7edf48e5d",
+                     *       "bundle_hash": "sha256:0c0aa4f2cba08bb603fdf261c350d2626af5b0d0effcc44a1cf04f53e198845f",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 30499
+                     *       "evaluation_us": 17005
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -13637,13 +13676,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m83n3r9ak881dyn326pz53zj",
+                     *       "event_id": "evt_01m83yfq9kpn9bcs7cp7ebfy25",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5d2d2d433129c2df69143fc1a81529ca3869364fa2a2b74f9613b8c7edf48e5d",
+                     *       "bundle_hash": "sha256:0c0aa4f2cba08bb603fdf261c350d2626af5b0d0effcc44a1cf04f53e198845f",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 738
+                     *       "evaluation_us": 237
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -13791,7 +13830,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-28807-5",
+                     *           "id": "event-2004-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -13803,10 +13842,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T07:31:42.097Z"
+                     *           "created_at": "2026-11-23T10:16:03.093Z"
                      *         },
                      *         {
-                     *           "id": "event-28807-4",
+                     *           "id": "event-2004-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -13818,7 +13857,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T07:31:42.097Z"
+                     *           "created_at": "2026-11-23T10:16:03.093Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -13864,12 +13903,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T07:32:02.969Z",
-                     *       "until": "2026-11-23T07:32:02.969Z",
+                     *       "since": "2026-11-22T10:16:04.572Z",
+                     *       "until": "2026-11-23T10:16:04.572Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T07:32:02.969Z",
+                     *           "at": "2026-11-22T10:16:04.572Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -13877,7 +13916,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-22T08:32:02.969Z",
+                     *           "at": "2026-11-22T11:16:04.572Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -13888,7 +13927,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-23T07:31:42.097Z"
+                     *         "at": "2026-11-23T10:16:03.093Z"
                      *       }
                      *     }
                      */
@@ -13938,8 +13977,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-23T07:31:35.712Z",
-                     *       "until": "2026-11-23T07:32:03.369Z",
+                     *       "since": "2026-11-23T10:16:02.772Z",
+                     *       "until": "2026-11-23T10:16:04.625Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -13950,7 +13989,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-23T07:31:35.000Z",
+                     *           "at": "2026-11-23T10:16:02.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -13958,10 +13997,10 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-23T07:31:36.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-23T10:16:03.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -14058,7 +14097,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m83n2da2frkaw36ngktvzzv9",
+                     *       "id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -14069,32 +14108,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 2883303,
-                     *       "created_at": "2026-11-23T07:31:35.712Z",
+                     *       "evaluation_us": 174467,
+                     *       "created_at": "2026-11-23T10:16:02.772Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
-                     *       "key_id": "agk_01m83n22s86bnq2z4pcem3zy8g",
+                     *       "escrow_id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
+                     *       "key_id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-23T07:31:32.290Z",
+                     *       "timestamp": "2026-11-23T10:16:02.561Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:716adffe4743e9dcbb47246f571434026548abde7c357e426b3727e4e1f3134c",
-                     *       "input_hash": "sha256:30f1d3269eda8f2f28d54946e6bf340e3d50726d3953c62b91341b505589e196",
-                     *       "action_ref": "sha256:64889be5f6bbcd338a6cdca62205fe7509058fcc182fee60ed1eb237505bdbd9",
-                     *       "trace_id": "7433844986b1dd172485c246495461cb",
-                     *       "span_id": "b5cc13a5cef6050f",
+                     *       "ask_commit": "sha256:68f8ce075d5e5e481c1a60624c900ed66bda882fc55ed74398381c58cfbec58b",
+                     *       "input_hash": "sha256:53fe6cb713f63aa8a382020e16921fb56fea83f34ab573daa530229ec0214068",
+                     *       "action_ref": "sha256:b81c293eded593161382ca355ff7ad9892eb65bd8571267b17c227d4a519eadc",
+                     *       "trace_id": "594a0bdee0d76c9332dd967431e6a908",
+                     *       "span_id": "e677179572c3bbe2",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:a38436971f53b4223247b0dfbeb4b920686ad6471167aa80c93ddf4a444b3535"
+                     *         "bundle_hash": "sha256:aadfb900e68657c7a9ea112799efe0bbb797a9724f2aa13983e60b05cf2072af"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522",
-                     *         "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
+                     *         "prev_hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028",
+                     *         "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -14135,7 +14174,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m83n2da2frkaw36ngktvzzv9",
+                     *       "event_id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -14190,13 +14229,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m83n2da2frkaw36ngktvzzv9",
+                     *       "event_id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T07:31:32.290Z",
-                     *         "owner": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *         "now": "2026-11-23T10:16:02.561Z",
+                     *         "owner": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -14205,8 +14244,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T07:31:32.290Z",
-                     *         "owner": "usr_01m83n1zqrk25yz5n42rq58dya",
+                     *         "now": "2026-11-23T10:16:02.561Z",
+                     *         "owner": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -14448,10 +14487,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
-                     *       "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-zig3yu/forensics\n2\nf6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161\n\n— control.test LIyupcu1tDNR14FFXaIPZYGJnXx1TqSNE22RS6ZusZ9XaMaWQeAd8Eecqnqc0AQzE27nUjuyoYh6HP7rgmNqaarN1gg=\n",
-                     *       "created_at": "2026-11-23T07:31:37.714Z"
+                     *       "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
+                     *       "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-64wdtz/forensics\n2\nc06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785\n\n— control.test zm1sKJ5Qc1Z82vX2/gtf9uay2v+5Bwj1BWzM2euY01sR4GWqAL2mlPgfo59LaeRvvgSOc8K3ONJaV3FoYbLha77Xzgc=\n",
+                     *       "created_at": "2026-11-23T10:16:02.954Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -14494,10 +14533,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
-                     *           "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-zig3yu/forensics\n2\nf6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161\n\n— control.test LIyupcu1tDNR14FFXaIPZYGJnXx1TqSNE22RS6ZusZ9XaMaWQeAd8Eecqnqc0AQzE27nUjuyoYh6HP7rgmNqaarN1gg=\n",
-                     *           "created_at": "2026-11-23T07:31:37.714Z"
+                     *           "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
+                     *           "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-64wdtz/forensics\n2\nc06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785\n\n— control.test zm1sKJ5Qc1Z82vX2/gtf9uay2v+5Bwj1BWzM2euY01sR4GWqAL2mlPgfo59LaeRvvgSOc8K3ONJaV3FoYbLha77Xzgc=\n",
+                     *           "created_at": "2026-11-23T10:16:02.954Z"
                      *         }
                      *       ]
                      *     }
@@ -14589,18 +14628,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-23T07:31:35.712Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a\",\"received_at\":\"2026-11-23T07:31:35.712Z\",\"seq\":1,\"tenant_id\":\"t1-zig3yu\",\"v\":1}",
-                     *           "hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522",
-                     *           "computed_hash": "1ec35eb7f8b75de86649dd7c0f3db9db1e690674c9ecd4b3483fa4e26076b522"
+                     *           "received_at": "2026-11-23T10:16:02.772Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6\",\"received_at\":\"2026-11-23T10:16:02.772Z\",\"seq\":1,\"tenant_id\":\"t1-64wdtz\",\"v\":1}",
+                     *           "hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028",
+                     *           "computed_hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m83n2da2frkaw36ngktvzzv9",
-                     *           "received_at": "2026-11-23T07:31:35.712Z",
-                     *           "line": "{\"action_ref\":\"sha256:64889be5f6bbcd338a6cdca62205fe7509058fcc182fee60ed1eb237505bdbd9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:716adffe4743e9dcbb47246f571434026548abde7c357e426b3727e4e1f3134c\",\"bundle_hash\":\"sha256:a38436971f53b4223247b0dfbeb4b920686ad6471167aa80c93ddf4a444b3535\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m83n2fn01g3a9r2zpa91bmgp\",\"evaluation_us\":2883303,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m83n2da2frkaw36ngktvzzv9\",\"input_hash\":\"sha256:30f1d3269eda8f2f28d54946e6bf340e3d50726d3953c62b91341b505589e196\",\"key_id\":\"agk_01m83n22s86bnq2z4pcem3zy8g\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T07:31:35.712Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"b5cc13a5cef6050f\",\"tenant_id\":\"t1-zig3yu\",\"timestamp\":\"2026-11-23T07:31:32.290Z\",\"tool_name\":\"pay\",\"trace_id\":\"7433844986b1dd172485c246495461cb\",\"v\":1}",
-                     *           "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
-                     *           "computed_hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161"
+                     *           "id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
+                     *           "received_at": "2026-11-23T10:16:02.772Z",
+                     *           "line": "{\"action_ref\":\"sha256:b81c293eded593161382ca355ff7ad9892eb65bd8571267b17c227d4a519eadc\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:68f8ce075d5e5e481c1a60624c900ed66bda882fc55ed74398381c58cfbec58b\",\"bundle_hash\":\"sha256:aadfb900e68657c7a9ea112799efe0bbb797a9724f2aa13983e60b05cf2072af\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m83yfmcjxw7ts6rjcdhdscpw\",\"evaluation_us\":174467,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m83yfm81q7sq4t9qn2gnqbar\",\"input_hash\":\"sha256:53fe6cb713f63aa8a382020e16921fb56fea83f34ab573daa530229ec0214068\",\"key_id\":\"agk_01m83yfkbwa41tbhg7cdkrdrqk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:16:02.772Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"e677179572c3bbe2\",\"tenant_id\":\"t1-64wdtz\",\"timestamp\":\"2026-11-23T10:16:02.561Z\",\"tool_name\":\"pay\",\"trace_id\":\"594a0bdee0d76c9332dd967431e6a908\",\"v\":1}",
+                     *           "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
+                     *           "computed_hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785"
                      *         }
                      *       ]
                      *     }
@@ -14808,12 +14847,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m83n3cnd9sym5mvct6xabf5d",
+                     *           "id": "aud_01m83yfpaeva3t4anenkzw30by",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-23T07:32:04.397Z",
+                     *           "created_at": "2026-11-23T10:16:04.686Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *             "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -14821,21 +14860,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m83n2da2frkaw36ngktvzzv9"
+                     *             "id": "evt_01m83yfm81q7sq4t9qn2gnqbar"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m83n3cjtk09y9bdwe3s497yf",
-                     *           "prev_hash": "af3fdec7f651d33818dfc8b6b5a988528dc55996257e02071624447053e72356",
-                     *           "hash": "3f7d20604e4bd29d3c84c1eca5048fdbc1a92a99c921745bed3d96c57263f56b"
+                     *           "request_id": "req_01m83yfpa88y5hjdyzrvjn0wqj",
+                     *           "prev_hash": "05c23cc676f464dd71b1656f0a813abb66a6f6efcbd3aaf54b94318b8484810d",
+                     *           "hash": "f003c58864b92c72f515d8cc0a15783117d551ff77ea6d01f0103ffb187ea187"
                      *         },
                      *         {
-                     *           "id": "aud_01m83n2s1wx3s69mvz06vdqdja",
+                     *           "id": "aud_01m83yfmtmenpgn0ngq6xt5a9y",
                      *           "seq": 25,
-                     *           "created_at": "2026-11-23T07:31:44.316Z",
+                     *           "created_at": "2026-11-23T10:16:03.156Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m83n21bw1x5c3wpt1f5whkfk",
+                     *             "id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -14848,9 +14887,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m83n2qcsnznk4gkyxn08d69h",
-                     *           "prev_hash": "8c77562b740f24ea4fc2e80dd7cc0c731a8c52cd330becc3c5211541c5ce4119",
-                     *           "hash": "af3fdec7f651d33818dfc8b6b5a988528dc55996257e02071624447053e72356"
+                     *           "request_id": "req_01m83yfms09kygq618xs1n3v5a",
+                     *           "prev_hash": "d5941d3e0bfccda5afc7e894ecc153273a3bffd9986bb5d066d6ff3004418b88",
+                     *           "hash": "05c23cc676f464dd71b1656f0a813abb66a6f6efcbd3aaf54b94318b8484810d"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -14895,12 +14934,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m83n2p0ftng3a64wmc4adjr1",
+                     *       "id": "aud_01m83yfmqvxccf9qszq6kzd47q",
                      *       "seq": 24,
-                     *       "created_at": "2026-11-23T07:31:41.199Z",
+                     *       "created_at": "2026-11-23T10:16:03.067Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m83n21h0ywd12gyry8mt6e3h",
+                     *         "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -14908,14 +14947,14 @@ export interface operations {
                      *       "code": "STP001I",
                      *       "target": {
                      *         "type": "stop",
-                     *         "id": "stp_01m83n2nszg3tcwzzj2cjzyesz"
+                     *         "id": "stp_01m83yfmqp2t3g8hvschdbxnv9"
                      *       },
                      *       "severity": "critical",
                      *       "reason": "it misbehaves",
                      *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m83n2ns0amx00f22m0x7gzz4",
-                     *       "prev_hash": "7b31c6f5feed44deec2a75a5bb87402dc78e3d079d694d762c63ccc48e6bb264",
-                     *       "hash": "8c77562b740f24ea4fc2e80dd7cc0c731a8c52cd330becc3c5211541c5ce4119"
+                     *       "request_id": "req_01m83yfmqprbm5mzf7avh5wqrb",
+                     *       "prev_hash": "700391dc57a18b68965710e5d3cff8be0b1ca6406c8859be6ac0c21be78e3991",
+                     *       "hash": "d5941d3e0bfccda5afc7e894ecc153273a3bffd9986bb5d066d6ff3004418b88"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -15015,20 +15054,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m83n3rw1t937gz507hpkdzfg",
+                     *       "package_id": "pkg_01m83yfqasm8sp5rn08g0rgxas",
                      *       "purpose": "x",
-                     *       "from": "2026-10-23T07:32:16.897Z",
-                     *       "to": "2026-11-23T07:32:16.897Z",
+                     *       "from": "2026-10-23T10:16:05.721Z",
+                     *       "to": "2026-11-23T10:16:05.721Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:2c03ded2bbf3586668b9a84a8e1a95b79ab4bb1dd2f3214f004ad82fdeb88162",
-                     *       "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
+                     *       "package_hash": "sha256:52d8dccce92246cb8e67de3c07d41013ce4361396adc6f9965ea3a236aba1d5d",
+                     *       "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
                      *       "size": 33792,
-                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *       "created_at": "2026-11-23T07:32:16.897Z"
+                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *       "created_at": "2026-11-23T10:16:05.721Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -15127,20 +15166,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m83n2jv7b8wfjybb9papea8s",
+                     *           "package_id": "pkg_01m83yfmkvqqrd9ncjmh84m12g",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-23T07:31:37.959Z",
-                     *           "to": "2026-11-23T07:31:37.959Z",
+                     *           "from": "2026-10-23T10:16:02.939Z",
+                     *           "to": "2026-11-23T10:16:02.939Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:9278b73d265964f0f5df43e814c011d9d179128283f7a3a6ebe0ad9672e97248",
-                     *           "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
+                     *           "package_hash": "sha256:0a5055aef588d5ced15537932d567d112eb3f62b038478736ecac787f179bdb0",
+                     *           "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *           "created_at": "2026-11-23T07:31:37.959Z"
+                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "created_at": "2026-11-23T10:16:02.939Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15186,30 +15225,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m83n2jv7b8wfjybb9papea8s",
+                     *       "package_id": "pkg_01m83yfmkvqqrd9ncjmh84m12g",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-23T07:31:37.959Z",
-                     *       "to": "2026-11-23T07:31:37.959Z",
+                     *       "from": "2026-10-23T10:16:02.939Z",
+                     *       "to": "2026-11-23T10:16:02.939Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:9278b73d265964f0f5df43e814c011d9d179128283f7a3a6ebe0ad9672e97248",
-                     *       "public_key_fingerprint": "sha256:3dfaa8feb626245871270101fa3ddc1d80aa983615a8a55c9b3c6461af632a5a",
+                     *       "package_hash": "sha256:0a5055aef588d5ced15537932d567d112eb3f62b038478736ecac787f179bdb0",
+                     *       "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
                      *       "size": 26112,
-                     *       "created_by": "usr_01m83n21h0ywd12gyry8mt6e3h",
-                     *       "created_at": "2026-11-23T07:31:37.959Z",
+                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *       "created_at": "2026-11-23T10:16:02.939Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "3ec551dc557a22ed101b8c56ca96c51d4979726c168f908bfc236806d5fc8559"
+                     *           "sha256": "39fcb7f982a53fe1300043631ddb99fedff663e6d53b5fb2eab4609de631d662"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "8279c808e628e95571917783262b2f51f0c21934f384f908c2426009f6ef7c85"
+                     *           "sha256": "804bb3e5560f1935bfca8a666ba88174567462408d64e15297172efa22809dae"
                      *         }
                      *       ]
                      *     }
@@ -15618,7 +15657,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m83n2fn01g3a9r2zpa91bmgp",
+                     *       "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -16270,8 +16309,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "YfruKPrfBA-Dq-3mZ423O_ENxPUF6roB0vyhXsiwoUY",
-                     *           "kid": "5MAea6X_C7ZTx2tzXQ52lMc-EvnSUlysLf1LECHvrAY",
+                     *           "x": "-ACgU1dl-A1Uc5FE0Pn_Tr3psOh4nIvz5_9sfoynm_I",
+                     *           "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -16475,12 +16514,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "bcfae38a1a83a4abbfff7c209ad7249174c62f963d3d9d7599931a369a8eaf1b"
+                     *         "hash": "48b9b217a3c1c5a6cc7c8a23c77efd014ad0686c3094065492d4278133297e6b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "f6f60c34e12a94042f6f1c234148b879509ebaef68a6a168d4485c74d83a3161",
-                     *         "created_at": "2026-11-23T07:31:37.714Z"
+                     *         "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
+                     *         "created_at": "2026-11-23T10:16:02.954Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -16522,13 +16561,9 @@ export interface operations {
                      *       "records_checked": 27,
                      *       "head": {
                      *         "seq": 27,
-                     *         "hash": "1aeef1da2696b4efb3fbc88a447858ded1a5e14987980889291107280ccabc18"
+                     *         "hash": "8584ef5794022c4d4b695eb19cf7e0889dfba1e1797388fd35fa4a91b75fb2e8"
                      *       },
-                     *       "last_checkpoint": {
-                     *         "seq": 9,
-                     *         "hash": "ac8abf795cd329be5d0648bec672ea02513bc659e3f27cc427b452b7a88ede49",
-                     *         "created_at": "2026-11-23T07:31:27.937Z"
-                     *       },
+                     *       "last_checkpoint": null,
                      *       "accepted_losses": []
                      *     }
                      */
