@@ -189,13 +189,16 @@ export class Subscriptions {
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
+      // whatever is fanned out from here on finds the subscription as it is now, and what was before is seen below
+      await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
       // a process that is sending with the old values must stop: raising the fence revokes its lease
       await em.execute(
         `update delivery_lane set fence = fence + 1, leased_until = null, not_before = null,
-           due_at = case when ?::boolean and (due_at is not null or ?::boolean) then ?::timestamptz end
+           due_at = case when ?::boolean and (due_at is not null or exists (
+             select from delivery where tenant_id = ? and lane_id = ? and status = 'retrying')) then ?::timestamptz end
            ${paused || resumed ? ', failing_since = null, gone_since = null' : ''}
          where tenant_id = ? and id = ?`,
-        [row.active, resumed, now, tenantId, id],
+        [row.active, tenantId, id, now, tenantId, id],
       );
       await notify('destinations', id);
       if (patch.secret !== undefined) {

@@ -248,6 +248,8 @@ const SPENDS = new Set([
   'POST /v1/escrow/{id}/consume',
   'POST /v1/escrow/{id}/cancel',
   'DELETE /v1/subscriptions/{id}',
+  'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver',
+  'POST /v1/subscriptions/{id}/resend',
   'POST /v1/tools/{server}/{name}/approve',
   'POST /v1/tools/{server}/{name}/reject',
   'DELETE /v1/tools/{server}/{name}',
@@ -302,7 +304,7 @@ describe('every route that changes something', () => {
       for (const { action, code } of records) expect(AUDIT_ACTIONS[action as keyof typeof AUDIT_ACTIONS]).toBe(code);
       expect((await server.call(200, 'GET /v1/audit/verify', world.tenant.admin)).body.verified).toBe(true);
       // what is on its way again would change rows under the tests that follow
-      if (line.endsWith('/redeliver')) {
+      if (/\/(redeliver|resend)$/.test(line)) {
         await server.call(204, `DELETE /v1/subscriptions/${world.subscription}`, world.credential.admin);
       }
     },

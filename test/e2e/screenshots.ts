@@ -119,7 +119,7 @@ const SCREENS: Record<string, Screen> = {
     path: (demo) => `/subscriptions/${demo.subscription}`,
     prepare: async (page) => {
       await page
-        .getByRole('button', { name: /details/ })
+        .getByRole('link', { name: /details/ })
         .first()
         .click();
       await page.getByRole('heading', { name: /: next steps/ }).waitFor();
