@@ -6,6 +6,7 @@ import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
+import { each } from '../lib/each.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { findSubscription, lockSubscription, noSubscription } from './subscription-row.ts';
 
@@ -98,9 +99,9 @@ export class Resends {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>(
       `select tenant_id, id from delivery_lane where resend is not null and resend->>'ended_at' is null`,
     );
-    for (const { tenant_id: tenantId, id } of rows) {
+    await each(rows, signal, async ({ tenant_id: tenantId, id }) => {
       while (!signal.aborted && (await this.step(tenantId, id)));
-    }
+    });
   }
 
   /** Queues the next of them; false when there is no more to do now. */
