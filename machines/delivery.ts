@@ -142,7 +142,8 @@ export const deliveryMachine = definition.createMachine({
       on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },
     failed: {
-      description: 'no further attempts: 24 hours passed, the destination is blocked, or the subscription was disabled or paused for too long',
+      description:
+        'no further attempts: 24 hours passed, the destination is blocked, or the subscription was disabled or paused for too long',
       entry: wake,
       on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },

@@ -516,7 +516,11 @@ export class Deliverer {
         failure_reason: outcome.delivered ? null : outcome.reason,
         attempted_at: at,
         duration_ms: outcome.duration_ms,
-        exchange: sealExchange(this.#parts.box, { tenantId: lane.tenant_id, deliveryId: delivery.id }, outcome.exchange),
+        exchange: sealExchange(
+          this.#parts.box,
+          { tenantId: lane.tenant_id, deliveryId: delivery.id },
+          outcome.exchange,
+        ),
       })
       .then(
         (stored) => {

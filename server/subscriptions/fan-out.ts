@@ -2,7 +2,12 @@ import type pg from 'pg';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { createDelivery, DELIVERY_MACHINE_VERSION, type DeliverySnapshot, stepDelivery } from '../../machines/delivery.ts';
+import {
+  createDelivery,
+  DELIVERY_MACHINE_VERSION,
+  type DeliverySnapshot,
+  stepDelivery,
+} from '../../machines/delivery.ts';
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
@@ -202,10 +207,18 @@ async function insert(
 
 const QUEUE_FULL = `The subscription was paused, and ${MOST_PAUSED.toLocaleString('en-US')} events waited for it already.`;
 
-const stepOf = (event: { type: string }, { value, context }: DeliverySnapshot): Step => ({ event, state: value, context });
+const stepOf = (event: { type: string }, { value, context }: DeliverySnapshot): Step => ({
+  event,
+  state: value,
+  context,
+});
 
 /** How many more deliveries may wait in each of these lanes. */
-async function roomOf(client: pg.PoolClient, tenantId: string, laneIds: readonly string[]): Promise<Map<string, number>> {
+async function roomOf(
+  client: pg.PoolClient,
+  tenantId: string,
+  laneIds: readonly string[],
+): Promise<Map<string, number>> {
   if (laneIds.length === 0) return new Map();
   const { rows } = await client.query<{ id: string; waiting: number }>(
     `select x.id, w.waiting from unnest($2::text[]) x (id) cross join lateral (

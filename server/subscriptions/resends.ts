@@ -1,7 +1,12 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { Subscription } from '../../db/entities/index.ts';
 import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
-import { DELIVERY_MACHINE_VERSION, type DeliveryEvent, restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
+import {
+  DELIVERY_MACHINE_VERSION,
+  type DeliveryEvent,
+  restoreDelivery,
+  stepDelivery,
+} from '../../machines/delivery.ts';
 import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';

@@ -299,7 +299,9 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       status: 202,
       problems: ['NOT_FOUND', 'INVALID_STATUS', 'CONFLICT'],
     })
-      .input(z.strictObject({ ...Id, since: z.iso.datetime().describe('when the first of them was queued, or earlier') }))
+      .input(
+        z.strictObject({ ...Id, since: z.iso.datetime().describe('when the first of them was queued, or earlier') }),
+      )
       .output(ResendOut)
       .mutation(({ ctx, input: { id, since } }) => resends.begin(ctx.tenantId, id, new Date(since), by(ctx))),
 

@@ -111,10 +111,17 @@ describeInBrowser('subscriptions', () => {
     }
     const deliveries = () =>
       server
-        .call<{ deliveries: { status: string }[] }>(200, `GET /v1/subscriptions/${id}/deliveries?event_type=policy.created`, tenant.admin)
+        .call<{ deliveries: { status: string }[] }>(
+          200,
+          `GET /v1/subscriptions/${id}/deliveries?event_type=policy.created`,
+          tenant.admin,
+        )
         .then(({ body }) => body.deliveries.map(({ status }) => status));
     await expect.poll(deliveries).toEqual(['delivered', 'delivered']);
-    await server.core.db.owner.query(`update delivery set status = 'failed' where lane_id = $1 and event_type = 'policy.created'`, [id]);
+    await server.core.db.owner.query(
+      `update delivery set status = 'failed' where lane_id = $1 and event_type = 'policy.created'`,
+      [id],
+    );
     receiver.received.length = 0;
     await open(`/subscriptions/${id}`);
     await page.getByRole('button', { name: 'Send failed again…' }).click();

@@ -418,11 +418,9 @@ describe('a delivery', () => {
     expect(new Set(receiver.received.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
     expect(receiver.received).toHaveLength(3);
     const one = `GET /v1/subscriptions/${id}/deliveries/${last!.id}`;
-    const { body } = await server.call<Delivery & { history: Record<string, unknown>[]; payload: object; body: string }>(
-      200,
-      one,
-      admin,
-    );
+    const { body } = await server.call<
+      Delivery & { history: Record<string, unknown>[]; payload: object; body: string }
+    >(200, one, admin);
     const { history, payload, body: sent, ...same } = body;
     expect([JSON.stringify(payload), sent]).toEqual([receiver.received[0]!.body, receiver.received[0]!.body]);
     expect(same).toEqual(last);
@@ -440,7 +438,11 @@ describe('a delivery', () => {
     const answers: Behavior[] = [
       (_, response) =>
         response
-          .writeHead(500, { 'content-type': 'text/html', 'set-cookie': 'session=hushhush', server: `x${'y'.repeat(500)}` })
+          .writeHead(500, {
+            'content-type': 'text/html',
+            'set-cookie': 'session=hushhush',
+            server: `x${'y'.repeat(500)}`,
+          })
           .end(`\0\u202e${hostile}`),
       (_, response) => response.writeHead(503).end(Buffer.from([0xff, 0xfe, 0, 0xe2, 0x82])),
       (_, response) => response.writeHead(200, { 'content-length': 6 }).end('thanks'),
@@ -783,10 +785,12 @@ describe('a paused subscription', () => {
     await hold({ agent_id: 'agent-1' });
     await hold({ agent_id: 'agent-2' });
     const full = 'The subscription was paused, and 10,000 events waited for it already.';
-    await expect.poll(() => states(id)).toEqual([
-      { status: 'failed', count: 1, reason: full },
-      { status: 'retrying', count: MOST_PAUSED, reason: null },
-    ]);
+    await expect
+      .poll(() => states(id))
+      .toEqual([
+        { status: 'failed', count: 1, reason: full },
+        { status: 'retrying', count: MOST_PAUSED, reason: null },
+      ]);
     const [newest] = (await deliveries(id, '?limit=1')).deliveries;
     expect(newest).toMatchObject({ status: 'failed', attempts: 0, next_attempt_at: null });
     await server.call(409, `POST /v1/subscriptions/${id}/deliveries/${newest!.id}/redeliver`, admin, {});
@@ -887,11 +891,13 @@ describe('sending again all that failed', () => {
     const [one, two] = await Promise.all([begin(id, since), begin(id, since)]);
     expect(one.body).toMatchObject({ since, total: 1199, ended_at: null });
     expect(two.body).toMatchObject({ total: 1199 });
-    await expect.poll(async () => (await state(id)).resend, { timeout: 15_000 }).toMatchObject({
-      total: 1199,
-      done: 1199,
-      ended_at: expect.any(String),
-    });
+    await expect
+      .poll(async () => (await state(id)).resend, { timeout: 15_000 })
+      .toMatchObject({
+        total: 1199,
+        done: 1199,
+        ended_at: expect.any(String),
+      });
     await expect.poll(() => numbers().length, { timeout: 20_000 }).toBe(1199);
     expect(numbers()).toEqual(Array.from({ length: 1200 }, (_, n) => n + 1).filter((n) => n !== 3));
     await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
@@ -902,7 +908,10 @@ describe('sending again all that failed', () => {
       'GET /v1/audit?action=subscription.resent',
       admin,
     );
-    expect(audit.records.map(({ detail }) => detail)).toEqual([`0 failed since ${since}`, `1199 failed since ${since}`]);
+    expect(audit.records.map(({ detail }) => detail)).toEqual([
+      `0 failed since ${since}`,
+      `1199 failed since ${since}`,
+    ]);
     expect(numbers()).toHaveLength(1199);
   });
 
@@ -932,7 +941,15 @@ describe('sending again all that failed', () => {
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     await failed(id, 10);
     // as if it were between two steps
-    const under = { since: ago(60_000), asked_at: ago(0), asked_by: 'usr_1', total: 9, done: 0, after: '', ended_at: null };
+    const under = {
+      since: ago(60_000),
+      asked_at: ago(0),
+      asked_by: 'usr_1',
+      total: 9,
+      done: 0,
+      after: '',
+      ended_at: null,
+    };
     await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
     expect((await begin(id, ago(0), 409)).body.code).toBe('INVALID_STATUS');
     await sql(server, 'update delivery_lane set resend = $2 where id = $1', [id, under]);
@@ -948,9 +965,8 @@ describe('sending again all that failed', () => {
 
 describe('the summary', () => {
   const summary = async (who: Credential, query = '') =>
-    (
-      await server.call<{ subscriptions: Record<string, unknown>[] }>(200, `GET /v1/deliveries/summary${query}`, who)
-    ).body.subscriptions;
+    (await server.call<{ subscriptions: Record<string, unknown>[] }>(200, `GET /v1/deliveries/summary${query}`, who))
+      .body.subscriptions;
 
   test('says what share arrived, how long that took, what waits and what failed last, of this tenant alone', async () => {
     await fresh();

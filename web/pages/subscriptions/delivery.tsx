@@ -291,11 +291,15 @@ function Sent({ delivery: { body, payload, attempts } }: { delivery: DeliveryDet
       </Title>
       {body === null ? (
         <Notice tone="wait" title="What was sent cannot be shown as it was">
-          Parts of the event were removed after their retention, or the settings of the chat or this server’s version have
-          changed since. This is the event as it is kept.
+          Parts of the event were removed after their retention, or the settings of the chat or this server’s version
+          have changed since. This is the event as it is kept.
         </Notice>
       ) : null}
-      <CodeBlock text={body === null ? JSON.stringify(payload, null, 2) : pretty(body)} label="payload" maxHeight={480} />
+      <CodeBlock
+        text={body === null ? JSON.stringify(payload, null, 2) : pretty(body)}
+        label="payload"
+        maxHeight={480}
+      />
       {body === null ? null : (
         <details style={{ marginTop: 8 }}>
           <summary>The bytes that are signed</summary>

@@ -11,8 +11,8 @@ import { count } from '../../lib/words.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
-import { Notice } from '../../ui/notice.tsx';
 import { PageLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
@@ -34,7 +34,8 @@ export function SubscriptionPage() {
   const navigate = useNavigate();
   const active = useMutation(
     trpc.subscriptions.update.mutationOptions({
-      onSuccess: (made) => toastDone(made.active ? 'Resumed: what is queued is sent in order' : 'Paused: events are queued'),
+      onSuccess: (made) =>
+        toastDone(made.active ? 'Resumed: what is queued is sent in order' : 'Paused: events are queued'),
       onSettled: again,
     }),
   );
