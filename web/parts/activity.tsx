@@ -3,13 +3,12 @@ import { useQuery } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
 import type { Filter } from '../lib/decision-filter.ts';
 import type { Last } from '../lib/moment.ts';
-import { type Inputs, trpc } from '../lib/trpc.ts';
+import { trpc } from '../lib/trpc.ts';
 import { Hostile, Line } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 import { Shown } from '../ui/states.tsx';
 import { DecisionTag } from '../ui/status.tsx';
-import { Clock, Countdown } from '../ui/time.tsx';
-import { ActionTitle, actionText } from './action.tsx';
+import { Clock } from '../ui/time.tsx';
 import { AgentLink, RuleLink, ToolLink } from './names.tsx';
 import { Outcomes, useCounts } from './outcomes.tsx';
 import { Spans } from './spans.tsx';
@@ -104,53 +103,6 @@ export function LastDecisions({ filter, by }: { filter: Whose; by: 'agent' | 'to
                   <div className="lines-side">
                     <DecisionTag decision={event.decision} />
                     <Clock at={event.created_at} />
-                  </div>
-                </li>
-              ))}
-            </ul>
-          )
-        }
-      </Shown>
-    </Paper>
-  );
-}
-
-export function WaitingHolds({ of }: { of: Pick<Inputs['escrow']['list'], 'agent_id'> }) {
-  const query = useQuery(trpc.escrow.list.queryOptions({ ...of, status: 'held', order: 'expires_at', limit: 5 }));
-  return (
-    <Paper p={0} component="section" aria-labelledby="holds-title">
-      <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2} id="holds-title">
-          Waiting for approval
-        </Title>
-        <PageLink to="/approvals" search={of} size="sm">
-          {query.data && query.data.total > 5 ? `All ${query.data.total.toLocaleString()}` : 'Its holds'}
-        </PageLink>
-      </Group>
-      <Shown query={query} lines={3}>
-        {({ holds }) =>
-          holds.length === 0 ? (
-            <Text c="dimmed" px="md" pb="md">
-              No actions are waiting.
-            </Text>
-          ) : (
-            <ul className="lines">
-              {holds.map((hold) => (
-                <li key={hold.id}>
-                  <div className="lines-main">
-                    <PageLink
-                      to="/approvals/$id"
-                      params={{ id: hold.id }}
-                      fw={600}
-                      c="inherit"
-                      display="block"
-                      aria-label={actionText(hold)}
-                    >
-                      <ActionTitle action={hold} />
-                    </PageLink>
-                  </div>
-                  <div className="lines-side">
-                    <Countdown until={hold.expires_at} />
                   </div>
                 </li>
               ))}

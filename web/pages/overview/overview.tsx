@@ -5,11 +5,11 @@ import { getRouteApi } from '@tanstack/react-router';
 import { lazy, type ReactNode, Suspense } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
-import { count, money } from '../../lib/words.ts';
-import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
+import { count } from '../../lib/words.ts';
 import { AgentLink } from '../../parts/names.tsx';
 import { Outcomes } from '../../parts/outcomes.tsx';
 import { SPANS, Spans } from '../../parts/spans.tsx';
+import { useWaiting, WaitingHolds } from '../../parts/waiting-holds.tsx';
 import { Hostile, Line } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -63,7 +63,7 @@ export function Overview() {
         <Outcomes filter={{}} last={last} />
       </Paper>
       <div className="halves">
-        <Waiting />
+        <WaitingHolds />
         <Denied />
       </div>
       <Suspense fallback={<Loading lines={6} />}>
@@ -106,11 +106,8 @@ const TileLink = (props: {
   children: string;
 }) => <PageLink c="inherit" inherit className="tile-link" {...props} />;
 
-/** The holds that expire soonest. */
-const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', order: 'expires_at', limit: 5 }));
-
 function Holds() {
-  const { data } = useHeld();
+  const { data } = useWaiting();
   const next = data?.holds[0];
   return (
     <Tile
@@ -227,63 +224,6 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
         'no checkpoints yet'
       ) : null}
     </Tile>
-  );
-}
-
-function Waiting() {
-  const held = useHeld();
-  return (
-    <Paper p={0}>
-      <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2}>Waiting for approval</Title>
-        <PageLink to="/approvals" size="sm">
-          All approvals
-        </PageLink>
-      </Group>
-      <Shown query={held} lines={4}>
-        {({ holds }) =>
-          holds.length === 0 ? (
-            <Text c="dimmed" px="md" pb="md">
-              No actions are waiting.
-            </Text>
-          ) : (
-            <ul className="lines">
-              {holds.map((hold) => (
-                <li key={hold.id}>
-                  <div className="lines-main">
-                    <PageLink
-                      to="/approvals/$id"
-                      params={{ id: hold.id }}
-                      fw={600}
-                      c="inherit"
-                      display="block"
-                      aria-label={actionText(hold)}
-                    >
-                      <ActionTitle action={hold} />
-                    </PageLink>
-                    <ActionTarget action={hold} />
-                    <AgentSays text={hold.action_summary} />
-                  </div>
-                  <div className="lines-side waiting-side">
-                    {hold.estimated_value === null ? null : (
-                      <Line className="stated">
-                        <Hostile text={money(hold.estimated_value, hold.value_currency)} />
-                      </Line>
-                    )}
-                    <Countdown until={hold.expires_at} />
-                    {hold.required_approvals > 0 ? (
-                      <span className="dim">
-                        {hold.current_approvals} of {hold.required_approvals} approvals
-                      </span>
-                    ) : null}
-                  </div>
-                </li>
-              ))}
-            </ul>
-          )
-        }
-      </Shown>
-    </Paper>
   );
 }
 
