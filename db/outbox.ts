@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type pg from 'pg';
 import type { EventPayload, EventType } from '../server/domain/events.ts';
+import type { MailKind } from '../server/domain/mail.ts';
 import { newId } from '../server/lib/ids.ts';
 
 export interface OutboxEvent<T extends EventType = EventType> {
@@ -46,4 +47,38 @@ export async function addEventBy<T extends EventType>(
 ): Promise<void> {
   await client.query(`${INSERT} ($1, $2, $3, $4, $5)`, outboxRow(tenantId, event));
   await client.query(`select pg_notify('svc_notice', $1)`, [notice(tenantId)]);
+}
+
+/** What people are mailed about who asked for it. */
+export interface News {
+  kind: MailKind;
+  /** Of the hold or the policy. */
+  id: string;
+  /** Of the policy. */
+  version?: number;
+  at: number;
+}
+
+/** Notices that wait for a person. A letter then says how many holds there are, whether or not each left a notice. */
+const MOST_NOTICES = 100;
+const STRIDE = `(case p.pace when 'daily' then interval '1 day' else interval '1 hour' end)`;
+/** When a person `p` is written to about what happens at `t.at`. */
+export const DUE = `case p.pace when 'each' then t.at
+  else date_bin(${STRIDE}, t.at, 'epoch'::timestamptz + make_interval(hours => p.daily_hour)) + ${STRIDE} end`;
+
+/**
+ * Notes within the caller's transaction who is to be mailed about it: they are if and only if that commits. Whether the news
+ * still concern them is asked when the letter is written (server/letters). Waits for nobody.
+ */
+export async function addNews(em: EntityManager, tenantId: string, { kind, id, version = 0, at }: News): Promise<void> {
+  await em.execute(
+    `insert into mail_notice (tenant_id, user_id, kind, subject_id, version, created_at, due_at)
+     select p.tenant_id, p.user_id, ?, ?, ?, t.at, ${DUE}
+     from mail_preference p, (select ?::timestamptz as at) t
+     where p.tenant_id = ? and ? = any(p.kinds)
+       and (select count(*) from mail_notice n where n.tenant_id = p.tenant_id and n.user_id = p.user_id) < ${MOST_NOTICES}
+     order by p.user_id
+     on conflict do nothing`,
+    [kind, id, version, new Date(at), tenantId, kind],
+  );
 }

@@ -61,6 +61,7 @@ import { MailQueue } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { masterKey } from './keys/master-key.ts';
+import { PersonMail } from './letters/person-mail.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
 import { Egress } from './lib/egress.ts';
@@ -221,6 +222,16 @@ export async function openCore(parts: Parts): Promise<Core> {
   const mailQueue = new MailQueue({ db, box, mail, clock, log });
   const queueMail = mailQueue.queue;
   const { baseUrl, rates } = config;
+  const personMail = new PersonMail({
+    db,
+    clock,
+    audit,
+    log,
+    queueMail,
+    appUrl: baseUrl,
+    available: config.smtpUrl !== undefined,
+    selfApproval: async (tenantId) => (await settings(tenantId)).self_approval,
+  });
   const links = new MagicLinks({
     db,
     clock,
@@ -248,6 +259,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       },
       revokeKeys: (...args) => keys.revokeOf(...args),
       leaveGroups: (...args) => tenants.leaveGroups(...args),
+      stopMail: (...args) => personMail.stopWithin(...args),
     },
   });
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
@@ -461,6 +473,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     box,
     origins: config.origins,
     mailQueue,
+    personMail,
     links,
     members,
     invitations,
@@ -586,7 +599,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
-        core.mailQueue.job(() => core.links.serveRequests()),
+        core.mailQueue.job(async () => (await core.links.serveRequests()) + (await core.personMail.writeDue())),
         forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
         ...deliverer.jobs(),
         core.resends.job(),

@@ -22,7 +22,7 @@ const STEPS: readonly (readonly string[])[] = [
     'server/tools/',
     'server/simulation/',
   ],
-  ['server/decisions/'],
+  ['server/decisions/', 'server/letters/'],
   ['server/api/', 'server/cli/', 'server/'],
 ];
 

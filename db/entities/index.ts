@@ -357,6 +357,11 @@ export const Hold = defineEntity({
     requiredApprovals: p.integer(),
     currentApprovals: p.integer(),
     details: p.json<HoldDetails>().columnType('jsonb'),
+    /** Of the action, as in `details`; empty for none. */
+    toolServer: p.text(),
+    toolName: p.text(),
+    /** The first of the rules in `details`; empty for none. */
+    ruleId: p.text(),
     estimatedValue: p.float().columnType('double precision').nullable(),
     valueCurrency: p.text().nullable(),
     riskScore: p.float().columnType('double precision').nullable(),

@@ -284,11 +284,47 @@ const MailMessage = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
+    userId: p.string().nullable(),
     sealed: p.blob(),
     attempts: p.integer(),
     createdAt: time(),
     expiresAt: time(),
     nextAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** Who wants to be mailed about what. */
+const MailPreference = defineEntity({
+  name: 'MailPreference',
+  tableName: 'mail_preference',
+  properties: {
+    tenantId: p.string().primary(),
+    userId: p.string().primary(),
+    pace: p.text(),
+    kinds: p.array(),
+    /** Of a daily letter, in UTC. */
+    dailyHour: p.integer(),
+    /** So many letters were written in the hour that began then. */
+    sentSince: time().nullable(),
+    sent: p.integer(),
+  },
+  filters: tenantFilter,
+});
+
+/** What is to be mailed to whom, and when. */
+const MailNotice = defineEntity({
+  name: 'MailNotice',
+  tableName: 'mail_notice',
+  properties: {
+    tenantId: p.string().primary(),
+    userId: p.string().primary(),
+    kind: p.string().primary(),
+    subjectId: p.string().primary(),
+    /** Of a policy; 0 for a hold. */
+    version: p.integer().primary(),
+    createdAt: time(),
+    dueAt: time(),
   },
   filters: tenantFilter,
 });
@@ -512,6 +548,8 @@ export const rawEntities = [
   LimitCounter,
   LimitTake,
   MailMessage,
+  MailNotice,
+  MailPreference,
   PolicyBundle,
   SignInLink,
   SignInRequest,

@@ -321,6 +321,11 @@ export class Spine extends Migration {
         required_approvals integer not null,
         current_approvals integer not null default 0,
         details jsonb not null,
+        -- what similar holds and groups are found by, beside details: under row level security no index serves an expression.
+        -- empty where there is none: an index has no order beneath a null
+        tool_server text collate "C" not null default '',
+        tool_name text collate "C" not null default '',
+        rule_id text collate "C" not null default '',
         estimated_value double precision,
         value_currency text,
         risk_score double precision,
@@ -347,6 +352,10 @@ export class Spine extends Migration {
     this.addSql(`create unique index escrow_hold_idempotency on escrow_hold (tenant_id, created_by, idempotency_key)
       where idempotency_key is not null`);
     this.addSql(`create index escrow_hold_status on escrow_hold (tenant_id, status, created_at)`);
+    for (const like of ['agent_id', 'rule_id']) {
+      this.addSql(`create index escrow_hold_like_${like} on escrow_hold
+        (tenant_id, tool_name, tool_server, ${like}, created_at, id)`);
+    }
     this.addSql(`create index escrow_hold_wake on escrow_hold (wake_at) where wake_at is not null`);
     // one vote per person is the primary key; a vote is never changed
     this.addSql(`

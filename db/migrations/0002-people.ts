@@ -1,5 +1,8 @@
 import { Migration } from '@mikro-orm/migrations';
+import { MAIL_KINDS, MAIL_PACES } from '../../server/domain/mail.ts';
 import { wall } from './wall.ts';
+
+const list = (words: readonly string[]) => words.map((word) => `'${word}'`).join(', ');
 
 /** Sessions that can be listed, links that a browser asks for, invitations, and the outbox of mails. */
 export class People extends Migration {
@@ -89,6 +92,8 @@ export class People extends Migration {
       create table mail_message (
         tenant_id text collate "C" not null references tenant,
         id text collate "C" not null,
+        -- whose news it brings: it is not sent once they were removed
+        user_id text collate "C",
         sealed bytea not null,
         attempts integer not null default 0,
         created_at timestamptz(3) not null,
@@ -97,10 +102,39 @@ export class People extends Migration {
         primary key (tenant_id, id)
       )`);
     this.addSql(`create index mail_message_next on mail_message (next_at)`);
+    // who wants to be mailed about what, and how many letters they got since when; nobody without a row
+    this.addSql(`
+      create table mail_preference (
+        tenant_id text collate "C" not null references tenant,
+        user_id text collate "C" not null,
+        pace text not null check (pace in (${list(MAIL_PACES)})),
+        kinds text[] not null,
+        daily_hour integer not null check (daily_hour between 0 and 23),
+        sent_since timestamptz(3),
+        sent integer not null default 0,
+        primary key (tenant_id, user_id),
+        foreign key (tenant_id, user_id) references member
+      )`);
+    // what is to be mailed to whom. Without a reference to the person: whoever holds an action must not wait for somebody
+    // who changes that person
+    this.addSql(`
+      create table mail_notice (
+        tenant_id text collate "C" not null references tenant,
+        user_id text collate "C" not null,
+        kind text not null check (kind in (${list(MAIL_KINDS)})),
+        subject_id text collate "C" not null,
+        version integer not null,
+        created_at timestamptz(3) not null,
+        due_at timestamptz(3) not null,
+        primary key (tenant_id, user_id, kind, subject_id, version)
+      )`);
+    this.addSql(`create index mail_notice_due on mail_notice (due_at)`);
     for (const [table, grants] of [
       ['invitation', 'select, insert, update'],
       ['settings_change', 'select, insert, update'],
-      ['mail_message', 'select, insert'],
+      ['mail_message', 'select, insert, delete'],
+      ['mail_preference', 'select, insert, update, delete'],
+      ['mail_notice', 'select, insert, update, delete'],
     ] as const) {
       for (const sql of wall(table, grants)) this.addSql(sql);
     }

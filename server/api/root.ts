@@ -28,6 +28,8 @@ import { escrowRouter } from '../escrow/router.ts';
 import type { HoldWaiters } from '../escrow/waiting.ts';
 import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
+import type { PersonMail } from '../letters/person-mail.ts';
+import { mailPreferencesRouter } from '../letters/router.ts';
 import type { Log } from '../lib/log.ts';
 import type { Bundles } from '../policy/bundles.ts';
 import type { DecisionRules } from '../policy/decision-rules.ts';
@@ -74,6 +76,7 @@ export interface Services {
   links: MagicLinks;
   members: Members;
   invitations: Invitations;
+  personMail: PersonMail;
   tenants: Tenants;
   settingsChanges: SettingsChanges;
   connections: Connections;
@@ -119,6 +122,7 @@ export function buildRouter(s: Services) {
     sessions: sessionsRouter(s.sessions),
     users: usersRouter(s.members),
     invites: invitesRouter(s.invitations),
+    mailPreferences: mailPreferencesRouter(s.personMail),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
     workloadTrust: workloadTrustRouter(s.workloads),

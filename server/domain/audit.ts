@@ -78,6 +78,7 @@ export const AUDIT_ACTIONS = {
   'workload_token.refused': 'WLT003E',
   'proxy.removed': 'PRX001I',
   'signing_key.rotated': 'SGK001I',
+  'mail_preferences.changed': 'MAI001I',
   'session.started': 'SES001I',
   'session.ended': 'SES002I',
   'session.link_created': 'SES003I',

@@ -3,7 +3,7 @@ import type pg from 'pg';
 import { Hold, type HoldDetails, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { addEvent } from '../../db/outbox.ts';
+import { addEvent, addNews } from '../../db/outbox.ts';
 import {
   createHold,
   elapse,
@@ -577,6 +577,9 @@ export class Holds {
       requiredApprovals: approvals,
       currentApprovals: 0,
       details,
+      toolServer: shown.tool_server ?? '',
+      toolName: shown.tool_name ?? '',
+      ruleId: r.rules[0]?.id ?? '',
       estimatedValue: estimated_value,
       valueCurrency: value_currency,
       riskScore: r.risk_score ?? null,
@@ -597,6 +600,7 @@ export class Holds {
     const detail = `${r.hold_type}, ${approvals} approvals`;
     const afterHash = shownHash(holdView(hold, now));
     const step = stepOf({ type: 'xstate.init' }, snapshot);
+    await addNews(em, tenantId, { kind: 'hold', id, at: now });
     await this.#perform(em, notify, hold, now, [step], [{ effects, by, detail, afterHash }]);
     return hold;
   }

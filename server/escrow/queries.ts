@@ -45,6 +45,9 @@ export class HoldQueries {
       agent_role?: string | undefined;
       agent_id?: string | undefined;
       action_type?: string | undefined;
+      tool_server?: string | undefined;
+      tool_name?: string | undefined;
+      rule_id?: string | undefined;
       min_value?: number | undefined;
       max_value?: number | undefined;
       /** Held holds that wait for this person's vote, or holds that they voted on. */
@@ -64,18 +67,16 @@ export class HoldQueries {
     return this.#db.readEntities(tenantId, who, async (em) => {
       const now = await timeOf(em, this.#clock);
       const { mine } = filter;
-      const voted = mine && (await votedBy(em, tenantId, mine.of, mine.which));
       const where: QBFilterQuery<HoldRow> = {
-        ...(mine?.which === 'voted' && { id: { $in: voted! } }),
-        ...(mine?.which === 'needed' && {
-          ...statusIs('held', new Date(now)),
-          id: { $nin: voted! },
-          $not: { barredVoters: { $contains: [mine.of] } },
-        }),
+        ...(mine?.which === 'voted' && { id: { $in: await votedBy(em, tenantId, mine.of, 'voted') } }),
+        ...(mine?.which === 'needed' && (await neededFrom(em, tenantId, mine.of, now))),
         ...(filter.status && statusIs(filter.status, new Date(now))),
         ...(filter.agent_role !== undefined && { agentRole: filter.agent_role }),
         ...(filter.agent_id !== undefined && { agentId: filter.agent_id }),
         ...(filter.action_type !== undefined && { actionType: filter.action_type }),
+        ...(filter.tool_server !== undefined && { toolServer: filter.tool_server }),
+        ...(filter.tool_name !== undefined && { toolName: filter.tool_name }),
+        ...(filter.rule_id !== undefined && { ruleId: filter.rule_id }),
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
       };
       const total = await em.count(Hold, where);
@@ -104,6 +105,50 @@ export class HoldQueries {
         if (holds.length >= limit) return { holds, total, next: cursorTo(last, order) };
         em.clear();
       }
+    });
+  }
+
+  /**
+   * The held holds in groups, the largest first. `mine`: only those that wait for this person's vote. Each group is what a list
+   * with the same filter has, so that its pages are right.
+   */
+  groups(tenantId: string, who: string, by: GroupedBy, mine: string | undefined): Promise<HoldGroup[]> {
+    return this.#db.readEntities(tenantId, who, async (em) => {
+      const now = new Date(await timeOf(em, this.#clock));
+      const rows = await em.execute<(Omit<HoldGroup, 'next_expires_at'> & { next_expires_at: Date })[]>(
+        `select ${GROUPED_BY[by]}, count(*)::int as count, min(expires_at) as next_expires_at from escrow_hold h
+         where tenant_id = ? and status = 'held' and wake_at > ?
+           and (?::text is null or (not ?::text = any(barred_voters) and not exists (
+             select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.user_id = ?)))
+         group by 1, 2, 3, 4 order by count desc, next_expires_at limit ${MOST_GROUPS}`,
+        [tenantId, now, mine ?? null, mine ?? null, mine ?? null],
+      );
+      return rows.map((row) => ({ ...row, next_expires_at: new Date(row.next_expires_at).toISOString() }));
+    });
+  }
+
+  /**
+   * The last holds with the same tool that came from the same agent, or that the same rule held, without those that are still
+   * held: the newest first, with what became of them. NOT_FOUND where the tenant has no such hold.
+   */
+  async similar(tenantId: string, who: string, id: string): Promise<{ holds: HoldView[]; looked_at: number }> {
+    return this.#db.readEntities(tenantId, who, async (em) => {
+      const hold = await em.findOne(Hold, { id });
+      if (!hold) throw holdNotFound();
+      const now = await timeOf(em, this.#clock);
+      const { toolServer, toolName, actionType, agentId, ruleId } = hold;
+      const tool: QBFilterQuery<HoldRow>[] = [{ toolServer, toolName }, { id: { $ne: id } }];
+      if (toolName === '') tool.push({ actionType });
+      // each finds its rows by an index, the newest first, however many there are
+      const like = (same: QBFilterQuery<HoldRow>) =>
+        em.find(Hold, { $and: [...tool, same] }, { orderBy: { createdAt: 'desc', id: 'desc' }, limit: SIMILAR });
+      const found = [...(await like({ agentId })), ...(ruleId === '' ? [] : await like({ ruleId }))];
+      const newest = [...new Map(found.map((one) => [one.id, one])).values()]
+        .sort((a, b) => b.createdAt.getTime() - a.createdAt.getTime() || (a.id < b.id ? 1 : -1))
+        .slice(0, SIMILAR);
+      const votes = await votesOn(em, newest);
+      const holds = newest.map((one) => holdView(one, now, votes.get(one.id)));
+      return { holds: holds.filter(({ status }) => status !== 'held'), looked_at: SIMILAR };
     });
   }
 
@@ -157,6 +202,43 @@ export class HoldQueries {
     );
     return new Map(rows.map(({ id, ...holder }) => [id, holder]));
   }
+}
+
+/** Similar holds that are looked at. */
+const SIMILAR = 20;
+const MOST_GROUPS = 100;
+
+export const GROUPS = ['agent', 'rule', 'tool'] as const;
+export type GroupedBy = (typeof GROUPS)[number];
+
+/** The held holds of one agent, rule or tool: null where they are not grouped by it, empty where they have none. */
+export interface HoldGroup {
+  agent_id: string | null;
+  rule_id: string | null;
+  tool_server: string | null;
+  tool_name: string | null;
+  count: number;
+  next_expires_at: string;
+}
+
+const GROUPED_BY: Record<GroupedBy, string> = {
+  agent: 'agent_id, null as rule_id, null as tool_server, null as tool_name',
+  rule: 'null as agent_id, rule_id, null as tool_server, null as tool_name',
+  tool: 'null as agent_id, null as rule_id, tool_server, tool_name',
+};
+
+/** The holds that wait for the vote of an approver: held, without it, and not of an agent that they answer for. */
+export async function neededFrom(
+  em: EntityManager,
+  tenantId: string,
+  person: string,
+  now: number,
+): Promise<QBFilterQuery<HoldRow>> {
+  return {
+    ...statusIs('held', new Date(now)),
+    id: { $nin: await votedBy(em, tenantId, person, 'needed') },
+    $not: { barredVoters: { $contains: [person] } },
+  };
 }
 
 /** The votes of a person that a list looks at. */

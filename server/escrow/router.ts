@@ -20,7 +20,7 @@ import { text, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { HoldRequest, Holds } from './holds.ts';
-import { HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
+import { GROUPS, HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
 import { HoldSummary } from './summary.ts';
 import { looserThan } from './terms.ts';
 import { type HoldView, shownHash, stopOn } from './view.ts';
@@ -114,6 +114,12 @@ const HoldOut = z
       .describe('the stop that keeps it from being used; approvals stay possible'),
   })
   .meta({ id: 'EscrowHold' });
+
+/** What approvers compare a hold with; neither what was asked for nor what the agent said of it. */
+const SimilarOut = HoldOut.pick({
+  ...{ id: true, status: true, agent_id: true, agent_role: true, rule_ids: true },
+  ...{ estimated_value: true, value_currency: true, created_at: true, votes: true },
+});
 
 const ActionHash = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256:<hex>');
 const Seconds = z
@@ -280,6 +286,9 @@ export function escrowRouter(
             agent_role: text(200).optional(),
             agent_id: text(200).optional(),
             action_type: text(100).optional(),
+            tool_server: text(200, 0).optional().describe('empty: none'),
+            tool_name: text(200, 0).optional().describe('empty: none'),
+            rule_id: text(200, 0).optional().describe('the first rule that held it; empty: none'),
             min_value: z.number().optional(),
             max_value: z.number().optional(),
             mine: z
@@ -316,6 +325,59 @@ export function escrowRouter(
         const shown = await withStops(ctx.tenantId, page.holds);
         return { ...page, holds: shown, limit, offset, next_cursor: next, has_more: next !== null };
       }),
+
+    groups: route(
+      'GET /v1/escrow/groups',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'Count the held holds of each agent, rule or tool',
+        description:
+          'The largest group first, at most 100. A list with the values of a group has its holds: null is no value, and an empty text means that they have none.',
+        tag,
+        problems: ['TOO_BROAD'],
+      },
+    )
+      .input(
+        z.strictObject({
+          by: z.enum(GROUPS),
+          mine: z.literal('needed').optional().describe('for signed-in people: only what waits for their vote'),
+        }),
+      )
+      .output(
+        z.object({
+          groups: z.array(
+            z.object({
+              agent_id: z.string().nullable(),
+              rule_id: z.string().nullable(),
+              tool_server: z.string().nullable(),
+              tool_name: z.string().nullable(),
+              count: z.int(),
+              next_expires_at: z.iso.datetime().describe('when the first of them ends'),
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx, input }) => {
+        const { tenantId, principal } = ctx;
+        if (input.mine !== undefined && principal.kind !== 'session') throw invalid('?mine', 'is for signed-in people');
+        const mine = input.mine && principal.kind === 'session' ? principal.userId : undefined;
+        return { groups: await queries.groups(tenantId, personOf(principal), input.by, mine) };
+      }),
+
+    similar: route(
+      'GET /v1/escrow/{id}/similar',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'Read how similar holds ended',
+        description:
+          'Of the last holds with the same tool, those of the same agent and those that the same rule held, the newest first, without what is still held.',
+        tag,
+        problems: ['NOT_FOUND', 'TOO_BROAD'],
+      },
+    )
+      .input(z.strictObject(Id))
+      .output(z.object({ holds: z.array(SimilarOut), looked_at: z.int().describe('how many were looked at, at most') }))
+      .query(({ ctx, input }) => queries.similar(ctx.tenantId, personOf(ctx.principal), input.id)),
 
     summary: route(
       'GET /v1/escrow/summary',

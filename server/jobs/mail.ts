@@ -44,12 +44,21 @@ export class MailQueue {
     this.#log = parts.log;
   }
 
-  readonly queue: QueueMail = async (em, tenantId, letter, until) => {
+  readonly queue: QueueMail = async (em, tenantId, letter, until, userId) => {
     const now = new Date(this.#clock.now());
     const id = newId('mail', now.getTime());
     await em.execute(
-      `insert into mail_message (tenant_id, id, sealed, created_at, expires_at, next_at) values (?, ?, ?, ?, ?, ?)`,
-      [tenantId, id, this.#box.seal(JSON.stringify(letter), sealContext(tenantId, id)), now, until, now],
+      `insert into mail_message (tenant_id, id, user_id, sealed, created_at, expires_at, next_at)
+       values (?, ?, ?, ?, ?, ?, ?)`,
+      [
+        tenantId,
+        id,
+        userId ?? null,
+        this.#box.seal(JSON.stringify(letter), sealContext(tenantId, id)),
+        now,
+        until,
+        now,
+      ],
     );
   };
 

@@ -14,9 +14,16 @@ export interface Letter {
 
 /**
  * Queues a letter within the caller's transaction: it is sent if and only if that commits, again until the
- * mail server takes it, and not after `until`, when what it holds is of no use any more.
+ * mail server takes it, and not after `until`, when what it holds is of no use any more. With `userId`, what is queued for
+ * that person can be taken back.
  */
-export type QueueMail = (em: EntityManager, tenantId: string, letter: Letter, until: Date) => Promise<void>;
+export type QueueMail = (
+  em: EntityManager,
+  tenantId: string,
+  letter: Letter,
+  until: Date,
+  userId?: string,
+) => Promise<void>;
 
 /** How long a mail server may take for each step of a conversation. */
 const STEP_MS = 10_000;

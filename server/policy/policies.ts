@@ -10,7 +10,7 @@ import {
 } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { addEvent } from '../../db/outbox.ts';
+import { addEvent, addNews } from '../../db/outbox.ts';
 import {
   createPolicy,
   POLICY_MACHINE_VERSION,
@@ -576,6 +576,9 @@ export class Policies {
           created_at: new Date(now).toISOString(),
         },
       });
+      if (type === 'policy.submitted' || type === 'policy.break_glass') {
+        await addNews(em, policy.tenantId, { kind: 'review', id: policy.id, version: policy.version, at: now });
+      }
     }
     for (const effect of actions) {
       await this.#audit(em, policy.tenantId, {

@@ -48,6 +48,8 @@ export interface Holdings {
     which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
+  /** Nothing more is mailed to the person, also of what is queued. */
+  stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Takes the person out of the approver groups; resolves to the groups. */
   leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
 }
@@ -158,6 +160,7 @@ export class Members {
       // an open invitation would be a way back in
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
       await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
+      await this.#holdings.stopMail(em, tenantId, userId);
       const sessions = await this.#holdings.signOut(em, tenantId, userId);
       const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);

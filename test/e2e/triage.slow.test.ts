@@ -58,8 +58,8 @@ describeInBrowser('the inbox of an approver', () => {
       expect(strokes).toBeLessThanOrEqual(4);
     }
     await shows('fourth');
-    await chosen.getByText('Earlier holds of this agent').click();
-    await chosen.getByText('None among the last 20 holds').waitFor();
+    // of the same agent, and of another tool
+    await chosen.getByText('Similar holds: none yet').waitFor();
     expect(await Promise.all(ids.map((id) => status(tenant, id)))).toEqual([
       'released',
       'rejected',
@@ -212,6 +212,31 @@ describeInBrowser('the inbox of an approver', () => {
     await expect.poll(() => status(tenant, id)).toBe('released');
   });
 
+  test('is counted by agent, rule or tool, and one press shows one group', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    for (let i = 0; i < 3; i++) await hold(proxy, 'pay', 30 + i, { tool_server: 'bank' });
+    await hold(proxy, 'pay', 40);
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    await open('/approvals');
+    await page.getByLabel('Group by').selectOption('tool');
+    const groups = page.getByRole('group', { name: 'Waiting holds by tool' });
+    await groups.getByRole('button', { name: 'pay on bank 3' }).click();
+    await expect.poll(() => page.locator('[data-hold]').count()).toBe(3);
+    await visitor.assertAccessible();
+    // what the address says is what another person sees
+    await page.reload();
+    await expect.poll(() => page.locator('[data-hold]').count()).toBe(3);
+    await groups.getByRole('button', { name: 'pay 1' }).click();
+    await expect.poll(() => page.locator('[data-hold]').count()).toBe(1);
+    await groups.getByRole('button', { name: 'pay 1' }).click();
+    await expect.poll(() => page.locator('[data-hold]').count()).toBe(4);
+    // a new one is counted without a look
+    await hold(proxy, 'pay', 50);
+    await groups.getByRole('button', { name: 'pay 2' }).waitFor();
+  });
+
   test('keeps the buttons in sight on a phone', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');
@@ -228,7 +253,7 @@ describeInBrowser('the inbox of an approver', () => {
     // how the last one like it ended
     const before = await hold(proxy, 'first', 30);
     await server.call(200, `POST /v1/escrow/${before}/cancel`, tenant.admin, { reason: 'asked twice' });
-    await page.getByText('Earlier holds of this agent').click();
+    await page.getByText('Similar holds: 1 cancelled').click();
     await page.getByRole('listitem').filter({ hasText: 'Cancelled' }).getByRole('link', { name: '€12.00' }).waitFor();
     await visitor.assertAccessible();
     // two presses: one asks, the other confirms

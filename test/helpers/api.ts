@@ -45,6 +45,7 @@ export function queryOf(path: string): string {
   const needed: Record<string, string> = {
     '/v1/session-facts': '?session_id=s',
     '/v1/find': '?q=guard',
+    '/v1/escrow/groups': '?by=agent',
     '/v1/rules': '?agent_id=a',
   };
   return path.endsWith('/diff') ? '?from=1&to=2' : (needed[path] ?? '');
@@ -244,6 +245,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/keys/{id}/rotate': { overlap_seconds: 3600 },
   'POST /v1/agent-keys/{id}/rotate': { overlap_seconds: 3600 },
   'DELETE /v1/keys/{id}': {},
+  'PUT /v1/mail-preferences': { pace: 'hourly', kinds: ['hold'], daily_hour: 7 },
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
   'DELETE /v1/users/{id}/roles/{role}': {},
@@ -525,7 +527,7 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
  * What jobs write at any time, apart from any request: checkpoints, mails that leave the outbox, ends of simulations, what
  * the tests of live policies find.
  */
-const BY_JOBS = ['chain_checkpoint', 'mail_message', 'policy_simulation', 'policy_tests'];
+const BY_JOBS = ['chain_checkpoint', 'mail_message', 'mail_notice', 'policy_simulation', 'policy_tests'];
 
 /** The tables whose fingerprints differ. */
 export function changed(before: Record<string, string>, after: Record<string, string>): string[] {

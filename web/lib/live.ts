@@ -33,6 +33,8 @@ const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: 
     if (ids.has('') || ids.size > MOST_SINGLE) return [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()];
     return [
       ...[...ids].flatMap((id) => [trpc.escrow.get.queryFilter({ id }), trpc.machines.escrow.queryFilter({ id })]),
+      trpc.escrow.groups.pathFilter(),
+      trpc.escrow.similar.pathFilter(),
       // the long list places these few holds by itself
       {
         ...trpc.escrow.list.pathFilter(),

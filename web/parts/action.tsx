@@ -24,10 +24,10 @@ export function ActionTitle({ action: { action_type, tool_name, tool_server } }:
       <Name text={tool_name} />
       {tool_server === null ? null : (
         <>
-          <span className="ours">on</span>
-          <Name text={tool_server} />
+          {' '}
+          <span className="ours">on</span> <Name text={tool_server} />
         </>
-      )}
+      )}{' '}
       <span className="type">
         (<Hostile text={action_type} />)
       </span>

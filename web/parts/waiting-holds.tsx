@@ -26,7 +26,11 @@ export function WaitingHolds({ of = {} }: { of?: Of }) {
           Waiting for approval
         </Title>
         <PageLink to="/approvals" search={of} size="sm">
-          {more ? `All ${query.data.total.toLocaleString()}` : of.agent_id === undefined ? 'All approvals' : 'Its holds'}
+          {more
+            ? `All ${query.data.total.toLocaleString()}`
+            : of.agent_id === undefined
+              ? 'All approvals'
+              : 'Its holds'}
         </PageLink>
       </Group>
       <Shown query={query} lines={4}>

@@ -10,6 +10,7 @@ import { SingleKeys } from '../../parts/single-keys.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
+import { MailPreferences } from './mail.tsx';
 
 /** The signed-in person: their identity here, and their other sessions. */
 export function Account() {
@@ -24,7 +25,7 @@ export function Account() {
     }),
   );
   return (
-    <Page title="Your account" lead="Who you are here, and where you are signed in.">
+    <Page title="Your account" lead="Who you are here, what you are mailed, and where you are signed in.">
       <Stack gap="lg" maw={680}>
         <Paper>
           <dl className="facts">
@@ -44,6 +45,7 @@ export function Account() {
             </dd>
           </dl>
         </Paper>
+        <MailPreferences />
         <Paper component="section" aria-label="Keyboard">
           <Title order={2} size="h3" mb="xs">
             Keyboard

@@ -4,6 +4,9 @@ export type HoldStatus = (typeof HOLD_STATUSES)[number];
 export const ORDERS = ['created_at', 'value', 'risk'] as const;
 export type HoldOrder = (typeof ORDERS)[number] | 'expires_at';
 
+/** By what the waiting holds can be counted. */
+export const GROUPS = ['agent', 'rule', 'tool'] as const;
+
 export const MINE = ['needed', 'voted'] as const;
 
 /** The search parameters of the inbox: which holds to show, by default the waiting ones, and which one is open. */
@@ -14,7 +17,13 @@ export interface HoldFilter {
   status?: HoldStatus;
   agent_role?: string;
   agent_id?: string;
+  tool_server?: string;
+  tool_name?: string;
+  rule_id?: string;
+  group?: (typeof GROUPS)[number];
 }
+
+const TEXTS = ['agent_role', 'agent_id', 'tool_server', 'tool_name', 'rule_id'] as const;
 
 export function readHoldFilter(search: Record<string, unknown>): HoldFilter {
   return {
@@ -22,7 +31,14 @@ export function readHoldFilter(search: Record<string, unknown>): HoldFilter {
     ...(MINE.includes(search.mine as never) && { mine: search.mine as (typeof MINE)[number] }),
     ...(ORDERS.includes(search.order as never) && { order: search.order as Exclude<HoldOrder, 'expires_at'> }),
     ...(typeof search.hold === 'string' && /^esc_\w{1,60}$/.test(search.hold) && { hold: search.hold }),
-    ...(typeof search.agent_role === 'string' && search.agent_role !== '' && { agent_role: search.agent_role }),
-    ...(typeof search.agent_id === 'string' && search.agent_id !== '' && { agent_id: search.agent_id }),
+    ...(GROUPS.includes(search.group as never) && { group: search.group as (typeof GROUPS)[number] }),
+    ...Object.fromEntries(
+      // an empty one means that a hold has none, which those of agents always have
+      TEXTS.flatMap((name) =>
+        typeof search[name] === 'string' && (search[name] !== '' || !name.startsWith('agent'))
+          ? [[name, search[name]]]
+          : [],
+      ),
+    ),
   };
 }

@@ -23,7 +23,8 @@ import { EmptyState, ErrorState, Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import { doubtsOf } from './claims.ts';
-import { HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
+import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
+import { Groups, NO_GROUP } from './groups.tsx';
 import { placed } from './pages.ts';
 import { HoldView } from './view.tsx';
 import './inbox.css';
@@ -42,12 +43,13 @@ const WIDE = '(min-width: 75em)';
 export function Inbox() {
   const me = useMe();
   const search = route.useSearch();
-  const { status = 'held', agent_role, agent_id, mine } = search;
+  const { status = 'held', agent_role, agent_id, tool_server, tool_name, rule_id, mine } = search;
   const navigate = route.useNavigate();
   const wide = useMediaQuery(WIDE) ?? false;
   const [help, setHelp] = useState(false);
   const order = search.order ?? (status === 'held' ? 'expires_at' : 'created_at');
-  const filter = { status: mine === 'voted' ? search.status : status, agent_role, agent_id, mine, order } as const;
+  const of = { agent_role, agent_id, tool_server, tool_name, rule_id };
+  const filter = { status: mine === 'voted' ? search.status : status, mine, order, ...of } as const;
   const queryKey = [...trpc.escrow.list.queryKey(filter), PAGES];
   const query = useInfiniteQuery({
     queryKey,
@@ -60,14 +62,19 @@ export function Inbox() {
     if (filter.status !== undefined && hold.status !== filter.status) return false;
     if (agent_role !== undefined && hold.agent_role !== agent_role) return false;
     if (agent_id !== undefined && hold.agent_id !== agent_id) return false;
+    if (tool_server !== undefined && (hold.tool_server ?? '') !== tool_server) return false;
+    if (tool_name !== undefined && (hold.tool_name ?? '') !== tool_name) return false;
+    if (rule_id !== undefined && (hold.rule_ids[0] ?? '') !== rule_id) return false;
     if (mine === undefined) return true;
     const voted = hold.votes?.some(({ user_id }) => user_id === me.id) ?? false;
     return mine === 'voted' ? voted : !voted && !hold.barred_voters?.includes(me.id);
   });
   const set = (change: HoldFilter) =>
     void navigate({ search: (old) => ({ ...old, hold: undefined, ...change }), replace: true, resetScroll: false });
-  const filtered = agent_role !== undefined || agent_id !== undefined || mine !== undefined;
-  const clear = () => set({ agent_role: undefined, agent_id: undefined, mine: undefined });
+  /** Where the numbers of the groups are those of their lists. */
+  const grouped = status === 'held' && mine !== 'voted' && agent_role === undefined;
+  const filtered = [mine, ...Object.values(of)].some((value) => value !== undefined);
+  const clear = () => set({ ...NO_GROUP, agent_role: undefined, mine: undefined });
 
   const chosen = useChosen(wide, search.hold, JSON.stringify(filter), rows?.[0]?.id);
   const at = rows?.findIndex(({ id }) => id === chosen) ?? -1;
@@ -258,10 +265,24 @@ export function Inbox() {
           ]}
           w={140}
         />
+        {grouped ? (
+          <NativeSelect
+            label="Group by"
+            value={search.group ?? ''}
+            onChange={(event) =>
+              set({ ...NO_GROUP, group: GROUPS.find((one) => one === event.currentTarget.value) ?? undefined })
+            }
+            data={[{ value: '', label: 'nothing' }, ...GROUPS]}
+            w={120}
+          />
+        ) : null}
         <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
         <TextFilter label="Agent" value={agent_id} onChange={(value) => set({ agent_id: value })} width={160} />
         {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
+      {search.group && grouped ? (
+        <Groups by={search.group} mine={mine} chosen={filter} choose={(group) => set({ ...NO_GROUP, ...group })} />
+      ) : null}
       {wide && chosen !== undefined ? (
         <div className="triage">
           {list}

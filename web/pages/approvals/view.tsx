@@ -17,8 +17,9 @@ import { Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import { doubtsOf } from './claims.ts';
-import { EarlierHolds } from './earlier.tsx';
+import { SimilarHolds } from './earlier.tsx';
 import { TheAction } from './facts.tsx';
+
 import { Vote } from './vote.tsx';
 import './hold.css';
 
@@ -44,7 +45,6 @@ export function HoldView({
   onVoted?: () => void;
 }) {
   const me = useMe();
-  const [earlier, setEarlier] = useState(false);
   const [life, setLife] = useState(false);
   return (
     <div className="hold-frame">
@@ -64,10 +64,7 @@ export function HoldView({
           <Votes hold={hold} />
         </div>
       </div>
-      <details className="hold-life" onToggle={(event) => setEarlier(event.currentTarget.open)}>
-        <summary>Earlier holds of this agent with this tool</summary>
-        {earlier ? <EarlierHolds hold={hold} /> : null}
-      </details>
+      <SimilarHolds hold={hold} />
       <details className="hold-life" onToggle={(event) => setLife(event.currentTarget.open)}>
         <summary>Current state, next steps and history</summary>
         {life ? (

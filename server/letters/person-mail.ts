@@ -1,0 +1,264 @@
+import type { EntityManager, QBFilterQuery } from '@mikro-orm/postgresql';
+import { apart } from '../../db/citus.ts';
+import { Hold, type HoldRow, Policy, type PolicyRow } from '../../db/entities/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import { lockPeople } from '../../db/locks.ts';
+import { DUE } from '../../db/outbox.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { MailKind, MailPace } from '../domain/mail.ts';
+import { hasRole, type Role } from '../domain/principal.ts';
+import { AppError } from '../errors.ts';
+import { neededFrom } from '../escrow/queries.ts';
+import type { Clock } from '../lib/clock.ts';
+import type { Log } from '../lib/log.ts';
+import type { Letter, QueueMail } from '../lib/mail.ts';
+import { digest, holdLetter, type Reader, reviewLetter, type Waiting } from './texts.ts';
+
+/** Letters that a person gets within an hour. What comes after that waits for the end of the hour, and comes in one. */
+export const MOST_AN_HOUR = 10;
+const HOUR_MS = 3_600_000;
+/** Holds, and policies, that one letter lists. */
+const LISTED = 20;
+/** People who are written to before the next look at who is due first. */
+const BATCH = 20;
+/** Until somebody is tried again for whom a letter could not be written. */
+const RETRY_MS = 5 * 60_000;
+/** How long a letter about several things, or about a policy, is worth sending. */
+const USEFUL_MS = 24 * HOUR_MS;
+
+/** What a person wants to be mailed. */
+export interface MailPreference {
+  pace: MailPace | 'none';
+  kinds: MailKind[];
+  /** The hour of a daily letter, in UTC. */
+  daily_hour: number;
+}
+
+const NOTHING: MailPreference = { pace: 'none', kinds: ['hold', 'review'], daily_hour: 7 };
+
+interface Notice {
+  kind: MailKind;
+  subject_id: string;
+  version: number;
+}
+
+interface Parts {
+  db: Database;
+  clock: Clock;
+  audit: WriteAudit;
+  log: Log;
+  queueMail: QueueMail;
+  /** Of the dashboard. INVARIANT: the operator's alone; nothing that a tenant or an agent says leads elsewhere. */
+  appUrl: string;
+  /** Whether there is a mail server. Letters of this kind are never written to files. */
+  available: boolean;
+  /** Whether authors may approve their own versions. */
+  selfApproval: (tenantId: string) => Promise<boolean>;
+}
+
+/**
+ * Mail to people about what waits for them: held actions and reviews. What happens leaves a notice in its own transaction
+ * (`addNews`); the job here makes letters of notices, deletes them and queues the letters in one transaction, so that each
+ * notice is in one letter at most, and none is lost. Whether something still waits for this person, and what it looks like, is
+ * read then: nobody is written to who was removed, lost the role, or has voted meanwhile.
+ */
+export class PersonMail {
+  readonly #parts: Parts;
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  get available(): boolean {
+    return this.#parts.available;
+  }
+
+  async preference(tenantId: string, userId: string): Promise<MailPreference> {
+    const [row] = await this.#parts.db.query<MailPreference>(
+      tenantId,
+      'select pace, kinds, daily_hour from mail_preference where tenant_id = $1 and user_id = $2',
+      [tenantId, userId],
+    );
+    return row ?? NOTHING;
+  }
+
+  /** Sets what a person gets, also of what already waits to be mailed. */
+  async prefer(tenantId: string, userId: string, wanted: MailPreference, by: Doer): Promise<void> {
+    const { db, clock, audit } = this.#parts;
+    const { pace, kinds, daily_hour: hour } = wanted;
+    await db.transaction(tenantId, async (em) => {
+      const person = (await lockPeople(em, tenantId, [userId])).get(userId);
+      if (!person || person.removed) throw new AppError('FORBIDDEN');
+      if (pace === 'none') await this.#forgetPreference(em, tenantId, userId);
+      else {
+        await em.execute(
+          `insert into mail_preference (tenant_id, user_id, pace, kinds, daily_hour)
+           values (?, ?, ?, array(select jsonb_array_elements_text(?::jsonb)), ?)
+           on conflict (tenant_id, user_id)
+           do update set pace = excluded.pace, kinds = excluded.kinds, daily_hour = excluded.daily_hour`,
+          [tenantId, userId, pace, JSON.stringify(kinds), hour],
+        );
+        await em.execute(
+          `delete from mail_notice n using mail_preference p
+           where n.tenant_id = ? and n.user_id = ? and p.tenant_id = n.tenant_id and p.user_id = n.user_id
+             and not n.kind = any(p.kinds)`,
+          [tenantId, userId],
+        );
+        await em.execute(
+          `update mail_notice n set due_at = ${DUE} from mail_preference p, (select ?::timestamptz as at) t
+           where n.tenant_id = ? and n.user_id = ? and p.tenant_id = n.tenant_id and p.user_id = n.user_id`,
+          [new Date(clock.now()), tenantId, userId],
+        );
+      }
+      await audit(em, tenantId, {
+        ...by,
+        action: 'mail_preferences.changed',
+        target: { type: 'user', id: userId },
+        detail: pace === 'none' ? pace : `${pace}${pace === 'daily' ? ` at ${hour} UTC` : ''}: ${kinds.join(', ')}`,
+      });
+    });
+  }
+
+  /** Ends all mail to a person, in the caller's transaction: what they asked for, what waits, and what is queued. */
+  async stopWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
+    await this.#forgetPreference(em, tenantId, userId);
+    await em.execute('delete from mail_message where tenant_id = ? and user_id = ?', [tenantId, userId]);
+  }
+
+  async #forgetPreference(em: EntityManager, tenantId: string, userId: string): Promise<void> {
+    await em.execute('delete from mail_preference where tenant_id = ? and user_id = ?', [tenantId, userId]);
+    await em.execute('delete from mail_notice where tenant_id = ? and user_id = ?', [tenantId, userId]);
+  }
+
+  /**
+   * Writes the letters that are due and queues them; resolves to how many people it has looked at. Any number of these may run
+   * at once, and be killed anywhere.
+   */
+  async writeDue(): Promise<number> {
+    const { db, clock, log, available } = this.#parts;
+    const now = clock.now();
+    const at = new Date(now);
+    if (!available) {
+      for (const only of await apart(db, 'select distinct tenant_id from mail_notice where due_at <= $1', [at])) {
+        await db.owner.query(`delete from mail_notice where due_at <= $1 ${only()}`, [at]);
+      }
+      return 0;
+    }
+    const { rows } = await db.owner.query<{ tenant_id: string; user_id: string }>(
+      `select tenant_id, user_id from mail_notice where due_at <= $1
+       group by tenant_id, user_id order by min(due_at) limit ${BATCH}`,
+      [at],
+    );
+    let done = 0;
+    for (const { tenant_id: tenantId, user_id: userId } of rows) {
+      try {
+        await this.#writeTo(tenantId, userId, now);
+        done++;
+      } catch (err) {
+        log.error({ err, tenant: tenantId, user: userId }, 'a letter could not be written and will be retried');
+        await db.owner.query(
+          'update mail_notice set due_at = $4 where tenant_id = $1 and user_id = $2 and due_at <= $3',
+          [tenantId, userId, at, new Date(now + RETRY_MS)],
+        );
+      }
+    }
+    return done;
+  }
+
+  async #writeTo(tenantId: string, userId: string, now: number): Promise<void> {
+    const { db, appUrl, queueMail } = this.#parts;
+    const selfApproval = await this.#parts.selfApproval(tenantId);
+    const at = new Date(now);
+    const due = [tenantId, userId, at];
+    await db.transaction(tenantId, async (em) => {
+      // a removal locks the person too: it comes before this, or finds what this has queued
+      const person = (await lockPeople(em, tenantId, [userId])).get(userId);
+      // one process at a time writes to a person
+      const [preference] = await em.execute<{ pace: MailPace; sent_since: Date | null; sent: number }[]>(
+        `select pace, sent_since, sent from mail_preference where tenant_id = ? and user_id = ? for no key update`,
+        [tenantId, userId],
+      );
+      if (!person || person.removed || !preference) return this.#forgetPreference(em, tenantId, userId);
+      const notices = await em.execute<Notice[]>(
+        `select kind, subject_id, version from mail_notice where tenant_id = ? and user_id = ? and due_at <= ?
+         order by created_at, subject_id`,
+        due,
+      );
+      if (notices.length === 0) return;
+      const since = new Date(preference.sent_since ?? 0).getTime();
+      const within = now - since < HOUR_MS;
+      const left = MOST_AN_HOUR - (within ? preference.sent : 0);
+      if (left <= 0) {
+        await em.execute(`update mail_notice set due_at = ? where tenant_id = ? and user_id = ? and due_at <= ?`, [
+          new Date(since + HOUR_MS),
+          ...due,
+        ]);
+        return;
+      }
+      const single = preference.pace === 'each' && notices.length <= left;
+      const may = hasRole(person.roles as Role[], 'approver');
+      const waiting = may && (await waitingFor(em, tenantId, userId, { now, notices, single, selfApproval }));
+      const [names] = await em.execute<{ email: string; tenant: string }[]>(
+        `select m.email, t.name as tenant from member m join tenant t on t.tenant_id = m.tenant_id
+         where m.tenant_id = ? and m.id = ?`,
+        [tenantId, userId],
+      );
+      const letters = waiting
+        ? lettersOf({ to: names!.email, tenant: names!.tenant, appUrl }, waiting, single, now)
+        : [];
+      for (const { letter, until } of letters) await queueMail(em, tenantId, letter, until, userId);
+      await em.execute('delete from mail_notice where tenant_id = ? and user_id = ? and due_at <= ?', due);
+      await em.execute('update mail_preference set sent_since = ?, sent = ? where tenant_id = ? and user_id = ?', [
+        within ? new Date(since) : at,
+        (within ? preference.sent : 0) + letters.length,
+        tenantId,
+        userId,
+      ]);
+    });
+  }
+}
+
+function lettersOf(reader: Reader, waiting: Waiting, single: boolean, now: number): { letter: Letter; until: Date }[] {
+  const { holds, heldInAll, reviews } = waiting;
+  const useful = new Date(now + USEFUL_MS);
+  if (single) {
+    return [
+      ...holds.map((hold) => ({ letter: holdLetter(reader, hold), until: hold.expiresAt })),
+      ...reviews.map((policy) => ({ letter: reviewLetter(reader, policy), until: useful })),
+    ];
+  }
+  return heldInAll + reviews.length > 0 ? [{ letter: digest(reader, waiting), until: useful }] : [];
+}
+
+/** What still waits for this person: for letters about one thing each, of what the notices name; else all held actions. */
+async function waitingFor(
+  em: EntityManager,
+  tenantId: string,
+  userId: string,
+  { now, notices, single, selfApproval }: { now: number; notices: Notice[]; single: boolean; selfApproval: boolean },
+): Promise<Waiting> {
+  const of = (kind: MailKind) => notices.filter((notice) => notice.kind === kind).map(({ subject_id }) => subject_id);
+  const [held, reviewed] = [of('hold'), of('review')];
+  let holds: HoldRow[] = [];
+  let heldInAll = 0;
+  if (held.length > 0) {
+    const needed = await neededFrom(em, tenantId, userId, now);
+    const where: QBFilterQuery<HoldRow> = single ? { $and: [needed, { id: { $in: held } }] } : needed;
+    [holds, heldInAll] = await em.findAndCount(Hold, where, {
+      orderBy: { expiresAt: 'asc', id: 'asc' },
+      limit: LISTED,
+    });
+  }
+  const policies =
+    reviewed.length > 0
+      ? await em.find(Policy, { id: { $in: reviewed } }, { orderBy: { id: 'asc' }, limit: LISTED })
+      : [];
+  return { holds, heldInAll, reviews: policies.filter((policy) => waitsFor(policy, userId, selfApproval)) };
+}
+
+/** Whether somebody other than who wrote or submitted it is asked for. */
+function waitsFor({ status, machineContext }: PolicyRow, userId: string, selfApproval: boolean): boolean {
+  const { author, submitter, openReviews } = machineContext;
+  if (status === 'pending_approval' && (selfApproval || (author !== userId && submitter !== userId))) return true;
+  return openReviews.some(({ actor }) => actor !== userId);
+}

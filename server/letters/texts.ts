@@ -1,0 +1,184 @@
+import type { HoldRow, PolicyRow } from '../../db/entities/index.ts';
+import { holdKind } from '../domain/hold-kinds.ts';
+import { eventPayload } from '../escrow/view.ts';
+import type { Letter } from '../lib/mail.ts';
+import { html, type Markup, page } from '../lib/page.ts';
+import { oneLine } from '../lib/visible.ts';
+
+/*
+ * INVARIANT: a subject, the sentences and the links are the server's words. Of what others choose, a subject has ids that
+ * authors gave to rules and policies, and nothing of agents, tools and proxies. What those wrote stands behind a label, on one
+ * line, of limited length, and no mail program finds a link in it.
+ */
+
+/** To whom, in which tenant, and where the dashboard is. */
+export interface Reader {
+  to: string;
+  tenant: string;
+  appUrl: string;
+}
+
+/** Everything that one letter is about. */
+export interface Waiting {
+  holds: readonly HoldRow[];
+  /** With those that are not among `holds`. */
+  heldInAll: number;
+  reviews: readonly PolicyRow[];
+}
+
+interface Part {
+  /** Labels and values. */
+  facts: [label: string, value: string][];
+  /** What the agent says. */
+  claims?: [label: string, value: string][];
+  links: [label: string, url: string][];
+}
+
+/** A letter about one held action. */
+export function holdLetter(reader: Reader, hold: HoldRow): Letter {
+  const [rule] = hold.details.rules;
+  const said = eventPayload(hold);
+  const url = holdUrl(reader, hold);
+  return letter(
+    reader,
+    rule ? `A held action waits for you: ${oneLine(rule.id, 80)}` : 'A held action waits for you',
+    'An action of an agent is held. A link opens it with the vote prepared; nothing is decided before you confirm it there.',
+    [
+      {
+        facts: [
+          ...actionFacts(hold),
+          ...present([
+            ['Method', said.method],
+            ['Resource', said.resource],
+            ['Arguments', hold.details.shown.erased ? 'erased, since their retention ended' : said.arguments],
+            ['Context', said.context],
+          ]),
+          ['Approvals', `${hold.requiredApprovals} (${holdKind(hold.holdType).label.toLowerCase()})`],
+        ],
+        claims: [
+          ['The agent says, and nobody has checked', quoted(hold.actionSummary, 380)],
+          ...(hold.riskScore === null || hold.riskScore === undefined
+            ? []
+            : ([['Risk, as the agent states it', String(hold.riskScore)]] as [string, string][])),
+        ],
+        links: [
+          ['Approve', `${url}?vote=approve`],
+          ['Reject', `${url}?vote=deny`],
+          ['Read it first', url],
+        ],
+      },
+    ],
+  );
+}
+
+/** A letter about one version of a policy. */
+export function reviewLetter(reader: Reader, policy: PolicyRow): Letter {
+  return letter(
+    reader,
+    `A policy waits for your review: ${oneLine(policy.id, 80)}`,
+    'A version of a policy waits for a second person.',
+    [reviewPart(reader, policy)],
+  );
+}
+
+/** One letter about all that waits. */
+export function digest(reader: Reader, { holds, heldInAll, reviews }: Waiting): Letter {
+  const counts = [
+    heldInAll > 0 && `${heldInAll} held ${heldInAll === 1 ? 'action' : 'actions'}`,
+    reviews.length > 0 && `${reviews.length} policy ${reviews.length === 1 ? 'review' : 'reviews'}`,
+  ].filter(Boolean);
+  const waits = heldInAll + reviews.length === 1 ? 'waits' : 'wait';
+  const more = heldInAll - holds.length;
+  const inbox: Part = {
+    facts: more > 0 ? [['Not listed here', `${more} more held ${more === 1 ? 'action' : 'actions'}`]] : [],
+    links: [['All that waits for your vote', `${reader.appUrl}/approvals?mine=needed`]],
+  };
+  return letter(
+    reader,
+    `${counts.join(' and ')} ${waits} for you`,
+    'What waits for you now. The held actions that end first stand first.',
+    [
+      ...holds.map((hold): Part => {
+        const said = eventPayload(hold);
+        return {
+          facts: [...actionFacts(hold), ...present([['Arguments', said.arguments]])],
+          links: [['Open', holdUrl(reader, hold)]],
+        };
+      }),
+      ...(heldInAll > 0 ? [inbox] : []),
+      ...reviews.map((policy) => reviewPart(reader, policy)),
+    ],
+  );
+}
+
+function reviewPart({ appUrl }: Reader, { id, version, status, machineContext }: PolicyRow): Part {
+  const waiting = status === 'pending_approval';
+  const shown = waiting ? version : (machineContext.openReviews.at(-1)?.version ?? version);
+  return {
+    facts: [
+      ['Policy', id],
+      ['Version', waiting ? `${shown}` : `${shown}, which break glass put in force`],
+    ],
+    links: [['Review it', `${appUrl}/review/${encodeURIComponent(id)}`]],
+  };
+}
+
+/** What a letter of one and a letter of many say of a hold. */
+function actionFacts(hold: HoldRow): [string, string][] {
+  const { tool_name, tool_server, reason } = eventPayload(hold);
+  const { estimatedValue: value, valueCurrency: currency, source } = hold;
+  return present([
+    ['Tool', tool_name],
+    ['Tool server', tool_server],
+    ['Action type', hold.actionType],
+    [
+      source === 'evaluate' ? 'Value, as the agent states it' : 'Value, as the proxy read it',
+      value === null || value === undefined ? null : `${value} ${currency ?? ''}`.trim(),
+    ],
+    ['Agent', hold.agentId],
+    ['Held by', hold.details.rules.map(({ id }) => id).join(', ')],
+    ['Why it is held, as the policy says', reason],
+    ['Ends', `${hold.expiresAt.toISOString().slice(0, 16).replace('T', ' ')} UTC`],
+  ]);
+}
+
+const holdUrl = ({ appUrl }: Reader, { id }: HoldRow) => `${appUrl}/approvals/${encodeURIComponent(id)}`;
+
+function present(all: readonly (readonly [label: string, value: string | null])[]): [string, string][] {
+  return all.flatMap(([label, value]) => (value ? [[label, quoted(value, 380)] as [string, string]] : []));
+}
+
+/** What somebody else wrote: on one line, visible, and without anything that a mail program would make a link of. */
+function quoted(text: string, max: number): string {
+  return oneLine(text, max)
+    .replace(/:(?=\/\/)/g, '[:]')
+    .replace(/(?<=[\p{L}\p{N}-])\.(?=\p{L})/gu, '[.]');
+}
+
+function letter({ to, tenant, appUrl }: Reader, subject: string, lead: string, parts: readonly Part[]): Letter {
+  const where = `Organization: ${oneLine(tenant, 100)}`;
+  const why = 'You asked for this mail. Change what you get:';
+  const account = `${appUrl}/account`;
+  const plain = parts.map(({ facts, claims = [], links }) =>
+    [
+      ...facts.map(([label, value]) => `${label}: ${value}`),
+      ...claims.map(([label, value]) => `${label}:\n> ${value}`),
+      ...links.map(([label, url]) => `${label}:\n${url}`),
+    ].join('\n'),
+  );
+  const marked = parts.map(
+    ({ facts, claims = [], links }): Markup => html`<hr>
+${facts.map(([label, value]) => html`<p><strong>${label}:</strong> ${value}</p>`)}
+${claims.map(([label, value]) => html`<p>${label}:</p><blockquote>${value}</blockquote>`)}
+<p>${links.map(([label, url]) => html`<a href="${url}">${label}</a> &nbsp; `)}</p>`,
+  );
+  return {
+    to,
+    subject,
+    text: `${[`${lead}\n${where}`, ...plain, `${why}\n${account}`].join('\n\n')}\n`,
+    html: page(
+      subject,
+      html`<p>${lead}<br>${where}</p>${marked}<hr><p class="quiet">${why} <a href="${account}">your account</a></p>`,
+    ),
+  };
+}

@@ -1,0 +1,73 @@
+import { Button, Group, Text } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import { type Answers, trpc } from '../../lib/trpc.ts';
+import { Name } from '../../ui/hostile.tsx';
+import { Shown } from '../../ui/states.tsx';
+import type { HoldFilter } from './filter.ts';
+
+type Found = Answers['escrow']['groups']['groups'][number];
+type Choice = Pick<HoldFilter, 'agent_id' | 'rule_id' | 'tool_server' | 'tool_name'>;
+
+/** Without any group. */
+export const NO_GROUP: Choice = {
+  ...{ agent_id: undefined, rule_id: undefined, tool_server: undefined, tool_name: undefined },
+};
+
+/** How many actions wait in each group; one press shows those of one group, another shows all. */
+export function Groups({
+  by,
+  mine,
+  chosen,
+  choose,
+}: {
+  by: NonNullable<HoldFilter['group']>;
+  mine: HoldFilter['mine'];
+  chosen: Choice;
+  choose: (choice: Choice) => void;
+}) {
+  const query = useQuery(trpc.escrow.groups.queryOptions({ by, ...(mine === 'needed' && { mine }) }));
+  return (
+    <Shown query={query} lines={1}>
+      {({ groups }) =>
+        groups.length === 0 ? null : (
+          <Group gap={6} mb="sm" role="group" aria-label={`Waiting holds by ${by}`}>
+            {groups.map((group) => {
+              const { names, choice } = choiceOf(group);
+              const pressed = same(choice, chosen);
+              return (
+                <Button
+                  key={JSON.stringify(names)}
+                  size="compact-sm"
+                  variant={pressed ? 'filled' : 'default'}
+                  aria-pressed={pressed}
+                  onClick={() => choose(pressed ? {} : choice)}
+                >
+                  {names[0] === undefined ? `no ${by}` : <Name text={names[0]} />}
+                  {names[1] === undefined ? null : (
+                    <>
+                      &nbsp;on <Name text={names[1]} />
+                    </>
+                  )}
+                  <Text span inherit fw={700} ml={6}>
+                    {group.count.toLocaleString()}
+                  </Text>
+                </Button>
+              );
+            })}
+          </Group>
+        )
+      }
+    </Shown>
+  );
+}
+
+/** The names in the label of a group, and its filter. */
+function choiceOf({ agent_id, rule_id, tool_server, tool_name }: Found): { names: string[]; choice: Choice } {
+  const choice = Object.fromEntries(
+    Object.entries({ agent_id, rule_id, tool_server, tool_name }).filter(([, value]) => value !== null),
+  ) as Choice;
+  return { names: [agent_id, rule_id, tool_name, tool_server].filter((name): name is string => !!name), choice };
+}
+
+const same = (a: Choice, b: Choice) =>
+  (['agent_id', 'rule_id', 'tool_server', 'tool_name'] as const).every((name) => a[name] === b[name]);
