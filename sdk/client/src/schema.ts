@@ -280,6 +280,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/mail-preferences": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read what you are mailed about held actions and reviews */
+        get: operations["mailPreferences-get"];
+        /**
+         * Set what you are mailed about held actions and reviews
+         * @description Approvers are mailed about what waits for them: holds without their vote, and versions of others.
+         */
+        put: operations["mailPreferences-set"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/keys": {
         parameters: {
             query?: never;
@@ -1580,6 +1601,46 @@ export interface paths {
          * @description With the header Idempotency-Key, a repeated call with the same body returns the same hold, as it is then.
          */
         post: operations["escrow-create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/escrow/groups": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count the held holds of each agent, rule or tool
+         * @description The largest group first, at most 100. A list with the values of a group has its holds: null is no value, and an empty text means that they have none.
+         */
+        get: operations["escrow-groups"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/escrow/{id}/similar": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read how similar holds ended
+         * @description Of the last holds with the same tool, those of the same agent and those that the same rule held, the newest first, without what is still held.
+         */
+        get: operations["escrow-similar"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -5215,7 +5276,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -6858,6 +6919,114 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "mailPreferences-get": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "pace": "none",
+                     *       "kinds": [
+                     *         "hold",
+                     *         "review"
+                     *       ],
+                     *       "daily_hour": 7,
+                     *       "available": false
+                     *     }
+                     */
+                    "application/json": {
+                        /**
+                         * @description each: one mail for each, at most 10 an hour; hourly, daily: one mail with all that waits
+                         * @enum {string}
+                         */
+                        pace: "none" | "each" | "hourly" | "daily";
+                        kinds: ("hold" | "review")[];
+                        /** @description the hour of a daily mail, in UTC */
+                        daily_hour: number;
+                        /** @description whether the server has a mail server */
+                        available: boolean;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "mailPreferences-set": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "pace": "hourly",
+                 *       "kinds": [
+                 *         "hold"
+                 *       ],
+                 *       "daily_hour": 7
+                 *     }
+                 */
+                "application/json": {
+                    /**
+                     * @description each: one mail for each, at most 10 an hour; hourly, daily: one mail with all that waits
+                     * @enum {string}
+                     */
+                    pace: "none" | "each" | "hourly" | "daily";
+                    kinds: ("hold" | "review")[];
+                    /**
+                     * @description the hour of a daily mail, in UTC
+                     * @default 7
+                     */
+                    daily_hour?: number;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -11861,6 +12030,9 @@ export interface operations {
                 agent_role?: string;
                 agent_id?: string;
                 action_type?: string;
+                tool_server?: string;
+                tool_name?: string;
+                rule_id?: string;
                 min_value?: number;
                 max_value?: number;
                 mine?: "needed" | "voted";
@@ -12066,6 +12238,134 @@ export interface operations {
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["TERMS_REFUSED"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-groups": {
+        parameters: {
+            query: {
+                by: "agent" | "rule" | "tool";
+                mine?: "needed";
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "groups": [
+                     *         {
+                     *           "agent_id": "agent-1",
+                     *           "rule_id": null,
+                     *           "tool_server": null,
+                     *           "tool_name": null,
+                     *           "count": 1,
+                     *           "next_expires_at": "2026-11-23T11:20:07.165Z"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        groups: {
+                            agent_id: string | null;
+                            rule_id: string | null;
+                            tool_server: string | null;
+                            tool_name: string | null;
+                            count: number;
+                            /**
+                             * Format: date-time
+                             * @description when the first of them ends
+                             */
+                            next_expires_at: string;
+                        }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-similar": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "holds": [],
+                     *       "looked_at": 20
+                     *     }
+                     */
+                    "application/json": {
+                        holds: {
+                            id: string;
+                            /**
+                             * @description as of now, whether or not its timer has run
+                             * @enum {string}
+                             */
+                            status: "held" | "released" | "rejected" | "consumed" | "expired" | "cancelled";
+                            agent_id: string;
+                            agent_role: string;
+                            rule_ids: string[];
+                            estimated_value: number | null;
+                            value_currency: string | null;
+                            /** Format: date-time */
+                            created_at: string;
+                            /** @description not shown to agent keys */
+                            votes?: {
+                                user_id: string;
+                                /** @enum {string} */
+                                decision: "approve" | "reject";
+                                reason: string;
+                                /** @description sha256 of the hold as it was when the vote was cast */
+                                shown_hash: string;
+                                /** Format: date-time */
+                                at: string;
+                            }[];
+                        }[];
+                        /** @description how many were looked at, at most */
+                        looked_at: number;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -14819,7 +15119,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -16583,7 +16883,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
