@@ -36,7 +36,7 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
       execFileSync('kubectl', ['kustomize', path.join(deploy, 'kubernetes', folder)], { encoding: 'utf8' }),
     ).map((document) => document.toJS());
 
-  test.each(['overlays/small', 'overlays/ha', 'proxy', 'sidecar'])(
+  test.each(['overlays/small', 'overlays/ha', 'overlays/citus', 'proxy', 'sidecar'])(
     '%s builds',
     (folder) => {
       const objects = build(folder);
@@ -58,6 +58,23 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
     expect([named('StatefulSet', 'web').spec.replicas, named('StatefulSet', 'worker').spec.replicas]).toEqual([3, 2]);
     expect(named('StatefulSet', 'web').spec.template.spec.topologySpreadConstraints).toHaveLength(2);
     expect(named('NetworkPolicy', 'outside').spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
+  }, 60_000);
+
+  test('the overlay for Citus is that for high availability, and reaches the coordinator alone', () => {
+    const [ha, citus] = [build('overlays/ha'), build('overlays/citus')];
+    const name = ({ kind, metadata }: { kind: string; metadata: { name: string } }) => `${kind} ${metadata.name}`;
+    expect(citus.map(name)).toEqual(ha.map(name));
+    const changed = citus.filter((one, index) => JSON.stringify(one) !== JSON.stringify(ha[index]));
+    expect(changed.map(name)).toEqual(['NetworkPolicy stores']);
+    const rules = changed[0].spec.egress.filter((rule: object) => JSON.stringify(rule).includes('5432'));
+    expect(rules.map(({ to }: { to: object[] }) => to)).toEqual([
+      [
+        {
+          namespaceSelector: { matchLabels: { 'agent-governance/database': 'true' } },
+          podSelector: { matchLabels: { 'agent-governance/coordinator': 'true' } },
+        },
+      ],
+    ]);
   }, 60_000);
 });
 
