@@ -7,6 +7,8 @@ import type pg from 'pg';
  * commits; the process that made the change hears of it before its transaction call resolves.
  */
 export const TOPICS = [
+  /** A tenant leaves this installation, comes to it, or stays after all: nothing that is remembered of it counts. */
+  'tenant',
   'credential',
   'members',
   'settings',
@@ -77,7 +79,15 @@ const LISTENER = 'svc notices';
  * Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere, and what
  * was switched on must be on.
  */
-const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies', 'stops', 'destinations']);
+const AWAITED: ReadonlySet<Topic> = new Set([
+  'tenant',
+  'credential',
+  'members',
+  'settings',
+  'policies',
+  'stops',
+  'destinations',
+]);
 /** How often the listening connection is asked for an answer, which comes after all notices before it. */
 const BEAT_MS = 400;
 /**

@@ -36,6 +36,7 @@ import { AcknowledgedHeads } from './chain/heads.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import type { ChainName } from './chain/record.ts';
 import { headsOf } from './chain/seek.ts';
+import type { KeysOf } from './chain/standing.ts';
 import { Verifications } from './chain/verifications.ts';
 import type { Config } from './config.ts';
 import { Calls } from './decisions/calls.ts';
@@ -335,13 +336,13 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock: parts.clock,
   });
   const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
-  const keptInputs = new KeptInputs({ db, audit, bundles, keyFor: (kid) => keyring.find(kid) });
-  const signedRules = new SignedRules({ db, clock, keyFor: (kid) => keyring.find(kid) });
+  const keptInputs = new KeptInputs({ db, audit, bundles, keyFor: (...of) => keyring.ofBundle(...of) });
+  const signedRules = new SignedRules({ db, clock, keyFor: (...of) => keyring.ofBundle(...of) });
   const directory = path.join(config.dataDir, 'checkpoints');
-  const publicKeys = () => keyring.all.map((key) => key.publicKey);
+  const keysOf: KeysOf = (...of) => keyring.ofChain(...of);
   const acknowledged = new AcknowledgedHeads(log, redis);
-  const verifications = new Verifications(sessionUrl, () => ({
-    keys: publicKeys(),
+  const verifications = new Verifications(sessionUrl, (...of) => ({
+    keys: keysOf(...of),
     directory,
     acknowledged: (...of) => acknowledged.known(...of),
     busy: () => appender.busy,
@@ -352,7 +353,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     log,
     host: new URL(config.baseUrl).host,
     signer: () => keyring.current,
-    keys: publicKeys,
+    keys: keysOf,
     directory,
     acknowledged,
   });
@@ -365,7 +366,7 @@ export async function openCore(parts: Parts): Promise<Core> {
         host: new URL(config.baseUrl).host,
         directory,
         signer: () => keyring.current,
-        keys: publicKeys,
+        keys: keysOf,
       },
       ...what,
     );

@@ -529,6 +529,49 @@ const WorkloadToken = defineEntity({
   filters: tenantFilter,
 });
 
+/** A tenant that moves to another installation or came from one. */
+const TenantMove = defineEntity({
+  name: 'TenantMove',
+  tableName: 'tenant_move',
+  properties: {
+    tenantId: p.string().primary(),
+    direction: p.string().primary(),
+    id: p.string(),
+    state: p.text(),
+    /** The other installation. */
+    other: p.string(),
+    /** Its public address. */
+    address: p.text(),
+    changedAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** A row of a tenant that leaves, lifted out of its table. */
+const TenantParcel = defineEntity({
+  name: 'TenantParcel',
+  tableName: 'tenant_parcel',
+  properties: {
+    tenantId: p.string().primary(),
+    source: p.string().primary(),
+    place: p.bigint('number').primary(),
+    content: p.json().columnType('jsonb'),
+  },
+  filters: tenantFilter,
+});
+
+/** A key that only verifies, of the installation that a tenant came from. */
+const FormerKey = defineEntity({
+  name: 'FormerKey',
+  tableName: 'former_key',
+  properties: {
+    tenantId: p.string().primary(),
+    kid: p.string().primary(),
+    sealed: p.blob(),
+  },
+  filters: tenantFilter,
+});
+
 export const rawEntities = [
   AuditRecord,
   ChainAlarm,
@@ -544,6 +587,7 @@ export const rawEntities = [
   DeliveryLane,
   EventOutbox,
   ForensicRecord,
+  FormerKey,
   Instance,
   LimitCounter,
   LimitTake,
@@ -558,6 +602,8 @@ export const rawEntities = [
   SsoDomain,
   SsoIdentity,
   SsoUsedState,
+  TenantMove,
+  TenantParcel,
   TokenIssuer,
   VerifiedDomain,
   WorkloadToken,

@@ -17,6 +17,7 @@ import { Limits } from './0015-limits.ts';
 import { Stops } from './0017-stops.ts';
 import { Calls } from './0019-calls.ts';
 import { WatchedTests } from './0022-watched-tests.ts';
+import { TenantMoves } from './0023-tenant-moves.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -37,6 +38,7 @@ export const migrations = [
   { name: '0017-stops', class: Stops },
   { name: '0019-calls', class: Calls },
   { name: '0022-watched-tests', class: WatchedTests },
+  { name: '0023-tenant-moves', class: TenantMoves },
 ];
 
 /**

@@ -1,4 +1,5 @@
 import type { Database } from '../../db/index.ts';
+import { departureOf, wasValid } from '../../db/moves.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
 import { readSecret, secretHash } from '../domain/secret.ts';
 import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
@@ -49,7 +50,11 @@ export class Authenticator {
     this.#log = log;
     this.#lookups = new Lookups({
       notices: db.notices,
-      empties: { credential: ({ id }) => id, members: ({ tenantId }) => membersOf(tenantId) },
+      empties: {
+        credential: ({ id }) => id,
+        members: ({ tenantId }) => membersOf(tenantId),
+        tenant: ({ tenantId }) => allOf(tenantId),
+      },
       tags: (_, { principal }) => tagsOf(principal),
       until: ({ until }) => until,
       now: () => clock.now(),
@@ -73,12 +78,36 @@ export class Authenticator {
       if (read?.kind !== 'key' && read?.kind !== 'agent' && read?.kind !== 'token') return null;
       const key = sha256Hex(secret!);
       const lookUp = () => this.#lookUp(read.tenantId, secret!);
-      return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, lookUp)));
+      return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, () => this.#here(secret!, lookUp))));
     }
     const { cookie } = request;
     if (!cookie) return null;
     const key = sha256Hex(`cookie ${cookie}`);
-    return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, () => this.#sessions.validate(cookie))));
+    const lookUp = () => this.#here(cookie, () => this.#sessions.validate(cookie));
+    return this.#used(this.#lookups.peek(key) ?? (await this.#lookups.get(key, lookUp)));
+  }
+
+  /**
+   * What `lookUp` finds, unless the tenant leaves this installation or has left it: then a valid credential is refused as
+   * UNAVAILABLE, so that whoever holds it tries again, and reads where the tenant is. Nobody else learns of it.
+   */
+  async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<ValidCredential | null> {
+    const tenantId = readSecret(secret)?.tenantId;
+    if (tenantId === undefined) return null;
+    const found = await lookUp();
+    // asked afterwards: it may have been lifted out in between
+    const departure = await departureOf(this.#db.owner, tenantId);
+    if (!departure) return found;
+    const now = new Date(this.#clock.now());
+    const valid = found
+      ? found.until > now.getTime()
+      : await wasValid(this.#db.owner, tenantId, secretHash(secret), now);
+    if (!valid) return null;
+    const detail =
+      departure.state === 'moved'
+        ? `the tenant has moved to ${departure.address}`
+        : 'the tenant is moving to another installation';
+    throw new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': departure.state === 'moved' ? '60' : '2' } });
   }
 
   /** The principal of a credential that is valid now. */
@@ -157,10 +186,12 @@ export class Authenticator {
   }
 }
 
+const allOf = (tenantId: string) => `all of ${tenantId}`;
 const membersOf = (tenantId: string) => `members of ${tenantId}`;
 /** The tags by which a notice invalidates a lookup. */
 function tagsOf(principal: Principal): string[] {
-  return principal.kind === 'session' ? [principal.id, membersOf(principal.tenantId)] : [principal.id];
+  const { kind, id, tenantId } = principal;
+  return kind === 'session' ? [id, allOf(tenantId), membersOf(tenantId)] : [id, allOf(tenantId)];
 }
 
 /**

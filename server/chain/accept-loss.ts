@@ -14,7 +14,7 @@ import { checkpointFile, notesIn, setAside } from './checkpoint-file.ts';
 import { chainOrigin, isOriginOf, isSuperseded, lossId, RECORDS } from './loss.ts';
 import { openHead, signLoss } from './note.ts';
 import { auditColumns, type ChainName, chainHash, derivedColumn, genesisLine, lossLine, ZERO_HASH } from './record.ts';
-import type { Knowledge, Standing } from './standing.ts';
+import type { KeysOf, Knowledge, Standing } from './standing.ts';
 import type { ChainPosition } from './verify.ts';
 
 /** What was accepted. */
@@ -39,7 +39,7 @@ export interface AcceptLossParts {
   host: string;
   directory: string | undefined;
   signer: () => Signer & { fingerprint: string };
-  keys: () => readonly Parameters<typeof openHead>[1][number][];
+  keys: KeysOf;
 }
 
 /**
@@ -244,7 +244,7 @@ async function agreedUpTo(
   const compare = async (notes: readonly string[]) => {
     const heads = notes.flatMap((note) => {
       try {
-        const head = openHead(note, parts.keys());
+        const head = openHead(note, parts.keys(tenantId, chain));
         const counts = isOriginOf(head.origin, tenantId, chain) && !isSuperseded(standing.losses, head);
         return counts ? [head] : [];
       } catch {
@@ -288,7 +288,7 @@ async function dropCheckpoints(
   const gone = rows.filter(({ seq, note }) => {
     if (seq > agreed) return true;
     try {
-      const head = openHead(note, parts.keys());
+      const head = openHead(note, parts.keys(tenantId, chain));
       return head.seq !== seq || !isOriginOf(head.origin, tenantId, chain);
     } catch {
       return true;
@@ -307,7 +307,7 @@ async function keepReadable(parts: Omit<AcceptLossParts, 'db'>, tenantId: string
   const kept: string[] = [];
   for await (const { note } of notesIn(file)) {
     try {
-      if (isOriginOf(openHead(note, parts.keys()).origin, tenantId, chain)) kept.push(`${note}\n`);
+      if (isOriginOf(openHead(note, parts.keys(tenantId, chain)).origin, tenantId, chain)) kept.push(`${note}\n`);
     } catch {
       // this is what it is set aside for
     }

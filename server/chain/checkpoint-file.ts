@@ -1,9 +1,8 @@
-import type { KeyObject } from 'node:crypto';
 import { mkdir, open, rename } from 'node:fs/promises';
 import path from 'node:path';
 import { StringDecoder } from 'node:string_decoder';
 import { Bounded } from '../lib/bounded.ts';
-import { openHead } from './note.ts';
+import { type NoteKey, openHead } from './note.ts';
 import type { ChainName } from './record.ts';
 
 /**
@@ -98,7 +97,7 @@ export class FiledHeads {
    * The highest checkpoint of each generation, by its number and not by its place in the file. Throws an Error that says
    * what is wrong when one of them was not signed by one of the keys.
    */
-  async highest(file: string, keys: readonly KeyObject[]) {
+  async highest(file: string, keys: readonly NoteKey[]) {
     const size = await statOf(file);
     let entry = this.#files.get(file);
     // shorter, or another one: it is not the file that was read before
@@ -117,7 +116,7 @@ export class FiledHeads {
 }
 
 /** The highest checkpoint of each generation in a chain's file, see FiledHeads. */
-export async function highestInFile(directory: string, tenantId: string, chain: ChainName, keys: readonly KeyObject[]) {
+export async function highestInFile(directory: string, tenantId: string, chain: ChainName, keys: readonly NoteKey[]) {
   return new FiledHeads().highest(checkpointFile(directory, tenantId, chain), keys);
 }
 

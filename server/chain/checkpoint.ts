@@ -1,6 +1,7 @@
 import type { KeyObject } from 'node:crypto';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
+import { AWAY, departureOf } from '../../db/moves.ts';
 import { addEventBy, type OutboxEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -11,7 +12,7 @@ import { AcknowledgedHeads, type KnownHead } from './heads.ts';
 import { chainOrigin, isSuperseded } from './loss.ts';
 import { signHead } from './note.ts';
 import type { ChainName } from './record.ts';
-import { Comparison, type Knowledge, type Standing } from './standing.ts';
+import { Comparison, type KeysOf, type Knowledge, type Standing } from './standing.ts';
 
 /** A signed statement of a chain's head. */
 export interface Checkpoint {
@@ -40,8 +41,7 @@ export interface CheckpointOptions {
   host: string;
   /** Asked for each signature, so that a rotated key is used immediately. */
   signer: () => Signer;
-  /** All keys that ever signed, retired ones included. */
-  keys: () => readonly KeyObject[];
+  keys: KeysOf;
   /** Where the checkpoint files go; without it there are none. */
   directory?: string | undefined;
   /** What was acknowledged; by default only what this process acknowledges through `acknowledged`. */
@@ -367,7 +367,8 @@ export class Checkpoints {
     for await (const known of this.comparison.chains(PAGE)) {
       const { rows } = await owner.query<Row>(
         `select x.tenant_id, x.chain from unnest($1::text[], $2::text[]) x (tenant_id, chain)
-         where not exists (select from chain_head h where h.tenant_id = x.tenant_id and h.chain = x.chain)`,
+         where not exists (select from chain_head h where h.tenant_id = x.tenant_id and h.chain = x.chain)
+           and not exists (select from tenant_move m where m.tenant_id = x.tenant_id and ${AWAY})`,
         [known.map(({ tenantId }) => tenantId), known.map(({ chain }) => chain)],
       );
       yield found(rows);
@@ -383,6 +384,13 @@ export class Checkpoints {
       if (this.#closed.delete(key)) log.info({ tenant: tenantId, chain }, 'a chain is open again');
       if (unreadable !== undefined) log.fatal({ tenant: tenantId, chain }, `${unreadable}; it is not signed any more`);
       return;
+    }
+    // its records are complete where they went
+    if (head.seq === 0 && (await departureOf(this.#options.db.owner, tenantId))) {
+      this.#closed.delete(key);
+      throw new AppError('UNAVAILABLE', 'the tenant is moving to another installation', {
+        headers: { 'retry-after': '2' },
+      });
     }
     const first = !this.#closed.has(key);
     this.#closed.set(key, { at: performance.now() });

@@ -1,6 +1,5 @@
-import type { KeyObject } from 'node:crypto';
 import type pg from 'pg';
-import { type ChainLoss, openLoss } from './note.ts';
+import { type ChainLoss, type NoteKey, openLoss } from './note.ts';
 import type { ChainName } from './record.ts';
 
 /**
@@ -34,7 +33,7 @@ export async function readLosses(
   client: Pick<pg.ClientBase, 'query'>,
   tenantId: string,
   chain: ChainName,
-  keys: readonly KeyObject[],
+  keys: readonly NoteKey[],
 ): Promise<AcceptedLoss[]> {
   const { table, id } = RECORDS[chain];
   const { rows } = await client.query<{ seq: number; line: string }>(

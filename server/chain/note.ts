@@ -36,6 +36,12 @@ export interface ChainLoss {
   lost: { seq: number; hash: string };
 }
 
+/**
+ * A key whose signature counts. One of an installation that the tenant came from counts for the records up to the move: whoever
+ * has its private key states nothing about what came after.
+ */
+export type NoteKey = KeyObject | { readonly publicKey: KeyObject; readonly upTo: number };
+
 function rawPublicKey(key: KeyObject): Buffer {
   return Buffer.from(key.export({ format: 'jwk' }).x as string, 'base64url');
 }
@@ -60,12 +66,13 @@ export function signHead(head: ChainHead, privateKey: KeyObject, publicKey: KeyO
  * The head that a note states, when one of the keys signed it under the name of the origin's host; an Error that says
  * what is wrong otherwise. Strict: there is one spelling of a note, so that none can be changed and still open.
  */
-export function openHead(note: string, keys: readonly KeyObject[]): ChainHead {
-  const lines = openNote(note, keys);
+export function openHead(note: string, keys: readonly NoteKey[]): ChainHead {
+  const { lines, upTo } = openNote(note, keys);
   const [type, origin, seq, hash, generation] = lines;
   if (type !== HEAD_TYPE) throw new Error('the note is not a chain head of a known version');
   if (lines.length > 5 || !HASH.test(hash ?? '')) throw new Error('the note is malformed');
   const head = { origin: origin!, seq: whole(seq), hash: hash! };
+  if (head.seq > upTo) throw new Error(`the key of the note counts up to record ${upTo}`);
   if (generation === undefined) return head;
   return { ...head, generation: whole(/^generation (\d+)$/.exec(generation)?.[1]) };
 }
@@ -78,17 +85,21 @@ export function signLoss(loss: ChainLoss, privateKey: KeyObject, publicKey: KeyO
 }
 
 /** The loss that a note accepts, as `openHead` opens a head. */
-export function openLoss(note: string, keys: readonly KeyObject[]): ChainLoss {
-  const [type, origin, kept = '', generation = '', agreed = '', lost = '', ...more] = openNote(note, keys);
+export function openLoss(note: string, keys: readonly NoteKey[]): ChainLoss {
+  const { lines, upTo } = openNote(note, keys);
+  const [type, origin, kept = '', generation = '', agreed = '', lost = '', ...more] = lines;
   if (type !== LOSS_TYPE) throw new Error('the note is not an accepted loss of a known version');
   const place = (line: string, word: string) => {
     const [, seq, hash = ''] = /^(?:kept|lost) (\d+) ([0-9a-f]{64})$/.exec(line.startsWith(word) ? line : '') ?? [];
     return { seq: whole(seq), hash };
   };
   if (more.length > 0) throw new Error('the note is malformed');
+  const last = place(kept, 'kept');
+  // the note is in the record after it
+  if (last.seq >= upTo) throw new Error(`the key of the note counts up to record ${upTo}`);
   return {
     origin: origin!,
-    kept: place(kept, 'kept'),
+    kept: last,
     generation: whole(/^generation (\d+)$/.exec(generation)?.[1]),
     agreed: agreed === 'agreed 0' ? 0 : whole(/^agreed (\d+)$/.exec(agreed)?.[1]),
     lost: place(lost, 'lost'),
@@ -110,8 +121,8 @@ function signNote(lines: readonly string[], privateKey: KeyObject, publicKey: Ke
   return `${text}\n— ${name} ${signature.toString('base64')}\n`;
 }
 
-/** The lines of a note's text; the second is the origin. */
-function openNote(note: string, keys: readonly KeyObject[]): string[] {
+/** The lines of a note's text, of which the second is the origin, and the last record about which its signature counts. */
+function openNote(note: string, keys: readonly NoteKey[]): { lines: string[]; upTo: number } {
   const gap = note.indexOf('\n\n');
   if (gap < 0 || !note.endsWith('\n')) throw new Error('the note has no signature block');
   const text = note.slice(0, gap + 1);
@@ -119,17 +130,19 @@ function openNote(note: string, keys: readonly KeyObject[]): string[] {
   const origin = lines[1];
   if (!origin || lines.length < 4) throw new Error('the note is malformed');
   const host = origin.split('/')[0];
-  let signed = false;
+  let upTo = 0;
   for (const line of note.slice(gap + 2, -1).split('\n')) {
     const [, name, data = ''] = /^— (\S+) (\S+)$/.exec(line) ?? [];
     const bytes = Buffer.from(data, 'base64');
     if (!name || bytes.toString('base64') !== data) throw new Error('a signature line of the note is malformed');
     // A note may carry signatures by others; their keys are not known here.
-    for (const key of keys) {
+    for (const each of keys) {
+      const { publicKey: key, upTo: most } =
+        'upTo' in each ? each : { publicKey: each, upTo: Number.POSITIVE_INFINITY };
       if (name !== host || bytes.length !== 68 || !keyHash(name, key).equals(bytes.subarray(0, 4))) continue;
-      signed ||= verify(null, Buffer.from(text), key, bytes.subarray(4));
+      if (most > upTo && verify(null, Buffer.from(text), key, bytes.subarray(4))) upTo = most;
     }
   }
-  if (!signed) throw new Error('no signature of the note is by a known key');
-  return lines;
+  if (upTo === 0) throw new Error('no signature of the note is by a known key');
+  return { lines, upTo };
 }

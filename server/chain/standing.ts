@@ -1,10 +1,9 @@
-import type { KeyObject } from 'node:crypto';
 import { opendir } from 'node:fs/promises';
 import type pg from 'pg';
 import { chainOfFile, checkpointFile, FiledHeads } from './checkpoint-file.ts';
 import type { AcknowledgedHeads, KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
-import { openHead } from './note.ts';
+import { type NoteKey, openHead } from './note.ts';
 import { type ChainName, ZERO_HASH } from './record.ts';
 import type { ChainPosition } from './verify.ts';
 
@@ -35,6 +34,9 @@ export interface Standing {
   readonly unreadable: string | undefined;
 }
 
+/** All keys that ever signed a chain, retired ones included. */
+export type KeysOf = (tenantId: string, chain: ChainName) => readonly NoteKey[];
+
 /** What is known of a chain outside its database. Gathered before the chain is read. */
 export interface Knowledge {
   readonly heads: readonly (KnownHead & { source: string })[];
@@ -50,15 +52,14 @@ export interface Knowledge {
 export class Comparison {
   readonly #options: {
     acknowledged: AcknowledgedHeads;
-    keys: () => readonly KeyObject[];
+    keys: KeysOf;
     directory: string | undefined;
   };
   readonly #filed = new FiledHeads();
 
   constructor(options: {
     acknowledged: AcknowledgedHeads;
-    /** All keys that ever signed, retired ones included. */
-    keys: () => readonly KeyObject[];
+    keys: KeysOf;
     /** Where the checkpoint files are; without it there are none. */
     directory: string | undefined;
   }) {
@@ -90,7 +91,7 @@ export class Comparison {
     let unreadable: string | undefined;
     if (directory !== undefined) {
       try {
-        const filed = await this.#filed.highest(checkpointFile(directory, tenantId, chain), keys());
+        const filed = await this.#filed.highest(checkpointFile(directory, tenantId, chain), keys(tenantId, chain));
         for (const { origin, seq, hash, generation = 0 } of filed) {
           if (!isOriginOf(origin, tenantId, chain)) throw new Error('a checkpoint in it is of another chain');
           heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says' });
@@ -109,7 +110,7 @@ export class Comparison {
     chain: ChainName,
     knowledge: Knowledge,
   ): Promise<Standing> {
-    const keys = this.#options.keys();
+    const keys = this.#options.keys(tenantId, chain);
     const { table } = RECORDS[chain];
     // one statement, one moment
     const { rows } = await client.query<StandingRow>(

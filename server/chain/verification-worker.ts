@@ -1,4 +1,3 @@
-import type { KeyObject } from 'node:crypto';
 import { stat } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { parentPort, workerData } from 'node:worker_threads';
@@ -12,7 +11,7 @@ import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
 import { COPY_EPOCH_MS, copyRows } from './copy.ts';
 import type { KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
-import { openHead } from './note.ts';
+import { type NoteKey, openHead } from './note.ts';
 import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, ZERO_HASH } from './record.ts';
 import type { VerifyResult } from './verification.ts';
 import { type ChainPosition, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
@@ -22,7 +21,7 @@ export interface VerificationJob {
   sessionUrl: string;
   tenantId: string;
   chain: ChainName;
-  keys: readonly KeyObject[];
+  keys: readonly NoteKey[];
   directory: string | undefined;
   known: readonly KnownHead[];
   chunk: number;
@@ -141,7 +140,7 @@ class Statements {
   readonly #of: {
     tenantId: string;
     chain: ChainName;
-    keys: readonly KeyObject[];
+    keys: readonly NoteKey[];
     losses: readonly AcceptedLoss[];
   };
   first: Fault | undefined;
@@ -151,7 +150,7 @@ class Statements {
   constructor(
     client: pg.Client,
     verifier: ChainVerifier<Columns>,
-    of: { tenantId: string; chain: ChainName; keys: readonly KeyObject[]; losses: readonly AcceptedLoss[] },
+    of: { tenantId: string; chain: ChainName; keys: readonly NoteKey[]; losses: readonly AcceptedLoss[] },
   ) {
     this.#client = client;
     this.#verifier = verifier;

@@ -1,14 +1,14 @@
-import type { KeyObject } from 'node:crypto';
 import { Worker } from 'node:worker_threads';
 import { shareBusy } from '../lib/pace.ts';
 import type { KnownHead } from './heads.ts';
+import type { NoteKey } from './note.ts';
 import type { ChainName } from './record.ts';
 import type { VerificationJob, VerificationMessage } from './verification-worker.ts';
 import type { ChainPosition } from './verify.ts';
 
 export interface VerifyOptions {
   /** The public keys that may have signed checkpoints, retired ones included. */
-  keys: readonly KeyObject[];
+  keys: readonly NoteKey[];
   /** Where the checkpoint files are; every checkpoint there is compared with the chain too. */
   directory?: string | undefined;
   /** What is known to have been acknowledged. */

@@ -7,13 +7,13 @@ import { type VerifyOptions, type VerifyResult, verifyChain } from './verificati
  */
 export class Verifications {
   readonly #sessionUrl: string;
-  readonly #defaults: () => VerifyOptions;
+  readonly #defaults: (tenantId: string, chain: ChainName) => VerifyOptions;
   readonly #slots = new Map<string, { running: boolean; next: Shared | undefined }>();
   readonly #queue: (() => void)[] = [];
   #free: number;
 
   /** `defaults` gives keys, directory and chunk at each start. */
-  constructor(sessionUrl: string, defaults: () => VerifyOptions, atOnce = 2) {
+  constructor(sessionUrl: string, defaults: (tenantId: string, chain: ChainName) => VerifyOptions, atOnce = 2) {
     this.#sessionUrl = sessionUrl;
     this.#defaults = defaults;
     this.#free = atOnce;
@@ -51,7 +51,7 @@ export class Verifications {
       try {
         shared.resolve(
           await verifyChain(this.#sessionUrl, tenantId, chain, {
-            ...this.#defaults(),
+            ...this.#defaults(tenantId, chain),
             signal: shared.signal,
             onProgress: shared.progress,
           }),

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { departureOf } from '../../db/moves.ts';
 import { Fenced } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
@@ -202,7 +203,12 @@ export class Writer {
       return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };
     } catch (error) {
       if (error instanceof ChainClosed) throw error;
-      if ((error as ServerError).code === '23503') throw new AppError('NOT_FOUND', 'there is no such tenant');
+      if ((error as ServerError).code === '23503') {
+        // whoever was let in before it left is not told that its records are refused for good
+        if (await departureOf(owner, tenantId))
+          throw unavailable('the tenant is moving to another installation', error);
+        throw new AppError('NOT_FOUND', 'there is no such tenant');
+      }
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
       throw unavailable('the database does not answer', error);
     }

@@ -56,6 +56,7 @@ export const backup = command({
         const box = new SecretBox(requireMasterKey(config));
         await client.query('begin transaction isolation level repeatable read read only');
         await assertOpens(client, box);
+        await assertNobodyMoves(client);
         const header = await describe(client, box);
         let manifest: Manifest | undefined;
         const members = archive(client, header, box, (done) => {
@@ -84,6 +85,18 @@ export const backup = command({
     return 0;
   },
 });
+
+/** What a restore ends would go on in a parcel that is put back. */
+async function assertNobodyMoves(client: pg.Client): Promise<void> {
+  const { rows } = await client.query<{ tenant_id: string }>(
+    `select tenant_id from tenant_move where direction = 'out' and state <> 'moved' limit 1`,
+  );
+  if (rows[0]) {
+    throw new CommandError(
+      `${rows[0].tenant_id} is moving: finish that with "svc tenant move", or undo it, and try again`,
+    );
+  }
+}
 
 async function describe(client: pg.Client, box: SecretBox): Promise<Header> {
   const { done } = await readState(client);

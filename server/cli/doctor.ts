@@ -1,17 +1,18 @@
-import type { KeyObject } from 'node:crypto';
 import { existsSync, readdirSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import type pg from 'pg';
 import { objectionTo } from '../../db/applied.ts';
 import { type Citus, citusOf } from '../../db/citus.ts';
+import { AWAY } from '../../db/moves.ts';
 import { PrimaryClient } from '../../db/primary.ts';
 import { lacksStandby } from '../../db/replication.ts';
 import { assertSame, isShared, NoSession } from '../../db/session.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { isSuperseded, RECORDS, readLosses } from '../chain/loss.ts';
 import type { ChainName } from '../chain/record.ts';
+import type { KeysOf } from '../chain/standing.ts';
 import { type Config, readConfig, serverSettingsHelp } from '../config.ts';
-import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
+import { type FormerKeyRow, keysOfChain, openFormerKey, openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { SecretBox } from '../lib/crypto.ts';
 import { type DatabaseHost, databaseHosts } from '../lib/database-hosts.ts';
 import { createLog } from '../lib/log.ts';
@@ -540,13 +541,13 @@ async function checkWalls(client: pg.Client, report: Report): Promise<void> {
   else report('FAIL', 'tenant walls', 'svc_app sees rows without a tenant', 'restore the policies of the migrations');
 }
 
-/** Resolves to the trusted public keys: those whose private key the master key opens. */
-async function checkKeys(client: pg.Client, config: Config, report: Report): Promise<KeyObject[] | undefined> {
+/** Resolves to the trusted public keys: those whose private key the master key opens, and those of where tenants came from. */
+async function checkKeys(client: pg.Client, config: Config, report: Report): Promise<KeysOf | undefined> {
   const canary = await client.query<{ canary: Buffer }>('select canary from instance');
   const key = findMasterKey(config);
   if (!canary.rows[0]) {
     report('ok', 'master key', 'the database has no secrets yet');
-    return [];
+    return () => [];
   }
   if (!key) {
     report('FAIL', 'master key', 'there is none', `set SVC_MASTER_KEY(_FILE), or put it into ${masterKeyFile(config)}`);
@@ -579,7 +580,17 @@ async function checkKeys(client: pg.Client, config: Config, report: Report): Pro
   const current = keys.filter(({ retiredAt }) => !retiredAt);
   if (current.length === 1) report('ok', 'signing key', `${current[0]!.kid} signs, ${keys.length - 1} retired`);
   else report('FAIL', 'signing key', `${current.length} keys are current`, 'run "svc keys rotate"');
-  return keys.map(({ publicKey }) => publicKey);
+  const { rows: former } = await client.query<FormerKeyRow>('select * from former_key');
+  const formerKeys = former.flatMap((row) => {
+    try {
+      return [openFormerKey(box, row)];
+    } catch (error) {
+      report('FAIL', 'former key', (error as Error).message, 'the table was changed: find out by whom');
+      return [];
+    }
+  });
+  const own = keys.map(({ publicKey }) => publicKey);
+  return (tenantId, chain) => keysOfChain(own, formerKeys, tenantId, chain);
 }
 
 async function checkChains(client: pg.Client, report: Report): Promise<void> {
@@ -632,7 +643,7 @@ async function checkChains(client: pg.Client, report: Report): Promise<void> {
 async function checkKnown(
   client: pg.Client,
   config: Config,
-  keys: readonly KeyObject[] | undefined,
+  keysOf: KeysOf | undefined,
   report: Report,
 ): Promise<void> {
   const advice = 'find the cause and recover the records, or run "svc chain accept-loss"; see docs/chain.md';
@@ -642,7 +653,20 @@ async function checkKnown(
   for (const { tenant_id, chain, reason } of alarms.rows) {
     report('FAIL', 'closed chain', `${tenant_id}/${chain}: ${reason}`, advice);
   }
-  if (!keys) {
+  const moves = await client.query<{ tenant_id: string; direction: string; address: string; since: string }>(
+    `select tenant_id, direction, address, changed_at::text as since from tenant_move
+     where state in ('fencing', 'fenced', 'copying') order by tenant_id`,
+  );
+  for (const { tenant_id, direction, address, since } of moves.rows) {
+    const what = direction === 'out' ? `is moving to ${address} and answers 503` : `is arriving from ${address}`;
+    report(
+      'warn',
+      'tenant moves',
+      `${tenant_id} ${what} since ${since}`,
+      'run "svc tenant move" again, or with --undo',
+    );
+  }
+  if (!keysOf) {
     const advice = 'set the master key: without it the signatures cannot be verified';
     report('warn', 'checkpoint files', 'not compared with the chains', advice);
     return;
@@ -653,10 +677,14 @@ async function checkKnown(
         .map(chainOfFile)
         .filter((of) => of !== undefined)
     : [];
+  const { rows: gone } = await client.query<{ tenant_id: string }>(`select tenant_id from tenant_move where ${AWAY}`);
+  const away = new Set(gone.map(({ tenant_id }) => tenant_id));
   let wrong = 0;
   for (const { tenantId, chain } of files) {
+    if (away.has(tenantId)) continue;
     const name = `${tenantId}/${chain}`;
     try {
+      const keys = keysOf(tenantId, chain);
       const heads = await highestInFile(directory, tenantId, chain, keys);
       const losses = await readLosses(client, tenantId, chain, keys);
       for (const { seq, hash, generation } of heads.filter((head) => !isSuperseded(losses, head))) {

@@ -60,22 +60,29 @@ export async function withInstallation<T>(
 /** Runs `work` with the application core, on a migrated database whose secrets the master key opens. */
 export async function withCore<T>(
   options: { create?: boolean },
-  work: (core: Core, config: Config) => Promise<T>,
+  work: (core: Core, config: Config, sessionUrl: string) => Promise<T>,
 ): Promise<T> {
-  return withInstallation(options, async ({ config, databaseUrl, sessionUrl }) => {
-    const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
-    const state = await withClient(sessionUrl, {}, readState);
-    if (state.done.length === 0 && options.create) await migrate(sessionUrl);
-    else assertCurrent(state);
-    if (state.hasKeys) requireMasterKey(config);
-    const log = createLog('error', { write: (line: string) => process.stderr.write(line) });
-    const core = await openCore({ config, databaseUrl, log });
-    try {
-      return await work(core, config);
-    } finally {
-      await core.stop();
-    }
-  });
+  return withInstallation(options, (installation) => openCoreOf(installation, options, work));
+}
+
+/** The same with an installation that is known. */
+export async function openCoreOf<T>(
+  { config, databaseUrl, sessionUrl }: Installation,
+  options: { create?: boolean },
+  work: (core: Core, config: Config, sessionUrl: string) => Promise<T>,
+): Promise<T> {
+  const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
+  const state = await withClient(sessionUrl, {}, readState);
+  if (state.done.length === 0 && options.create) await migrate(sessionUrl);
+  else assertCurrent(state);
+  if (state.hasKeys) requireMasterKey(config);
+  const log = createLog('error', { write: (line: string) => process.stderr.write(line) });
+  const core = await openCore({ config, databaseUrl, log });
+  try {
+    return await work(core, config, sessionUrl);
+  } finally {
+    await core.stop();
+  }
 }
 
 /** Throws NoSession where a pooler shares the connection. */

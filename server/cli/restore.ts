@@ -7,11 +7,13 @@ import pg from 'pg';
 import type { z } from 'zod';
 import { claimDatabase } from '../../db/claim.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
+import { AWAY } from '../../db/moves.ts';
 import { PrimaryClient } from '../../db/primary.ts';
 import type { LossWithin } from '../chain/accept-loss.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
+import type { KeysOf } from '../chain/standing.ts';
 import { type AuditEntry, OPERATOR } from '../domain/audit.ts';
-import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
+import { type FormerKeyRow, keysOfChain, openFormerKey, openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { systemClock } from '../lib/clock.ts';
 import { SecretBox, sha256 } from '../lib/crypto.ts';
 import { createLog } from '../lib/log.ts';
@@ -122,8 +124,8 @@ async function load(
     compare(manifest, loaded);
     assertSealed(manifestText, seal, box);
     await assertOpens(client, box);
-    const keys = await readSigningKeys(client, box);
-    const beyond = await recordsBeyond(client, options.checkpoints, keys);
+    const { keys, keysOf } = await readSigningKeys(client, box);
+    const beyond = await recordsBeyond(client, options.checkpoints, keysOf);
     if (beyond.length > 0 && !options.behind) {
       throw new CommandError(
         `the backup lacks records that are known to exist:\n  ${beyond.join('\n  ')}\n` +
@@ -132,7 +134,7 @@ async function load(
     }
     const { cancelled, ...ended } = await endWhatWasAlive(client);
     await recordRestore(client, { header, beyond, ended, cancelled });
-    const losses = lossesOf(options, keys);
+    const losses = lossesOf(options, keys, keysOf);
     try {
       const accepted = await losses.accept(client, beyond, reasonOf(header));
       await client.query('commit');
@@ -220,14 +222,17 @@ interface CancelledHold {
 type OpenKey = ReturnType<typeof openSigningKey>;
 
 /** The signing keys of the backup, each verified under the master key. */
-async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<OpenKey[]> {
+async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<{ keys: OpenKey[]; keysOf: KeysOf }> {
   const { rows } = await client.query<SigningKeyRow>('select * from signing_key order by created_at desc, kid');
-  return rows.map((row) => openSigningKey(box, row));
+  const keys = rows.map((row) => openSigningKey(box, row));
+  const { rows: formerRows } = await client.query<FormerKeyRow>('select * from former_key');
+  const former = formerRows.map((row) => openFormerKey(box, row));
+  const own = keys.map(({ publicKey }) => publicKey);
+  return { keys, keysOf: (tenantId, chain) => keysOfChain(own, former, tenantId, chain) };
 }
 
 /** Records in the checkpoint files that the restored chains lack or have with another hash. */
-async function recordsBeyond(client: pg.Client, directory: string, signers: readonly OpenKey[]): Promise<string[]> {
-  const keys = signers.map(({ publicKey }) => publicKey);
+async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysOf): Promise<string[]> {
   const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
   const found: string[] = [];
   for (const { tenant_id } of tenants) {
@@ -236,7 +241,7 @@ async function recordsBeyond(client: pg.Client, directory: string, signers: read
       ['audit', 'audit_record'],
     ] as const) {
       try {
-        const filed = await highestInFile(directory, tenant_id, chain, keys);
+        const filed = await highestInFile(directory, tenant_id, chain, keysOf(tenant_id, chain));
         const newest = filed.toSorted((a, b) => (b.generation ?? 0) - (a.generation ?? 0) || b.seq - a.seq)[0];
         if (!newest) continue;
         const { rows } = await client.query<{ hash: string }>(
@@ -255,13 +260,16 @@ async function recordsBeyond(client: pg.Client, directory: string, signers: read
       }
     }
   }
-  // a tenant that the backup lacks has only its checkpoint files left
-  const held = new Set(tenants.map(({ tenant_id }) => tenant_id));
+  // a tenant that the backup lacks has only its checkpoint files left, as has one that had moved away
+  const { rows: moved } = await client.query<{ tenant_id: string }>(`select tenant_id from tenant_move where ${AWAY}`);
+  const held = new Set([...tenants, ...moved].map(({ tenant_id }) => tenant_id));
   for (const name of await filesOf(directory)) {
     const of = chainOfFile(name);
     if (!of || held.has(of.tenantId)) continue;
     try {
-      const seqs = (await highestInFile(directory, of.tenantId, of.chain, keys)).map(({ seq }) => seq);
+      const seqs = (await highestInFile(directory, of.tenantId, of.chain, keysOf(of.tenantId, of.chain))).map(
+        ({ seq }) => seq,
+      );
       if (seqs.length === 0) continue;
       found.push(
         `tenant ${of.tenantId}, ${of.chain}: record ${Math.max(...seqs)} was signed and the tenant is missing`,
@@ -331,9 +339,9 @@ async function recordRestore(
 function lossesOf(
   { config, sessionUrl, checkpoints: directory }: Installation & { checkpoints: string },
   keys: OpenKey[],
+  keysOf: KeysOf,
 ) {
   const owner = new pg.Pool({ connectionString: sessionUrl, Client: PrimaryClient, max: 1, types: COLUMN_TYPES });
-  const publicKeys = () => keys.map(({ publicKey }) => publicKey);
   const signer = () => {
     const current = keys.find(({ retiredAt }) => !retiredAt);
     if (!current) throw new CommandError('the backup has no current signing key');
@@ -346,7 +354,7 @@ function lossesOf(
         import('../chain/accept-loss.ts'),
         import('../chain/checkpoint.ts'),
       ]);
-      const common = { clock: systemClock, host: new URL(config.baseUrl).host, signer, keys: publicKeys, directory };
+      const common = { clock: systemClock, host: new URL(config.baseUrl).host, signer, keys: keysOf, directory };
       const checkpoints = new Checkpoints({
         ...common,
         db: { owner, aside: owner },

@@ -1,14 +1,17 @@
+import { readFileSync } from 'node:fs';
+import { parseEnv } from 'node:util';
 import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
+import { readConfig } from '../config.ts';
 import { DEMO_PREFIX } from '../demo/tenant.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { TENANT_ID } from '../domain/tenant-id.ts';
 import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
-import { columns, command, JSON_FLAG, suggestion, TENANT_FLAG, UsageError } from './command.ts';
-import { withCore } from './installation.ts';
+import { CommandError, columns, command, JSON_FLAG, suggestion, TENANT_FLAG, UsageError } from './command.ts';
+import { type Installation, openCoreOf, withCore } from './installation.ts';
 
 const create = command({
   name: 'tenant create',
@@ -92,7 +95,67 @@ const settingsSet = command({
   },
 });
 
-export const tenantCommands = [create, list, settingsGet, settingsSet];
+const move = command({
+  name: 'tenant move',
+  summary: 'Move a tenant with its records, people, keys and policies to another installation',
+  more:
+    'FILE has the settings of the other installation, one NAME=value a line: DATABASE_URL, SVC_BASE_URL and its master key.\n' +
+    'Requests go on while records are copied; then the tenant answers 503 until it is at the other address. Run the same\n' +
+    'command again if it was interrupted, or end the move with --undo. See docs/moving.md.',
+  args: [{ name: 'TENANT_ID', help: 'id of the tenant' }],
+  flags: {
+    to: { value: 'FILE', help: 'settings of the installation that the tenant moves to' },
+    undo: { help: 'end a move that is not complete: the tenant stays here' },
+    forget: { help: 'delete what is still here of a tenant that has moved away' },
+    ...JSON_FLAG,
+  },
+  async run({ args, flags, print }) {
+    const tenantId = args[0]!;
+    if (flags.forget ? flags.undo || flags.to !== undefined : flags.to === undefined) {
+      throw new UsageError('specify --to FILE, with or without --undo, or --forget alone');
+    }
+    const { forgetMoved, moveTenant, undoMove, withSide } = await import('./tenant-move.ts');
+    await withCore({}, (...parts) =>
+      withSide(...parts, tenantId, async (source) => {
+        if (flags.to === undefined) {
+          await forgetMoved(source, tenantId);
+          print({ tenant_id: tenantId, forgotten: true }, [`${tenantId}: what was still here is deleted`]);
+          return;
+        }
+        const installation = installationOf(flags.to);
+        await openCoreOf(installation, {}, (...there) =>
+          withSide(...there, tenantId, async (target) => {
+            if (flags.undo) {
+              const { restored } = await undoMove({ source, target, tenantId });
+              print({ tenant_id: tenantId, undone: true, restored }, [`${tenantId} stays here`]);
+              return;
+            }
+            const tell = (step: string) => void process.stderr.write(`${step}\n`);
+            const moved = await moveTenant({ source, target, tenantId, tell });
+            print(moved, [
+              `${tenantId} has moved to ${moved.address}`,
+              'Give its proxies and agents the new address, and proxies the new signing key; see docs/moving.md.',
+            ]);
+          }),
+        );
+      }),
+    );
+    return 0;
+  },
+});
+
+/** The installation whose settings are in a file. It has been started or migrated, so that its master key is its own. */
+function installationOf(file: string): Installation {
+  const env = parseEnv(readFileSync(file, 'utf8'));
+  const config = readConfig(env);
+  const { databaseUrl, databaseSessionUrl: sessionUrl = databaseUrl } = config;
+  if (databaseUrl === undefined || sessionUrl === undefined || !env.SVC_BASE_URL || !config.masterKey) {
+    throw new CommandError(`${file} must set DATABASE_URL, SVC_BASE_URL, and SVC_MASTER_KEY or SVC_MASTER_KEY_FILE`);
+  }
+  return { config, databaseUrl, sessionUrl };
+}
+
+export const tenantCommands = [create, list, settingsGet, settingsSet, move];
 
 /** Parses an email address and lower-cases it. Throws a UsageError that names the flag. */
 export function email(text: string, flag: string): string {

@@ -167,7 +167,11 @@ export class Evidence {
             lead: () => this.#records(tenantId, end + 1, tied),
             checkpoints: notes.map(({ note }) => note),
             bundles: (hashes) => this.#bundles(tenantId, hashes),
-            keys: [current.publicKey, ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey)],
+            keys: [
+              current.publicKey,
+              ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey),
+              ...this.#keyring.formerOf(tenantId).map((key) => key.publicKey),
+            ],
             sign: (data) => sign(null, data, current.privateKey),
           },
           (bytes) => chunks.write(bytes),

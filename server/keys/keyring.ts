@@ -46,12 +46,73 @@ export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey &
   }
 }
 
+/** Up to which record of each chain, and up to which bundle, a former key counts. */
+export interface FormerLimits {
+  readonly forensics: number;
+  readonly audit: number;
+  readonly bundles: number;
+}
+
+/**
+ * A public key of the installation that a tenant came from. It verifies what that installation signed of this tenant until
+ * the tenant moved, and nothing else: of another tenant, or of later, it verifies nothing. It never signs here, since its
+ * private key stayed where it was.
+ */
+export interface FormerKey {
+  readonly tenantId: string;
+  readonly kid: string;
+  readonly publicKey: KeyObject;
+  readonly upTo: FormerLimits;
+}
+
+/** A former key as stored. */
+export interface FormerKeyRow {
+  tenant_id: string;
+  kid: string;
+  /** The key and its limits, encrypted with the master key: who can write to the table adds and widens none. */
+  sealed: Buffer;
+}
+
+const formerPlace = (tenantId: string, kid: string) => `${tenantId}/former_key/${kid}/sealed`;
+
+/** A former key as it is stored. */
+export function sealFormerKey(box: SecretBox, { tenantId, kid, publicKey, upTo }: FormerKey): FormerKeyRow {
+  const text = JSON.stringify({ spki: spkiDer(publicKey).toString('base64'), upTo });
+  return { tenant_id: tenantId, kid, sealed: box.seal(text, formerPlace(tenantId, kid)) };
+}
+
+/** Throws SealedError for a row that was not sealed with this master key for this tenant and key. */
+export function openFormerKey(box: SecretBox, { tenant_id: tenantId, kid, sealed }: FormerKeyRow): FormerKey {
+  try {
+    const { spki, upTo } = JSON.parse(box.open(sealed, formerPlace(tenantId, kid)).toString()) as {
+      spki: string;
+      upTo: FormerLimits;
+    };
+    const publicKey = createPublicKey({ key: Buffer.from(spki, 'base64'), type: 'spki', format: 'der' });
+    return { tenantId, kid, publicKey, upTo };
+  } catch (cause) {
+    throw new SealedError(`the former key ${kid} was not added with this master key, or was altered`, { cause });
+  }
+}
+
+/** The keys whose notes about a chain count: an installation's own, and those of where its tenant came from. */
+export function keysOfChain(
+  own: readonly KeyObject[],
+  former: readonly FormerKey[],
+  tenantId: string,
+  chain: 'forensics' | 'audit',
+): (KeyObject | { publicKey: KeyObject; upTo: number })[] {
+  const here = former.filter((key) => key.tenantId === tenantId);
+  return [...own, ...here.map(({ publicKey, upTo }) => ({ publicKey, upTo: upTo[chain] }))];
+}
+
 /** The only key of the cache, for all signing keys together. */
 const ALL = 'all';
 
 /** All keys, starting with the current one, which signs. */
 interface Open {
   keys: readonly SigningKey[];
+  former: readonly FormerKey[];
   privateKey: KeyObject;
 }
 
@@ -128,8 +189,10 @@ export class Keyring {
     const keys: SigningKey[] = opened.map(({ privateKey, ...key }) => key);
     const current = opened.find((key) => !key.retiredAt);
     if (!current) throw new SealedError('there is no current signing key');
+    const { rows: former } = await this.#db.owner.query<FormerKeyRow>('select * from former_key');
     return {
       privateKey: current.privateKey,
+      former: former.map((row) => openFormerKey(this.#box, row)),
       // the current one first, even if a clock was wrong when it was created
       keys: [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)],
     };
@@ -147,6 +210,28 @@ export class Keyring {
   /** All keys, the current one first. */
   get all(): readonly SigningKey[] {
     return this.#open.keys;
+  }
+
+  /** The keys whose notes about a chain count. */
+  ofChain(tenantId: string, chain: 'forensics' | 'audit') {
+    const { keys, former } = this.#open;
+    return keysOfChain(
+      keys.map(({ publicKey }) => publicKey),
+      former,
+      tenantId,
+      chain,
+    );
+  }
+
+  /** The keys of the installations that a tenant came from. */
+  formerOf(tenantId: string): readonly FormerKey[] {
+    return this.#open.former.filter((key) => key.tenantId === tenantId);
+  }
+
+  /** The key of a bundle that was signed for the tenant, here or, before it moved here, elsewhere. */
+  ofBundle(kid: string, { tenant, seq }: { tenant: string; seq: number }): KeyObject | undefined {
+    const former = this.formerOf(tenant).find((key) => key.kid === kid && seq <= key.upTo.bundles);
+    return this.find(kid) ?? former?.publicKey;
   }
 
   find(kid: string): KeyObject | undefined {

@@ -41,8 +41,10 @@ const TEXTS =
 /** Whether the error, or what caused it, is a fault of the database. */
 export function isDatabaseFault(error: unknown): boolean {
   for (let at = error, depth = 0; at instanceof Error && depth < 8; at = at.cause, depth++) {
-    const { code, syscall } = at as { code?: unknown; syscall?: unknown };
+    const { code, syscall, constraint } = at as { code?: unknown; syscall?: unknown; constraint?: unknown };
     if (typeof code === 'string' && (STATES.has(code) || (code.length === 5 && CLASSES.test(code)))) return true;
+    // the tenant was there when the request was let in: it is moving to another installation
+    if (code === '23503' && typeof constraint === 'string' && constraint.endsWith('_tenant_id_fkey')) return true;
     if (typeof code === 'string' && SYSTEM.has(code) && (syscall === undefined || syscall !== 'listen')) return true;
     if (TEXTS.test(at.message)) return true;
     if (at instanceof AggregateError && at.errors.some((one) => isDatabaseFault(one))) return true;

@@ -165,12 +165,12 @@ export function assembleBundle(jws: string, payload: Buffer): Buffer {
  */
 export function openBundle(
   bytes: Uint8Array,
-  keyFor: (kid: string) => KeyObject | undefined,
+  keyFor: (kid: string, header: BundleHeader) => KeyObject | undefined,
   expect: { tenant?: string; min_seq?: number } = {},
 ): { header: BundleHeader; hash: string; content: BundleContent } {
   const { head, header, signature, payload } = split(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
 
-  const key = keyFor(header.kid);
+  const key = keyFor(header.kid, header);
   if (!key) throw new BundleError('key', `unknown signing key ${header.kid}`);
   if (key.asymmetricKeyType !== 'ed25519') throw new BundleError('algorithm', 'the key is not an Ed25519 key');
   if (!verify(null, signingInput(head, payload), key, signature)) {

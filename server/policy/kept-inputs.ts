@@ -1,4 +1,3 @@
-import type { KeyObject } from 'node:crypto';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
@@ -40,13 +39,13 @@ export class KeptInputs {
   readonly #db: Database;
   readonly #audit: WriteAudit;
   readonly #bundles: Bundles;
-  readonly #keyFor: (kid: string) => KeyObject | undefined;
+  readonly #keyFor: Parameters<typeof openBundle>[1];
 
   constructor(parts: {
     db: Database;
     audit: WriteAudit;
     bundles: Bundles;
-    keyFor: (kid: string) => KeyObject | undefined;
+    keyFor: Parameters<typeof openBundle>[1];
   }) {
     this.#db = parts.db;
     this.#audit = parts.audit;

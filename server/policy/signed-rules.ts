@@ -1,4 +1,3 @@
-import type { KeyObject } from 'node:crypto';
 import type { Database } from '../../db/index.ts';
 import type { BundleStatement } from '../domain/policy.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -19,10 +18,10 @@ interface Kept {
 export class SignedRules {
   readonly #db: Database;
   readonly #clock: Clock;
-  readonly #keyFor: (kid: string) => KeyObject | undefined;
+  readonly #keyFor: Parameters<typeof openBundle>[1];
   readonly #kept = new Map<string, Kept>();
 
-  constructor(parts: { db: Database; clock: Clock; keyFor: (kid: string) => KeyObject | undefined }) {
+  constructor(parts: { db: Database; clock: Clock; keyFor: Parameters<typeof openBundle>[1] }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#keyFor = parts.keyFor;

@@ -419,7 +419,7 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
 const shown = (changes: readonly SettingChange[]) =>
   changes.map(({ setting, from, to, loosens }) => ({ setting, from, to, loosens }));
 
-const secretContext = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
+export const secretContext = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
 
 const noChange = () => new AppError('NOT_FOUND', 'there is no such settings change');
 

@@ -2,6 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type pg from 'pg';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import { departureOf } from '../../db/moves.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -44,6 +45,10 @@ export class Tenants {
     const now = new Date(this.#clock.now());
     const tenantId = input.id ?? newId('ten', now.getTime());
     const adminId = newId('usr', now.getTime());
+    // what is known of its chains here would contradict another one's
+    if (await departureOf(this.#db.owner, tenantId)) {
+      throw new AppError('CONFLICT', 'the tenant with this id has moved to another installation');
+    }
     // only the owner may add tenants; the row commits before the first scoped transaction can refer to it
     this.#db.replication?.assert();
     const { rowCount } = await this.#db.owner.query(
@@ -83,9 +88,12 @@ export class Tenants {
     return rows.map((row) => ({ ...row, created_at: row.created_at.toISOString() }));
   }
 
-  /** Whether there is no tenant yet, demos aside. */
+  /** Whether no tenant was ever here, demos aside, nor comes here from another installation. */
   async none(): Promise<boolean> {
-    return (await this.#db.owner.query('select from tenant where demo is null limit 1')).rowCount === 0;
+    const { rows } = await this.#db.owner.query<{ some: boolean }>(
+      'select exists (select from tenant where demo is null) or exists (select from tenant_move) as some',
+    );
+    return !rows[0]!.some;
   }
 
   /** The tenant's effective settings. Cached while notices arrive. */

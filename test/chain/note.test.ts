@@ -2,7 +2,7 @@ import { verify } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { openHead, signHead } from '../../server/chain/note.ts';
+import { openHead, openLoss, signHead, signLoss } from '../../server/chain/note.ts';
 import { vectorKey } from '../vectors/chain/samples.ts';
 
 const head = { origin: 'control.example/tnt_a/forensics', seq: 1000, hash: 'ab'.repeat(32) };
@@ -37,6 +37,18 @@ describe('a checkpoint note', () => {
   test('does not verify with another key', () => {
     expect(() => openHead(note, [vectorKey(2).publicKey])).toThrow('no signature of the note is by a known key');
     expect(() => openHead(note, [])).toThrow('known key');
+  });
+
+  test('of a former key counts up to the move, and says so beyond it', () => {
+    const upTo = (seq: number) => [{ publicKey, upTo: seq }];
+    expect(openHead(note, upTo(1000))).toEqual(head);
+    expect(() => openHead(note, upTo(999))).toThrow('counts up to record 999');
+    // a key that is also the installation's own counts without an end
+    expect(openHead(note, [...upTo(999), publicKey])).toEqual(head);
+    const loss = { origin: head.origin, kept: { seq: 9, hash: head.hash }, generation: 1, agreed: 9, lost: head };
+    const accepted = signLoss(loss, privateKey, publicKey);
+    expect(openLoss(accepted, upTo(10)).kept.seq).toBe(9);
+    expect(() => openLoss(accepted, upTo(9))).toThrow('counts up to record 9');
   });
 
   test('does not verify if any one bit is flipped', () => {

@@ -1,6 +1,6 @@
 import { sign, verify } from 'node:crypto';
 import { expect, test } from 'vitest';
-import { Keyring, SealedError } from '../../server/keys/keyring.ts';
+import { Keyring, SealedError, sealFormerKey } from '../../server/keys/keyring.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyThumbprint, newSigningKey, SecretBox, spkiDer } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -97,5 +97,34 @@ test('a key that was inserted or altered in the table is refused: nothing it sig
   await swap(spkiDer(forged.publicKey));
   await expect(open()).rejects.toBeInstanceOf(SealedError);
   await swap(own!.public_key);
+  await open();
+});
+
+test('a former key verifies what it signed of its tenant before the move, and nothing else', async () => {
+  const { publicKey } = newSigningKey();
+  const kid = keyThumbprint(publicKey);
+  const upTo = { forensics: 10, audit: 5, bundles: 3 };
+  const row = sealFormerKey(new SecretBox(master), { tenantId: 'moved', kid, publicKey, upTo });
+  const add = (tenantId: string, sealed: Buffer) =>
+    box.db.owner.query('insert into former_key (tenant_id, kid, sealed) values ($1, $2, $3)', [tenantId, kid, sealed]);
+  await add('moved', row.sealed);
+  const keyring = await open();
+  expect(keyring.ofChain('moved', 'audit').at(-1)).toMatchObject({ upTo: 5 });
+  expect(keyring.ofChain('other', 'audit')).toHaveLength(keyring.all.length);
+  expect(keyring.ofBundle(kid, { tenant: 'moved', seq: 3 })).toBeDefined();
+  expect(keyring.ofBundle(kid, { tenant: 'moved', seq: 4 })).toBeUndefined();
+  expect(keyring.ofBundle(kid, { tenant: 'other', seq: 1 })).toBeUndefined();
+  // it is none of the installation's own: not published, and never the one that signs
+  expect(keyring.find(kid)).toBeUndefined();
+  expect(keyring.all.map((key) => key.kid)).not.toContain(kid);
+  // put in another tenant's place, or sealed by somebody else
+  for (const sealed of [
+    row.sealed,
+    sealFormerKey(new SecretBox(Buffer.alloc(32, 9)), { tenantId: 'other', kid, publicKey, upTo }).sealed,
+  ]) {
+    await add('other', sealed);
+    await expect(open()).rejects.toBeInstanceOf(SealedError);
+    await box.db.owner.query(`delete from former_key where tenant_id = 'other'`);
+  }
   await open();
 });

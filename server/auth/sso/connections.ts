@@ -58,7 +58,7 @@ const SsoChange = z.union([
 ]);
 export type SsoChange = z.infer<typeof SsoChange>;
 
-const secretContext = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
+export const secretContext = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
 const fingerprint = (row: { issuer: string; client_id: string; revision: string } | undefined) =>
   row && sha256Tag(canonicalJson({ issuer: row.issuer, client_id: row.client_id, revision: row.revision }));
 

@@ -1,0 +1,48 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/** Tenants that move to another installation, and what came along with those that arrived. Only the owner reads these. */
+export class TenantMoves extends Migration {
+  override name = '0023-tenant-moves';
+
+  override up(): void {
+    // `out` where a tenant leaves, and stays as what says where it went; `in` where it arrives
+    this.addSql(`
+      create table tenant_move (
+        tenant_id text collate "C" not null,
+        direction text not null check (direction in ('out', 'in')),
+        id text collate "C" not null,
+        state text not null,
+        other text collate "C" not null,
+        address text not null,
+        changed_at timestamptz(3) not null,
+        primary key (tenant_id, direction),
+        check (state in ('fencing', 'fenced', 'moved') and direction = 'out'
+          or state in ('copying', 'arrived', 'cancelled') and direction = 'in')
+      )`);
+    // the rows of a tenant that leaves, lifted out of their tables in one transaction: no job and no request finds them there
+    this.addSql(`
+      create table tenant_parcel (
+        tenant_id text collate "C" not null,
+        source text collate "C" not null,
+        place bigint not null,
+        content jsonb not null,
+        primary key (tenant_id, source, place)
+      )`);
+    // what the installation signed that a tenant came from is verified with these
+    this.addSql(`
+      create table former_key (
+        tenant_id text collate "C" not null,
+        kid text collate "C" not null,
+        sealed bytea not null,
+        primary key (tenant_id, kid)
+      )`);
+    // no policy and no grant: as svc_app nobody sees a row
+    for (const table of ['tenant_move', 'tenant_parcel', 'former_key']) {
+      this.addSql(`alter table ${table} enable row level security`);
+    }
+  }
+
+  override down(): void {
+    throw new Error('where a tenant went cannot be forgotten');
+  }
+}

@@ -1,0 +1,378 @@
+import { writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { expect, test } from 'vitest';
+import { signHead } from '../../server/chain/note.ts';
+import { forgetMoved, type Move, moveTenant, undoMove, withSide } from '../../server/cli/tenant-move.ts';
+import type { Config } from '../../server/config.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
+import { sealPlace } from '../../server/subscriptions/subscription-row.ts';
+import { deploy, event, GUARD, makeWorld, sql } from '../helpers/api.ts';
+import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
+import { ended, start, svc, svcHere, temporaryDirectory } from './svc.ts';
+
+/** Two installations, each with a database, a master key, signing keys and an address of its own. */
+const source = useServer();
+const THERE = { SVC_BASE_URL: 'http://elsewhere.test', SVC_MASTER_KEY: Buffer.alloc(32, 9).toString('hex') };
+const target = useServer(THERE);
+const dir = temporaryDirectory();
+
+const CHAINS = ['forensics', 'audit'] as const;
+const addressOf = (server: TestServer) => (server === source ? 'http://control.test' : THERE.SVC_BASE_URL);
+
+/** One side of a move on the core of a server that runs: no process more is started. */
+function on<T>(server: TestServer, tenantId: string, work: Parameters<typeof withSide<T>>[4]): Promise<T> {
+  const config = { baseUrl: addressOf(server), dataDir: server.dataDir } as Config;
+  return withSide(server.core, config, server.databaseUrl, tenantId, work);
+}
+
+function between<T>(tenantId: string, work: (move: Move) => Promise<T>, [from, to] = [source, target]): Promise<T> {
+  return on(from, tenantId, (one) => on(to, tenantId, (other) => work({ source: one, target: other, tenantId })));
+}
+const moved = (tenantId: string, ...way: [TestServer, TestServer][]) => between(tenantId, moveTenant, ...way);
+const undone = (tenantId: string) => between(tenantId, undoMove);
+
+class Killed extends Error {}
+/** A run that ends at a step, with its transaction and its connections, as one that is killed there does. */
+function killedAt(tenantId: string, step: string): Promise<unknown> {
+  const tell = (now: string) => {
+    if (now === step) throw new Killed();
+  };
+  return expect(between(tenantId, (move) => moveTenant({ ...move, tell }))).rejects.toBeInstanceOf(Killed);
+}
+const STEPS = [
+  'verifying the chains at the source',
+  'copying records',
+  'fencing',
+  'lifting the tenant out',
+  'copying the rest',
+  'adding the keys of the source',
+  'unpacking at the target',
+  'signing at the target',
+  'flipped',
+];
+
+interface Verdict {
+  verified: boolean;
+  records_checked: number;
+  reason?: string;
+  accepted_losses: unknown[];
+}
+async function verdicts(server: TestServer, who: Credential): Promise<Verdict[]> {
+  const all: Verdict[] = [];
+  for (const chain of CHAINS) all.push((await server.call<Verdict>(200, `GET /v1/${chain}/verify`, who)).body);
+  return all;
+}
+
+const report = (server: TestServer, who: Credential, ids: readonly string[]) =>
+  server.call(202, 'POST /v1/events/ingest', who, { events: ids.map((event_id) => event({ event_id })) });
+
+/** A tenant with a few decisions. */
+async function used(server: TestServer): Promise<{ tenant: TestTenant; proxy: Credential }> {
+  const tenant = await server.tenant();
+  const proxy = await tenant.key('proxy');
+  await deploy(server, tenant.admin, 'guard', GUARD);
+  await report(server, proxy, [`first-${tenant.id}`, `second-${tenant.id}`]);
+  for (const chain of CHAINS) await server.core.checkpoints.take(tenant.id, chain);
+  return { tenant, proxy };
+}
+
+/** The rows of a tenant by table, without what is sealed and what each installation has of its own. */
+async function rowsOf(server: TestServer, tenantId: string): Promise<Record<string, string[]>> {
+  const tables = await sql<{ name: string }>(
+    server,
+    `select c.relname as name from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id'
+     where c.relnamespace = 'public'::regnamespace and c.relkind = 'r' order by 1`,
+  );
+  const all: Record<string, string[]> = {};
+  for (const { name } of tables) {
+    const rows = await sql<{ row: Record<string, unknown> }>(
+      server,
+      `select to_jsonb(t) as row from ${name} t where tenant_id = $1`,
+      [tenantId],
+    );
+    all[name] = rows
+      .map(({ row }) => JSON.stringify({ ...row, ...mapSealed(row), last_used_at: undefined, last_seen_at: undefined }))
+      .sort();
+  }
+  return all;
+}
+const mapSealed = (row: Record<string, unknown>) =>
+  Object.fromEntries(
+    Object.entries(row)
+      .filter(([column]) => /sealed|client_secret/.test(column))
+      .map(([c, v]) => [c, v && 's']),
+  );
+
+test('a tenant moves with everything: what was there is there, and works', async () => {
+  const world = await makeWorld(source);
+  const { tenant, credential } = world;
+  const revoked = await tenant.key('admin');
+  const { keys } = (
+    await source.call<{ keys: { id: string; prefix: string }[] }>(200, 'GET /v1/keys', credential.admin)
+  ).body;
+  const dead = keys.find(({ prefix }) => revoked.key!.startsWith(prefix))!;
+  await source.call(204, `DELETE /v1/keys/${dead.id}`, credential.admin);
+  const proxy = await tenant.key('proxy');
+  const bundle = await source.call(200, 'GET /v1/policies/bundle', proxy);
+  const before = await rowsOf(source, tenant.id);
+
+  const result = await moved(tenant.id);
+  expect(result).toMatchObject({ tenant_id: tenant.id, address: THERE.SVC_BASE_URL });
+
+  const after = await rowsOf(target, tenant.id);
+  // what leads to the old address, and what the move itself adds
+  for (const name of ['session', 'sign_in_link', 'sso_used_state', 'mail_message']) expect(after[name]).toEqual([]);
+  const changed = ['tenant_move', 'tenant_parcel', 'former_key', 'chain_head', 'chain_checkpoint', 'audit_record'];
+  const apart = [...changed, 'credential', 'event_outbox', 'delivery', 'delivery_lane', 'session', 'sign_in_link'];
+  const rest = (all: Record<string, string[]>) =>
+    Object.fromEntries(
+      Object.entries(all).filter(([name]) => ![...apart, 'mail_message', 'sso_used_state'].includes(name)),
+    );
+  expect(rest(after)).toEqual(rest(before));
+  for (const name of ['audit_record', 'event_outbox', 'delivery']) {
+    expect(after[name]).toEqual(expect.arrayContaining(before[name]!));
+  }
+  expect(after.former_key).toHaveLength(source.core.keyring.all.length);
+
+  // no credential reads anything at the source; only a valid one learns where the tenant is
+  for (const who of [credential.adminKey, credential.admin, credential.agent, proxy]) {
+    const { headers, body } = await source.call(503, 'GET /v1/policies', who);
+    expect(headers.get('retry-after')).toBe('60');
+    expect(body).toMatchObject({ code: 'UNAVAILABLE', detail: `the tenant has moved to ${THERE.SVC_BASE_URL}` });
+  }
+  for (const who of [revoked, { key: `${proxy.key!.slice(0, -1)}x` }, { cookie: 'svc_session=none' }]) {
+    expect((await source.call(401, 'GET /v1/policies', who)).text).not.toContain('elsewhere');
+  }
+  await target.call(401, 'GET /v1/policies', credential.admin);
+  await target.call(401, 'GET /v1/policies', revoked);
+
+  // both chains verify as a whole, and go on
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  await target.call(200, 'POST /v1/evaluate', credential.agent, { action_type: 'tool_call', tool_name: 'read' });
+  for (const chain of CHAINS) await target.core.checkpoints.take(tenant.id, chain);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  const actions = await target.call<{ records: { action: string }[] }>(200, 'GET /v1/audit?limit=50', tenant.admin);
+  expect(actions.body.records.map(({ action }) => action)).toEqual(
+    expect.arrayContaining(['tenant.arrived', 'tenant.departed', 'tenant.created']),
+  );
+
+  // a hold that was open is decided here, a past decision is explained with the bundle that the source signed
+  const token = await target.core.links.create(tenant.id, world.user, 600, { actor: OPERATOR });
+  const entered = await fetch(`${target.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
+  const person = { cookie: entered.headers.get('set-cookie')!.split(';')[0]! };
+  const hold = await target.call<{ status: string; shown_hash: string }>(200, `GET /v1/escrow/${world.hold}`, person);
+  expect(hold.body.status).toBe('held');
+  const vote = { decision: 'approve', reason: 'as agreed', shown_hash: hold.body.shown_hash };
+  const voted = await target.call<{ status: string }>(200, `POST /v1/escrow/${world.hold}/vote`, person, vote);
+  expect(voted.body.status).toBe('released');
+  await target.call(200, `GET /v1/events/${world.event}/rules`, person);
+  // secrets are sealed again, with the master key of their new place
+  const [subscription] = await sql<{ url_sealed: Buffer }>(
+    target,
+    'select url_sealed from subscription where tenant_id = $1',
+    [tenant.id],
+  );
+  const place = sealPlace(tenant.id, world.subscription, 'url');
+  expect(target.core.box.open(subscription!.url_sealed, place).toString()).toMatch(/^https:/);
+  const next = await target.call(200, 'GET /v1/policies/bundle', proxy);
+  const seq = ({ headers }: { headers: Headers }) => Number(headers.get('x-svc-bundle-seq'));
+  expect(seq(next)).toBeGreaterThan(seq(bundle));
+
+  const again = { id: tenant.id, name: 'Another', adminEmail: 'x@example.test' };
+  await expect(source.core.tenants.create(again, OPERATOR)).rejects.toThrow('has moved');
+
+  // again: nothing to do; and no way back but another move
+  expect(await moved(tenant.id)).toEqual(result);
+  await expect(undone(tenant.id)).rejects.toThrow(`has moved to ${THERE.SVC_BASE_URL}`);
+  await on(source, tenant.id, (side) => forgetMoved(side, tenant.id));
+  const left = await rowsOf(source, tenant.id);
+  expect(Object.keys(left).filter((name) => left[name]!.length > 0)).toEqual(['tenant_move', 'tenant_parcel']);
+  await source.call(503, 'GET /v1/policies', proxy);
+
+  // and home again, where the old keys still count as its own
+  await expect(moved(tenant.id, [target, source])).resolves.toMatchObject({ address: 'http://control.test' });
+  for (const verdict of await verdicts(source, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  await target.call(503, 'GET /v1/policies', proxy);
+});
+
+test('killed at any step and run again, under load: nothing acknowledged is lost, and nothing is there twice', async () => {
+  const { tenant, proxy } = await used(source);
+  const acknowledged: string[] = [];
+  const ids = new Set<string>();
+  let here = source;
+  let stopped = false;
+  let refused = 0;
+  let made = 0;
+  const work = async (worker: number) => {
+    while (!stopped) {
+      const batch = Array.from({ length: 5 }, () => `load-${worker}-${++made}`);
+      for (const id of batch) ids.add(id);
+      // as a proxy does: the same events again until they are acknowledged
+      for (let done = false; !done; ) {
+        const response = await fetch(`${here.url}/v1/events/ingest`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${proxy.key}`, 'content-type': 'application/json' },
+          body: JSON.stringify({ events: batch.map((event_id) => event({ event_id })) }),
+        });
+        const text = await response.text();
+        done = response.status === 202;
+        if (done) acknowledged.push(...batch);
+        else {
+          expect(response.status, text).toBe(503);
+          refused++;
+          if (stopped && !text.includes('elsewhere')) return;
+          if (text.includes('elsewhere')) here = target;
+          await new Promise((resolve) => setTimeout(resolve, 20));
+        }
+      }
+    }
+  };
+  const load = [1, 2, 3].map(work);
+  for (const step of STEPS) await killedAt(tenant.id, step);
+  await moved(tenant.id);
+  const enough = acknowledged.length + 30;
+  await expect.poll(() => acknowledged.length, { timeout: 20_000 }).toBeGreaterThan(enough);
+  stopped = true;
+  await Promise.all(load);
+  expect(here).toBe(target);
+  expect(refused).toBeGreaterThan(0);
+  const rows = await sql<{ event_id: string; n: number }>(
+    target,
+    `select event_id, count(*)::int as n from forensic_record where tenant_id = $1 and event_id like 'load-%' group by 1`,
+    [tenant.id],
+  );
+  const stored = new Set(rows.map(({ event_id }) => event_id));
+  expect(acknowledged.filter((id) => !stored.has(id))).toEqual([]);
+  expect(rows.filter(({ n }) => n !== 1)).toEqual([]);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+});
+
+test('the command itself is killed with -9 again and again, and ends with the tenant in one place', async () => {
+  const { tenant, proxy } = await used(source);
+  const file = path.join(dir, 'there.env');
+  writeFileSync(
+    file,
+    Object.entries({ ...THERE, DATABASE_URL: target.databaseUrl })
+      .map(([name, value]) => `${name}=${value}\n`)
+      .join(''),
+  );
+  const env = {
+    DATABASE_URL: source.databaseUrl,
+    SVC_BASE_URL: 'http://control.test',
+    SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
+    SVC_DATA_DIR: source.dataDir,
+  };
+  for (const step of ['fencing', 'copying the rest', 'unpacking at the target']) {
+    const child = start('server/cli.ts', env, 'tenant', 'move', tenant.id, '--to', file);
+    child.stderr!.on('data', (chunk) => {
+      if (String(chunk).includes(step)) child.kill('SIGKILL');
+    });
+    await ended(child);
+    const places = await Promise.all(
+      [source, target].map((server) => sql(server, 'select 1 from tenant where tenant_id = $1', [tenant.id])),
+    );
+    expect(places[0]!.length + places[1]!.length).toBeLessThanOrEqual(1);
+  }
+  const refused = await svcHere(1, env, 'backup', path.join(dir, 'between.svc'));
+  expect(refused.stderr).toContain(`${tenant.id} is moving`);
+  expect((await svcHere(1, env, 'doctor')).stdout).toMatch(new RegExp(`tenant moves +${tenant.id} is moving to http`));
+  const ran = await svc(0, env, 'tenant', 'move', tenant.id, '--to', file, '--json');
+  expect(ran.json()).toMatchObject({ tenant_id: tenant.id, address: THERE.SVC_BASE_URL });
+  await report(target, proxy, [`after-${tenant.id}`]);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  expect(`${ran.stderr}${ran.stdout}`).not.toContain(target.databaseUrl);
+  await svc(2, env, 'tenant', 'move', tenant.id);
+});
+
+test('a move is undone at any step before the flip, and the tenant goes on where it was', async () => {
+  const { tenant, proxy } = await used(source);
+  for (const step of STEPS.slice(1, -1)) {
+    await killedAt(tenant.id, step);
+    const { restored } = await undone(tenant.id);
+    expect(restored).toBe(STEPS.indexOf(step) > STEPS.indexOf('fencing'));
+    await report(source, proxy, [`${step}-${tenant.id}`]);
+    const left = await rowsOf(target, tenant.id);
+    expect(Object.keys(left).filter((name) => left[name]!.length > 0)).toEqual(['tenant_move']);
+  }
+  await expect(undone(tenant.id)).rejects.toThrow('is not moving');
+  for (const verdict of await verdicts(source, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  // of the flip and undoing only one succeeds
+  const tell = async (step: string) => {
+    if (step !== 'unpacking at the target') return;
+    await sql(target, `update tenant_move set state = 'cancelled' where tenant_id = $1`, [tenant.id]);
+  };
+  await expect(between(tenant.id, (move) => moveTenant({ ...move, tell }))).rejects.toThrow('was undone');
+  await expect(moved(tenant.id)).rejects.toThrow('--undo');
+  await undone(tenant.id);
+  await report(source, proxy, [`undone-${tenant.id}`]);
+  // after the flip there is nothing to undo, even before the source knows of it
+  await killedAt(tenant.id, 'flipped');
+  await expect(undone(tenant.id)).rejects.toThrow('has arrived');
+  await moved(tenant.id);
+  await report(target, proxy, [`arrived-${tenant.id}`]);
+});
+
+test('what cannot move is refused before anything changes', async () => {
+  const { tenant, proxy } = await used(source);
+  await expect(moved(tenant.id, [source, source])).rejects.toThrow('another run moves');
+  await expect(moved('nobody')).rejects.toThrow('there is no tenant nobody');
+  // the id is taken there
+  await target.core.tenants.create({ id: tenant.id, name: 'Other', adminEmail: 'other@example.test' }, OPERATOR);
+  await expect(moved(tenant.id)).rejects.toThrow('already has a tenant');
+  expect((await rowsOf(target, tenant.id)).tenant_move).toEqual([]);
+  // a record was altered
+  const altered = await used(source);
+  await sql(
+    source,
+    `update forensic_record set line = replace(line, 'first-', 'other-') where tenant_id = $1 and seq = 2`,
+    [altered.tenant.id],
+  );
+  await expect(moved(altered.tenant.id)).rejects.toThrow('does not verify');
+  await report(source, altered.proxy, [`still-${altered.tenant.id}`]);
+  await report(source, proxy, [`still-${tenant.id}`]);
+});
+
+test('a chain with an accepted loss moves with it: the source stated the loss, and the target believes it', async () => {
+  const { tenant, proxy } = await used(source);
+  await sql(source, 'delete from forensic_record where tenant_id = $1 and seq = 3', [tenant.id]);
+  await expect(moved(tenant.id)).rejects.toThrow();
+  await source.core.acceptLoss(tenant.id, 'forensics', 'a drill', { actor: OPERATOR });
+  await expect
+    .poll(async () => (await source.call(202, 'POST /v1/events/ingest', proxy, { events: [event()] })).status)
+    .toBe(202);
+  await moved(tenant.id);
+  const [decisions] = await verdicts(target, tenant.admin);
+  expect(decisions).toMatchObject({ verified: true });
+  expect(decisions!.accepted_losses).toHaveLength(1);
+  await report(target, proxy, [`after-loss-${tenant.id}`]);
+  for (const chain of CHAINS) await target.core.checkpoints.take(tenant.id, chain);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+});
+
+test('attack: with the private key of the source and the database of the target, nothing later can be stated', async () => {
+  const { tenant, proxy } = await used(source);
+  const { forensics_seq } = await moved(tenant.id);
+  await report(target, proxy, [`later-${tenant.id}`]);
+  const { current } = source.core.keyring;
+  const [last] = await sql<{ seq: string; hash: Buffer }>(
+    target,
+    'select seq, hash from forensic_record where tenant_id = $1 order by seq desc limit 1',
+    [tenant.id],
+  );
+  expect(Number(last!.seq)).toBe(forensics_seq + 1);
+  // true or not, it is not the source's to say
+  const origin = `control.test/${tenant.id}/forensics`;
+  const head = { origin, seq: Number(last!.seq), hash: last!.hash.toString('hex') };
+  const note = signHead(head, current.privateKey, current.publicKey);
+  await sql(
+    target,
+    `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at)
+     values ($1, 'forensics', $2, $3, $4, now())`,
+    [tenant.id, head.seq, current.kid, note],
+  );
+  const [decisions] = await verdicts(target, tenant.admin);
+  expect(decisions).toMatchObject({ verified: false });
+  expect(decisions!.reason).toContain(`the key of the note counts up to record ${forensics_seq}`);
+  // and of another tenant it verifies nothing at all
+  expect(target.core.keyring.ofChain('another', 'forensics')).toHaveLength(target.core.keyring.all.length);
+});
