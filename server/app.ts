@@ -31,6 +31,7 @@ import { Workloads } from './auth/workloads.ts';
 import { acceptLoss, type LossAccepted } from './chain/accept-loss.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
+import { Blocks } from './chain/block-writer.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
 import { AcknowledgedHeads } from './chain/heads.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
@@ -112,6 +113,7 @@ export interface Core extends Services {
   keyring: Keyring;
   checkpoints: Checkpoints;
   verifications: Verifications;
+  blocks: Blocks;
   /** Accepts that records of a chain are lost, see accept-loss.ts. */
   acceptLoss(tenantId: string, chain: ChainName, reason: string, by: Doer): Promise<LossAccepted>;
   audit: WriteAudit;
@@ -464,6 +466,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     deliverer,
     checkpoints,
     verifications,
+    blocks: new Blocks({ db, busy: () => appender.busy }),
     acceptLoss: acceptLossOf,
     audit,
     actors,
@@ -609,6 +612,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         silentProxies(core.fleet, core.pollSeconds),
         core.stops.job(),
         { name: 'watch tests', everySeconds: 1, run: (signal) => core.suiteWatch.run(signal) },
+        core.blocks.job(),
         core.watch.job(),
       ],
       log,

@@ -1,11 +1,14 @@
 import { defineEntity, p } from '@mikro-orm/postgresql';
-import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
+import { BLOCK_FIELDS, DERIVED_COLUMNS } from '../../server/domain/decision.ts';
 import { tenantFilter, time } from './common.ts';
 
 /*
  * The tables that raw SQL reads and writes: the appender, ingest, fan-out, search, sign-in, and what is asked before a
  * tenant is known. Their entities say what is in them; a test compares every entity with its table.
  */
+
+/** The name of a column as a property. */
+const camelCase = (column: string) => column.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
 
 /** The audit chain: what people and the system did. */
 const AuditRecord = defineEntity({
@@ -245,6 +248,19 @@ const EventOutbox = defineEntity({
   filters: tenantFilter,
 });
 
+/** Summaries of blocks of the decision chain, by which searches without an index find records. */
+const ForensicBlock = defineEntity({
+  name: 'ForensicBlock',
+  tableName: 'forensic_block',
+  properties: {
+    tenantId: p.string().primary(),
+    block: p.integer().primary(),
+    seen: p.blob(),
+    ...Object.fromEntries(BLOCK_FIELDS.map((field) => [camelCase(field), p.text()])),
+  },
+  filters: tenantFilter,
+});
+
 /** The decision chain. */
 const ForensicRecord = defineEntity({
   name: 'ForensicRecord',
@@ -254,8 +270,7 @@ const ForensicRecord = defineEntity({
     receivedAt: time(),
     ...Object.fromEntries(
       DERIVED_COLUMNS.map(({ column, hashed }) => {
-        const property = column.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
-        return [property, hashed ? p.integer() : p.smallint()];
+        return [camelCase(column), hashed ? p.integer() : p.smallint()];
       }),
     ),
     hash: p.blob(),
@@ -586,6 +601,7 @@ export const rawEntities = [
   Delivery,
   DeliveryLane,
   EventOutbox,
+  ForensicBlock,
   ForensicRecord,
   FormerKey,
   Instance,

@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { BLOCK_FIELDS } from '../../server/domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import { wall } from './wall.ts';
 
@@ -24,6 +25,7 @@ const TENANT_TABLES: Record<string, string> = {
   chain_checkpoint: 'select, insert',
   chain_alarm: 'select',
   forensic_record: 'select',
+  forensic_block: 'select',
   audit_record: 'select, insert',
   decision_input: 'select, delete',
   escrow_hold: 'select, insert, update',
@@ -268,6 +270,19 @@ export class Spine extends Migration {
     this.addSql(
       `create index forensic_record_tool_decision on forensic_record (tenant_id, tool_h, decision, seq)
        where decision > 0`,
+    );
+    // what searches without an index read: see server/chain/blocks.ts
+    this.addSql(`
+      create table forensic_block (
+        tenant_id text collate "C" not null,
+        block integer not null,
+        seen bytea not null,
+        ${BLOCK_FIELDS.map((field) => `${field} text collate "C" not null`).join(', ')},
+        primary key (tenant_id, block)
+      )`);
+    // few of them are wanted at once, and compressing them would cost more than it saves
+    this.addSql(
+      `alter table forensic_block ${BLOCK_FIELDS.map((field) => `alter ${field} set storage external`).join(', ')}`,
     );
     this.addSql(`
       create table audit_record (

@@ -196,6 +196,8 @@ async function record(
          select from forensic_record r where r.tenant_id = $1 and r.event_id = i.event_id)`,
       [tenantId],
     );
+    // they may be of other records than those that are there by now, and would hide these; others are made from the texts
+    await client.query('delete from forensic_block where tenant_id = $1', [tenantId]);
     const seq = kept.seq + 1;
     const line = lossLine(tenantId, { seq, id, at: at.toISOString(), note, reason });
     const hash = chainHash(last.hash, line);

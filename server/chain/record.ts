@@ -111,7 +111,7 @@ export function derivedColumn(
   { field, hashed }: Pick<(typeof DERIVED_COLUMNS)[number], 'field' | 'hashed'>,
 ): number {
   const value = record[field];
-  if (hashed) return typeof value === 'string' ? idHash(value) : 0;
+  if (hashed) return hashOf(value);
   if (value !== undefined) return DECISIONS.indexOf(value as Decision);
   return record.event_type === LOSS_EVENT ? NO_DECISION : 0;
 }
@@ -194,6 +194,11 @@ export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buff
 const OUT = blake3.__wbindgen_malloc(32);
 let memory = Buffer.from(blake3.memory.buffer);
 const HEX = Buffer.from('0123456789abcdef');
+
+/** The hash of what a record says in one of its members; 0 where it has no such member. */
+export function hashOf(value: unknown): number {
+  return typeof value === 'string' ? idHash(value) : 0;
+}
 
 /** A 32-bit FNV-1a hash of an id, what the filter indexes hold in place of the id itself. Equal ids, equal hashes. */
 export function idHash(id: string): number {

@@ -5,8 +5,9 @@ import pg from 'pg';
 import { setTenant } from '../../db/citus.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
 import { connectSession } from '../../db/session.ts';
-import { DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
+import { BLOCK_FIELDS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
 import { lowerPriority, type Rests, restsOf } from '../lib/pace.ts';
+import { Block, blockOf, firstIn, lastIn, type Summary } from './blocks.ts';
 import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
 import { COPY_EPOCH_MS, copyRows } from './copy.ts';
 import type { KnownHead } from './heads.ts';
@@ -56,6 +57,8 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
   const onProgress = (progress: { checked: number; total: number }) => port!.postMessage(progress);
   const file = directory === undefined ? undefined : checkpointFile(directory, tenantId, chain);
   const size = file === undefined ? 0 : await sizeOf(file);
+  // before the head: a summary is never of records that are newer
+  const summaries = chain === 'forensics' ? await Summaries.of(client, tenantId) : undefined;
   const start = await readStart(client, tenantId, chain);
   const losses = await readLosses(client, tenantId, chain, keys);
   const head: ChainPosition = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
@@ -82,8 +85,14 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
       const to = Math.min(from + chunk, end);
       const stored = await statements.expectStored(from, to);
       if (notes) await statements.expectFiled(notes, from, to < end ? to : Number.POSITIVE_INFINITY, stored);
+      await summaries?.load(from, to);
       const rows = selectRows(tenantId, chain, from, to);
-      await copyRows(client, rows, (data, at) => verifier.add(reader.read(data, at)), rests);
+      const add = (data: Buffer, at: number) => {
+        const row = reader.read(data, at);
+        verifier.add(row);
+        if (summaries && verifier.fields) summaries.add(row.seq, verifier.fields, statements);
+      };
+      await copyRows(client, rows, add, rests);
       onProgress({ checked: to, total: end });
     }
   } catch (error) {
@@ -96,6 +105,7 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
     const reason = `checkpoint ${statements.filed} is in the checkpoint file and missing in the database`;
     statements.fault({ seq: statements.filed, reason });
   }
+  summaries?.finish(end, statements);
   if (chain === 'forensics') await compareInputs(client, statements, tenantId, rests);
   const verdict = verifier.finish({ head });
   const fault = statements.first;
@@ -251,6 +261,59 @@ class Lookahead {
 
   async close(): Promise<void> {
     await this.#notes.return(undefined);
+  }
+}
+
+/** The summaries that searches read, compared with the texts of the records as those go by. */
+class Summaries {
+  readonly #client: pg.Client;
+  readonly #tenantId: string;
+  /** The newest one; -1 where there is none. */
+  readonly #newest: number;
+  readonly #block = new Block();
+  #loaded = new Map<number, Summary>();
+
+  private constructor(client: pg.Client, tenantId: string, newest: number) {
+    this.#client = client;
+    this.#tenantId = tenantId;
+    this.#newest = newest;
+  }
+
+  static async of(client: pg.Client, tenantId: string): Promise<Summaries> {
+    const { rows } = await client.query<{ block: number }>(
+      'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
+      [tenantId],
+    );
+    return new Summaries(client, tenantId, rows[0]?.block ?? -1);
+  }
+
+  /** Loads those that end with one of the records after `from` up to `to`. */
+  async load(from: number, to: number): Promise<void> {
+    const { rows } = await this.#client.query<Summary & { block: number }>(
+      `select block, seen, ${BLOCK_FIELDS.join(', ')} from forensic_block where tenant_id = $1 and block between $2 and $3`,
+      [this.#tenantId, blockOf(from + 1), blockOf(to + 1) - 1],
+    );
+    this.#loaded = new Map(rows.map((row) => [row.block, row]));
+  }
+
+  /** The next record, of a chain of which nothing is wrong so far. */
+  add(seq: number, fields: Int32Array, statements: Statements): void {
+    this.#block.add(seq, fields);
+    const block = blockOf(seq);
+    if (seq !== lastIn(block) || block > this.#newest) return;
+    const summary = this.#loaded.get(block);
+    if (summary && this.#block.agrees(summary)) return;
+    const what = summary ? 'differs from their texts' : 'is missing';
+    this.#fault(block, what, statements);
+  }
+
+  finish(end: number, statements: Statements): void {
+    if (this.#newest >= 0 && lastIn(this.#newest) > end) this.#fault(this.#newest, 'is of more than there are', statements);
+  }
+
+  #fault(block: number, what: string, statements: Statements): void {
+    const [first, last] = [firstIn(block), lastIn(block)];
+    statements.fault({ seq: first, reason: `records ${first} to ${last}: the summary that searches read ${what}` });
   }
 }
 

@@ -1,6 +1,6 @@
-import { DECISIONS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
+import { BLOCK_FIELDS, DECISIONS, DERIVED_COLUMNS, type DerivedColumn, fieldOf } from '../domain/decision.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { type ChainName, chainHash, derivedColumn, RECORD_ALG, ZERO_HASH } from './record.ts';
+import { type ChainName, chainHash, derivedColumn, hashOf, RECORD_ALG, ZERO_HASH } from './record.ts';
 
 /**
  * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
@@ -183,6 +183,14 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     }
   }
 
+  /**
+   * Of the record that was just added to a chain of decisions, the hashes of what its text says of BLOCK_FIELDS. Undefined
+   * once anything is wrong.
+   */
+  get fields(): Int32Array | undefined {
+    return this.#mismatch ? undefined : this.#fast?.fields;
+  }
+
   /** The verdict over all rows. `head` is the stored head of the chain, where the rows were to reach it. */
   finish(expected: { head?: ChainPosition | undefined } = {}): ChainVerdict {
     const { head } = expected;
@@ -238,6 +246,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     const genesis = record.event_type === 'chain.genesis';
     if (genesis !== (row.seq === 1)) return ['genesis', 'the first record, and no other, is a genesis record'];
     if (genesis && record.chain !== chain) return ['chain_mismatch', `the genesis record opens no ${chain} chain`];
+    this.#fast?.take(record);
     const column = row.columns && this.#compare(record, row.columns);
     return column === undefined ? undefined : ['column_mismatch', `the column ${column} differs from the text`];
   }
@@ -327,7 +336,7 @@ const COLON = 58;
 
 /**
  * Compares a version 1 decision line with its place and columns without parsing it: the members wanted are found by
- * their keys and compared as bytes.
+ * their keys and compared as bytes, and those of BLOCK_FIELDS hashed.
  *
  * Why a search for the bytes `"key":` is exact. Within a JSON string a quote is always preceded by a backslash, so the
  * quote that ends the searched bytes closes a string, and the colon after it makes that string a key. Decision lines
@@ -337,14 +346,17 @@ const COLON = 58;
  *
  * The offsets found in earlier lines are tried first; most records of a chain have one of a few shapes.
  */
-class FastLine {
+export class FastLine {
   readonly #tenant: Uint8Array;
+  /** Of the line that was last found to agree, or taken: the hashes of BLOCK_FIELDS. */
+  readonly fields = new Int32Array(BLOCK_FIELDS.length);
   readonly #keys = FAST_MEMBERS.map(({ key, check, column, optional }) => ({
     bytes: Buffer.from(`"${key}":`),
     first: key.charCodeAt(0),
     check,
     column,
     optional,
+    block: (BLOCK_FIELDS as readonly string[]).indexOf(key),
     /** From the value found before to this key, in the last lines in which they had to be searched for. */
     distances: new Int32Array(8),
     oldest: 0,
@@ -359,7 +371,7 @@ class FastLine {
   }
 
   /** True only when everything agrees. False also for what it cannot read: escapes, other versions, other shapes. */
-  agrees(seq: number, line: Uint8Array, columns: DecisionColumns | undefined): boolean {
+  agrees(seq: number, line: Uint8Array, columns?: DecisionColumns): boolean {
     const { length } = line;
     for (let i = 0; i < VERSION_END.length; i++) {
       if (line[length - VERSION_END.length + i] !== VERSION_END[i]) return false;
@@ -368,18 +380,28 @@ class FastLine {
     for (const key of this.#keys) {
       const value = this.#value(line, key, at);
       if (value < 0) {
-        if (!key.optional || (columns && columns[key.column!] !== 0)) return false;
+        if (!key.optional || (columns && key.column && columns[key.column] !== 0)) return false;
+        if (key.block >= 0) this.fields[key.block] = 0;
       } else if (this.#holds(key, seq, line, value, columns)) at = value;
       else return false;
     }
     return true;
   }
 
+  /** What a line says that could only be read closely. */
+  take(record: RecordMembers): void {
+    for (const [n, field] of BLOCK_FIELDS.entries()) this.fields[n] = hashOf(record[field]);
+  }
+
   #holds(key: FastKey, seq: number, line: Uint8Array, at: number, columns: DecisionColumns | undefined): boolean {
     switch (key.check) {
-      case 'hash':
-        return !columns || this.#hashOf(line, at) === columns[key.column!];
+      case 'hash': {
+        const hash = this.#hashOf(line, at);
+        if (key.block >= 0) this.fields[key.block] = hash;
+        return columns && key.column ? hash === columns[key.column] : !Number.isNaN(hash);
+      }
       case 'decision':
+        this.fields[key.block] = this.#hashOf(line, at);
         return !columns || isString(line, at, DECISIONS[columns[key.column!]]);
       case 'id':
         return columns ? isId(line, at, columns.event_id) : line[at] === QUOTE;
@@ -464,6 +486,12 @@ const FAST_MEMBERS = [
     column,
     optional,
   })),
+  ...BLOCK_FIELDS.filter((field) => !DERIVED_COLUMNS.some((column) => column.field === field)).map((field) => ({
+    key: field,
+    check: 'hash' as const,
+    column: undefined,
+    optional: fieldOf(field).presence === 'optional',
+  })),
 ].sort((a, b) => (a.key < b.key ? -1 : 1));
 
 interface FastKey {
@@ -472,6 +500,8 @@ interface FastKey {
   readonly check: (typeof FAST_MEMBERS)[number]['check'];
   readonly column: DerivedColumn | undefined;
   readonly optional: boolean;
+  /** The place among BLOCK_FIELDS, or -1. */
+  readonly block: number;
   readonly distances: Int32Array;
   oldest: number;
 }

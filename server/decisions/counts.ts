@@ -9,7 +9,7 @@ import { Where } from '../lib/where.ts';
 import { timestamp } from '../rpc/fields.ts';
 import { route } from '../rpc/procedure.ts';
 import { EVENT_FILTERS } from './event-schemas.ts';
-import { conditions, type EventFilters } from './search.ts';
+import { conditions, type EventFilters, hasMore } from './search.ts';
 import { countKinds } from './summary.ts';
 
 /**
@@ -213,15 +213,6 @@ function edgesOf(since: number, until: number, query: CountsQuery): { edges: num
     edges: Array.from({ length: Math.min(query.buckets, number(seconds)) }, (_, n) => start + n * seconds * 1000),
     seconds,
   };
-}
-
-/** More than `most` records match the conditions that have an index. */
-async function hasMore(client: pg.PoolClient, where: Where, most: number): Promise<boolean> {
-  const { rowCount } = await client.query(
-    `select seq from forensic_record where ${where.sql} order by seq desc offset ${most} limit 1`,
-    where.values,
-  );
-  return rowCount! > 0;
 }
 
 /** So many positions, spread evenly. */

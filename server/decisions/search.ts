@@ -1,13 +1,24 @@
+import type pg from 'pg';
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
+import type { SoughtValue } from '../chain/blocks.ts';
 import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
-import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS, type FilterField } from '../domain/decision.ts';
+import {
+  BLOCK_FIELDS,
+  type BlockField,
+  DECISIONS,
+  DERIVED_COLUMNS,
+  type Decision,
+  FILTER_FIELDS,
+  type FilterField,
+} from '../domain/decision.ts';
 import { soughtBy } from '../domain/sought.ts';
 import { AppError, invalid } from '../errors.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { timestamp } from '../rpc/fields.ts';
+import { type FoundPart, type FoundRecord, findInBlocks, summarizedTo } from './block-search.ts';
 import {
   detailOf,
   EVENT_FILTERS,
@@ -23,8 +34,10 @@ import {
  * position in the chain, so appended records do not shift pages.
  */
 
-/** How many records one request scans when a filter has no index. */
+/** How many records one request scans where neither an index nor summaries lead. */
 const SCAN_RECORDS = 200_000;
+/** So few records that an index finds are scanned for the other filters. Of more, the summaries find those that match. */
+const FEW = 2000;
 export const MAX_PAGE = 1000;
 const CURSOR = 'events-1';
 const DEFAULT_PAGE = 100;
@@ -60,10 +73,11 @@ export interface EventPage {
 
 /**
  * One page of the tenant's decisions that match all filters. `agent_id`, `session_id`, `trace_id` and every decision
- * except `allow` are indexed, and an agent, a session or a tool together with such a decision. For other filters (`allow`,
- * `agent_role`, `tool_name` without such a decision, `policy_id`, `rule_id`, `proxy_id`, and any that says only how the
- * value begins) a request scans at most 200,000 records that match the indexed filters; if the page is not full by then, it is returned short or even empty, with
- * has_more true and a cursor that continues the search.
+ * except `allow` are indexed, and an agent, a session or a tool together with such a decision. Whole values of the other
+ * filters (`allow`, `agent_role`, `tool_name` without such a decision, `policy_id`, `rule_id`, `proxy_id`) are found by the
+ * summaries of blocks; the newest records, which have none yet, and whatever says only how a value begins, are scanned. All
+ * of it is bounded: a request that does not fill its page within the bound returns it short or even empty, with has_more true
+ * and a cursor that continues the search.
  *
  * Throws VALIDATION_FAILED for an invalid cursor or one of the other order.
  */
@@ -97,32 +111,19 @@ export async function searchEvents(
     if (after && ascending) first = Math.max(first, after.seq + 1);
     if (after && !ascending) last = Math.min(last, after.seq - 1);
 
-    // the record of an accepted loss is not a decision
-    const decisions = `tenant_id = $1 and seq between $2 and $3 and decision < ${NO_DECISION}`;
-    const { indexed, scanned } = conditions(new Where(decisions, [tenantId, first, last]), {
-      ...query,
-      decision: query.decision ?? typed,
-    });
-    const read = `select seq, line from forensic_record where ${indexed.sql} order by seq ${order}`;
-    const sql = scanned
-      ? `select seq, line from (${read} limit ${scanRecords}) r where ${scanned.sql} order by seq ${order}`
-      : read;
-    const { values } = scanned ?? indexed;
-    const found =
-      none || first > last
-        ? []
-        : (await client.query<{ seq: number; line: string }>(`${sql} limit ${limit + 1}`, values)).rows;
+    const found: FoundRecord[] = [];
+    let stopped: number | undefined;
+    const filters = { ...query, decision: query.decision ?? typed };
+    for (const part of none || first > last ? [] : await partsOf(client, { tenantId, first, last, ascending }, filters)) {
+      const rest = limit + 1 - found.length;
+      if (rest <= 0 || stopped !== undefined) break;
+      const got = await part(rest, scanRecords);
+      found.push(...got.found);
+      stopped = got.stopped;
+    }
 
     const page = found.slice(0, limit);
-    let next: number | undefined;
-    if (found.length > limit) next = page.at(-1)!.seq;
-    else if (scanned && !none && first <= last) {
-      const bound = await client.query<{ seq: number }>(
-        `select seq from forensic_record where ${indexed.sql} order by seq ${order} offset ${scanRecords - 1} limit 1`,
-        indexed.values,
-      );
-      next = bound.rows[0]?.seq;
-    }
+    let next = found.length > limit ? page.at(-1)!.seq : stopped;
     const more = next !== undefined;
     // nothing new can appear past `until`, so the cursor stays at the end of the window
     if (!more && ascending) next = Math.max(after?.seq ?? 1, query.until === undefined ? end : last);
@@ -132,6 +133,92 @@ export async function searchEvents(
       has_more: more,
     };
   });
+}
+
+interface Range {
+  tenantId: string;
+  first: number;
+  last: number;
+  ascending: boolean;
+}
+/** Finds up to `most` records of a range, or some more. */
+type ReadPart = (most: number, scanRecords: number) => Promise<FoundPart>;
+
+/** How a range is searched, in the order in which it is read. */
+async function partsOf(client: pg.PoolClient, range: Range, filters: EventFilters): Promise<ReadPart[]> {
+  const scanned = (first: number, last: number): ReadPart[] => {
+    const part = { ...range, first, last };
+    return first > last ? [] : [(...bounds) => scan(client, part, filters, ...bounds)];
+  };
+  const { first, last, ascending } = range;
+  const { sought, columns } = conditionsIn(range, filters);
+  const within = new Where(`tenant_id = $1 and seq between $2 and $3`, [range.tenantId, first, last]);
+  for (const column of columns) within.always(column);
+  if (sought.length === 0 || (columns.length > 0 && !(await hasMore(client, within, FEW)))) return scanned(first, last);
+  const end = Math.min(last, await summarizedTo(client, range.tenantId));
+  if (end < first) return scanned(first, last);
+  const blocks = { ...range, last: end };
+  const newest = scanned(end + 1, last);
+  const others: ReadPart = (most) =>
+    findInBlocks(client, blocks, sought, most, (seqs) => readEach(client, blocks, filters, seqs));
+  return ascending ? [others, ...newest] : [...newest, others];
+}
+
+function conditionsIn({ tenantId, first, last }: Range, filters: EventFilters) {
+  // the record of an accepted loss is not a decision
+  const decisions = `tenant_id = $1 and seq between $2 and $3 and decision < ${NO_DECISION}`;
+  return conditions(new Where(decisions, [tenantId, first, last]), filters);
+}
+
+async function scan(
+  client: pg.PoolClient,
+  range: Range,
+  filters: EventFilters,
+  most: number,
+  scanRecords: number,
+): Promise<FoundPart> {
+  const order = range.ascending ? 'asc' : 'desc';
+  const { indexed, scanned } = conditionsIn(range, filters);
+  const read = `select seq, line from forensic_record where ${indexed.sql} order by seq ${order}`;
+  const sql = scanned
+    ? `select seq, line from (${read} limit ${scanRecords}) r where ${scanned.sql} order by seq ${order}`
+    : read;
+  const { values } = scanned ?? indexed;
+  const { rows: found } = await client.query<FoundRecord>(`${sql} limit ${most}`, values);
+  if (!scanned || found.length >= most || range.last - range.first + 1 < scanRecords) return { found, stopped: undefined };
+  const bound = await client.query<{ seq: number }>(
+    `select seq from forensic_record where ${indexed.sql} order by seq ${order} offset ${scanRecords - 1} limit 1`,
+    indexed.values,
+  );
+  return { found, stopped: bound.rows[0]?.seq };
+}
+
+/** Those of the records that match, in the order of `seqs`. */
+async function readEach(
+  client: pg.PoolClient,
+  range: Range,
+  filters: EventFilters,
+  seqs: readonly number[],
+): Promise<FoundRecord[]> {
+  const { indexed, scanned } = conditionsIn(range, filters);
+  const all = new Where(scanned?.sql ?? 'true', (scanned ?? indexed).values);
+  const { rows } = await client.query<FoundRecord>(
+    // found by a column of their own: see firstSince
+    `select r.seq, r.line from unnest($${all.values.push(seqs)}::bigint[]) as s(place),
+       lateral (select seq, line from forensic_record where ${indexed.sql} and seq = s.place offset 0) r
+     where ${all.sql}`,
+    all.values,
+  );
+  return rows.sort((a, b) => (range.ascending ? a.seq - b.seq : b.seq - a.seq));
+}
+
+/** More than `most` records match the conditions that have an index. */
+export async function hasMore(client: pg.PoolClient, where: Where, most: number): Promise<boolean> {
+  const { rowCount } = await client.query(
+    `select seq from forensic_record where ${where.sql} order by seq desc offset ${most} limit 1`,
+    where.values,
+  );
+  return rowCount! > 0;
 }
 
 /**
@@ -162,6 +249,16 @@ export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, ev
   });
 }
 
+interface Conditions {
+  indexed: Where;
+  /** On what the indexed conditions find, whose parameters come first. */
+  scanned: Where | undefined;
+  /** Those of the indexed conditions that an index alone can answer, without parameters. */
+  columns: string[];
+  /** What summaries of blocks are to be asked for; nothing where they are of no use. */
+  sought: SoughtValue[];
+}
+
 /**
  * The filters as SQL. Each combination has its own text, and so its own query plan.
  *
@@ -172,10 +269,12 @@ export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, ev
  * How the member begins (see soughtBy) is sought in capitals or not (ASCII): the same bytes without the closing quote, both
  * in lower case. JavaScript lowers the value as PostgreSQL lowers a text of the collation "C".
  */
-export function conditions(indexed: Where, query: EventFilters): { indexed: Where; scanned: Where | undefined } {
+export function conditions(indexed: Where, query: EventFilters): Conditions {
   const member = (where: Where, key: string, value: string) =>
     where.and(`${JSON.stringify(key)}:${JSON.stringify(value)}`, (text) => `strpos(line, ${text}) > 0`);
-  const others: [string, ReturnType<typeof soughtBy>][] = [];
+  const others: [FilterField, ReturnType<typeof soughtBy>][] = [];
+  const whole: SoughtValue[] = [];
+  const columns: string[] = [];
   const decision = query.decision === undefined ? undefined : soughtBy(query.decision).whole;
   const unallowed = decision !== undefined && decision !== 'allow';
   for (const field of FILTER_FIELDS) {
@@ -185,21 +284,19 @@ export function conditions(indexed: Where, query: EventFilters): { indexed: Wher
     const sought = soughtBy(filter);
     const value = sought.whole;
     const hasIndex = derived?.indexed !== 'unless_allowed' || unallowed;
+    if (value !== undefined && isInBlocks(field)) whole.push({ field, hash: idHash(value) });
     if (value === undefined || !hasIndex) others.push([field, sought]);
-    else if (derived?.hashed && derived.optional) {
-      // a literal, so that the planner sees that the partial index has it
-      indexed.always(`${derived.column} = ${idHash(value)}`);
-      member(indexed, field, value);
-    } else if (derived?.hashed) {
-      indexed.and(idHash(value), (hash) => `${derived.column} = ${hash}`);
-      member(indexed, field, value);
-      // a literal, so that the planner sees that the partial index over decision > 0 has it
-    } else if (derived && value !== 'allow') {
-      indexed.always(`${derived.column} = ${DECISIONS.indexOf(value as Decision)}`);
+    else if (derived && (derived.hashed || value !== 'allow')) {
+      const number = derived.hashed ? idHash(value) : DECISIONS.indexOf(value as Decision);
+      const literal = `${derived.column} = ${number}`;
+      columns.push(literal);
+      // a literal, so that the planner sees that a partial index has it: those of traces, and over decision > 0
+      if (derived.optional || !derived.hashed) indexed.always(literal);
+      else indexed.and(number, (hash) => `${derived.column} = ${hash}`);
+      if (derived.hashed) member(indexed, field, value);
     } else others.push([field, sought]);
   }
-  if (others.length === 0) return { indexed, scanned: undefined };
-  // of what the indexed conditions find, whose parameters come first
+  if (others.length === 0) return { indexed, scanned: undefined, columns, sought: [] };
   const scanned = new Where('true', indexed.values);
   for (const [field, sought] of others) {
     if (sought.begin === undefined) member(scanned, field, sought.whole);
@@ -209,8 +306,11 @@ export function conditions(indexed: Where, query: EventFilters): { indexed: Wher
       scanned.and(lowered, (begin) => `strpos(lower(line), ${begin}) > 0`);
     }
   }
-  return { indexed, scanned };
+  const useful = others.some(([field, { whole: value }]) => value !== undefined && isInBlocks(field));
+  return { indexed, scanned, columns, sought: useful ? whole : [] };
 }
+
+const isInBlocks = (field: FilterField): field is BlockField => (BLOCK_FIELDS as readonly string[]).includes(field);
 
 function positionOf(cursor: string): { order: 'asc' | 'desc'; seq: number } {
   const [order, seq] = openCursor(CURSOR, cursor, /^(asc|desc):(\d{1,15})$/) as ['asc' | 'desc', string];

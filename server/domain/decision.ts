@@ -78,7 +78,7 @@ interface RecordField {
   shown: 'list' | 'detail' | { policySnapshot: string };
   /** The API has null where the record leaves it out. Otherwise the API leaves it out too. */
   nullable?: true;
-  /** A filter of the list. Fields with a column are looked up by its index; the others are scanned for in the text. */
+  /** A filter of the list. Fields with a column are looked up by its index; the others in the summaries of blocks. */
   filter?: true;
   /** The derived column beside the record's text: the decision's number, or a 32-bit hash of the text (idHash). */
   column?: string;
@@ -351,6 +351,10 @@ export type CompleteEvent = { [K in keyof Required<DecisionEvent>]: DecisionEven
 
 export type FilterField = FieldsWith<{ filter: true }>;
 export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) as FilterField[];
+
+/** The filters that summaries of blocks know (chain/blocks.ts): not the trace, since nearly every decision has its own. */
+export type BlockField = Exclude<FilterField, 'trace_id'>;
+export const BLOCK_FIELDS = FILTER_FIELDS.filter((name): name is BlockField => name !== 'trace_id');
 
 type FieldWithColumn = FieldsWith<{ column: string }>;
 /** The columns of a decision record that are derived from its fields. */

@@ -5,11 +5,14 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { acceptLoss } from '../../server/chain/accept-loss.ts';
 import type { Appender } from '../../server/chain/appender.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
+import { Blocks } from '../../server/chain/block-writer.ts';
+import { BLOCK_RECORDS } from '../../server/chain/blocks.ts';
 import { ChainClosed, Checkpoints } from '../../server/chain/checkpoint.ts';
 import { checkpointFile, notesIn } from '../../server/chain/checkpoint-file.ts';
 import { openLoss, signHead, signLoss } from '../../server/chain/note.ts';
 import type { ChainName } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
+import { searchEvents } from '../../server/decisions/search.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import { EVENTS } from '../../server/domain/events.ts';
 import { commit } from '../../server/domain/kept-input.ts';
@@ -308,6 +311,39 @@ describe('a chain that went back', () => {
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: true, records_checked: 102 });
     await rewrite(box.db, tenantId, 20, (record) => ({ ...record, method: 'again' }));
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 26 });
+  });
+
+  test('the summaries that searches read are made again from the records that are there then', async () => {
+    const summarize = async () => {
+      await new Blocks({ db: box.db, busy: () => false }).run(new AbortController().signal);
+      const { rows } = await sql('select block from forensic_block where tenant_id = $1 order by block', tenantId);
+      return rows.map(({ block }) => block);
+    };
+    const found = async (policy_id: string) => (await searchEvents(box.db, tenantId, { policy_id })).events.length;
+    const tenantId = await newTenant(box.db);
+    const one = newProcess();
+    for (let i = 0; i < 5; i++) await one.writer.append(tenantId, eventsOf(1000));
+    expect(await summarize()).toEqual([0, 1]);
+    await goBack(tenantId, 2 * BLOCK_RECORDS - 10);
+    one.writer.release(tenantId);
+    await expect(one.writer.append(tenantId, eventsOf(1))).rejects.toThrow(ChainClosed);
+    expect(await one.verify(tenantId)).toMatchObject({ verified: false });
+    const other = newProcess();
+    await other.accept(tenantId);
+    await other.writer.append(tenantId, eventsOf(20, { policy_id: 'later' }));
+    expect(await found('later')).toBe(20);
+    expect(await summarize()).toEqual([0, 1]);
+    expect(await found('later')).toBe(20);
+    expect(await other.verify(tenantId)).toMatchObject({ verified: true });
+    // what was rewritten too
+    await other.checkpoints.take(tenantId, 'forensics');
+    await rewrite(box.db, tenantId, 2 * BLOCK_RECORDS, (record) => ({ ...record, policy_id: 'forged' }));
+    const third = newProcess();
+    await expect(third.writer.append(tenantId, eventsOf(1))).rejects.toThrow(ChainClosed);
+    await third.accept(tenantId);
+    expect(await summarize()).toEqual([0, 1]);
+    expect([await found('forged'), await found('later')]).toEqual([12, 8]);
+    expect(await third.verify(tenantId)).toMatchObject({ verified: true });
   });
 
   test('a file with a note without a valid signature stops signing until it is accepted; its valid notes are kept', async () => {

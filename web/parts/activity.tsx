@@ -81,7 +81,7 @@ export function LastDecisions({ filter, by }: { filter: Whose; by: 'agent' | 'to
         {({ events, has_more }) =>
           events.length === 0 ? (
             <Text c="dimmed" px="md" pb="md">
-              {has_more ? 'None among the newest 200,000 decisions.' : 'None yet.'}
+              {has_more ? 'None among the newest decisions.' : 'None yet.'}
             </Text>
           ) : (
             <ul className="lines">

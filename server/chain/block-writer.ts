@@ -1,0 +1,112 @@
+import type { Database } from '../../db/index.ts';
+import { BLOCK_FIELDS } from '../domain/decision.ts';
+import type { Job } from '../jobs/jobs.ts';
+import { pause } from '../lib/pause.ts';
+import { BLOCK_RECORDS, Block, firstIn, lastIn } from './blocks.ts';
+import { hashOf } from './record.ts';
+import { FastLine } from './verify.ts';
+
+/** Records that are read at once. They are taken apart on the main thread, which others need too. */
+const READ = 256;
+/** Blocks of one chain before it is the next one's turn. */
+const TURN = 32;
+/** While the process writes events, it summarizes for a quarter of the time. */
+const REST = 3;
+
+/**
+ * Summarizes the blocks of every decision chain, in their order, once all of a block's records are committed: what is
+ * written never waits for it, and what dies in between is done by whoever runs next.
+ */
+export class Blocks {
+  readonly #db: Pick<Database, 'owner'>;
+  readonly #busy: () => boolean;
+  /** The first block of a chain that has no summary, as far as is known: it is looked up before it is written. */
+  readonly #next = new Map<string, number>();
+
+  constructor({ db, busy }: { db: Pick<Database, 'owner'>; busy: () => boolean }) {
+    this.#db = db;
+    this.#busy = busy;
+  }
+
+  job(): Job {
+    return { name: 'summarize records', everySeconds: 5, run: (signal) => this.run(signal) };
+  }
+
+  /** Summarizes what is complete by now. May run in several processes at once. */
+  async run(signal: AbortSignal): Promise<void> {
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; seq: number }>(
+      `select tenant_id, seq from chain_head where chain = 'forensics' and seq >= $1`,
+      [BLOCK_RECORDS],
+    );
+    const failures: unknown[] = [];
+    for (let chains = rows; chains.length > 0; ) {
+      const left: typeof rows = [];
+      for (const chain of chains) {
+        if (signal.aborted) return;
+        try {
+          if (await this.#extend(chain.tenant_id, chain.seq, signal)) left.push(chain);
+        } catch (error) {
+          failures.push(error);
+        }
+      }
+      chains = left;
+    }
+    if (failures.length > 0) throw new AggregateError(failures, `${failures.length} chains could not be summarized`);
+  }
+
+  /** Whether there is more to do. */
+  async #extend(tenantId: string, head: number, signal: AbortSignal): Promise<boolean> {
+    if (lastIn(this.#next.get(tenantId) ?? 0) > head) return false;
+    const { rows } = await this.#db.owner.query<{ block: number }>(
+      'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
+      [tenantId],
+    );
+    let next = (rows[0]?.block ?? -1) + 1;
+    for (const end = next + TURN; next < end && lastIn(next) <= head && !signal.aborted; ) {
+      const began = performance.now();
+      // another process was faster, or records are missing: then this is looked at again the next time
+      if (!(await this.#summarize(tenantId, next))) return false;
+      next++;
+      if (this.#busy()) await pause(REST * (performance.now() - began), signal);
+    }
+    this.#next.set(tenantId, next);
+    return lastIn(next) <= head;
+  }
+
+  async #summarize(tenantId: string, number: number): Promise<boolean> {
+    const block = new Block();
+    const fast = new FastLine(tenantId);
+    const end = lastIn(number);
+    let hash: Buffer | null = null;
+    for (let from = firstIn(number); from <= end; from += READ) {
+      const { rows } = await this.#db.owner.query<{ seq: number; line: string; hash: Buffer | null }>(
+        `select seq, line, case when seq = $4 then hash end as hash from forensic_record
+         where tenant_id = $1 and seq between $2 and $3 order by seq`,
+        [tenantId, from, from + READ - 1, end],
+      );
+      if (rows.length !== READ) return false;
+      for (const { seq, line } of rows) block.add(seq, fast.agrees(seq, Buffer.from(line)) ? fast.fields : parsed(line));
+      hash = rows.at(-1)!.hash;
+    }
+    const { seen, ...fields } = block.summary();
+    // the hash of the last record stands for all of them: the database may be another by now, a standby that lacks some
+    const { rowCount } = await this.#db.owner.query(
+      `insert into forensic_block (tenant_id, block, seen, ${BLOCK_FIELDS.join(', ')})
+       select $1, $2::int, $3::bytea, ${BLOCK_FIELDS.map((_, n) => `$${n + 6}::text`).join(', ')}
+       where exists (select from forensic_record where tenant_id = $1 and seq = $4::bigint and hash = $5::bytea)
+       on conflict do nothing`,
+      [tenantId, number, seen, end, hash, ...BLOCK_FIELDS.map((field) => fields[field])],
+    );
+    return rowCount === 1;
+  }
+}
+
+/** A text that no writer wrote has no fields; verification says so. */
+function parsed(line: string): Int32Array {
+  try {
+    const record = JSON.parse(line) as Readonly<Record<string, unknown>>;
+    return Int32Array.from(BLOCK_FIELDS, (field) => hashOf(record[field]));
+  } catch {
+    return new Int32Array(BLOCK_FIELDS.length);
+  }
+}

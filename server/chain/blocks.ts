@@ -1,0 +1,152 @@
+import { BLOCK_FIELDS, type BlockField, DERIVED_COLUMNS } from '../domain/decision.ts';
+
+/**
+ * Summaries of blocks of a decision chain: which of a block's records have which values. A search that has no index reads
+ * them in place of the records, and then the records that match.
+ *
+ * A summary is made from the texts of records that are committed, once for each block that is complete (block-writer.ts). The
+ * records after the last summary are searched themselves. Like the columns beside a record it only finds what the text
+ * then decides: a summary that was altered can hide records and invent none, and verification compares it with the texts.
+ */
+
+/** How many records a block has. Those that are in none yet are searched one by one. */
+export const BLOCK_RECORDS = 2048;
+
+/** The block of a record, counted from 0. */
+export const blockOf = (seq: number) => Math.floor((seq - 1) / BLOCK_RECORDS);
+export const firstIn = (block: number) => block * BLOCK_RECORDS + 1;
+export const lastIn = (block: number) => (block + 1) * BLOCK_RECORDS;
+
+/**
+ * Of each field, names of the values that the block's records have, the most frequent first; `|`; and for each record one
+ * character, whose code is the place of its value's name among them, counted from 1. Where all records have one name, no
+ * characters follow. A name is 20 bits of the value's hash (idHash; 0 where there is no value) as 4 digits to the base 36:
+ * values that share one are told apart by the texts of the records.
+ *
+ * `seen` is a Bloom filter of the values of the fields that have no index of their own, so that a block that cannot have one
+ * is passed over without reading the rest of its row.
+ */
+export type Summary = Record<BlockField, string> & { seen: Buffer };
+
+/** A value that is sought. */
+export interface SoughtValue {
+  field: BlockField;
+  hash: number;
+}
+
+/** What the records of one block have, gathered record by record. */
+export class Block {
+  /** Of each field, the numbers whose digits are the names. */
+  readonly #numbers = BLOCK_FIELDS.map(() => new Int32Array(BLOCK_RECORDS));
+
+  /** `hashes`: of each of BLOCK_FIELDS. */
+  add(seq: number, hashes: Int32Array): void {
+    const place = (seq - 1) % BLOCK_RECORDS;
+    for (let n = 0; n < hashes.length; n++) this.#numbers[n]![place] = numberOf(hashes[n]!);
+  }
+
+  summary(): Summary {
+    const fields = BLOCK_FIELDS.map((field, n) => [field, this.#encoded(n)] as const);
+    const seen = SEEN.flatMap(({ n, field }) => numbersIn(fields[n]![1]).map((number) => bitsOf(field, number)));
+    let bits = 256;
+    while (bits < seen.length * BITS_PER_VALUE && bits < MOST_BITS) bits *= 2;
+    const filter = Buffer.alloc(bits / 8);
+    for (const bit of seen.flat()) filter[(bit & (bits - 1)) >> 3]! |= 1 << (bit & 7);
+    return { ...(Object.fromEntries(fields) as Record<BlockField, string>), seen: filter };
+  }
+
+  /** Whether a search by this summary finds each of the records. */
+  agrees(summary: Summary): boolean {
+    const bits = summary.seen.length * 8;
+    if (bits === 0 || (bits & (bits - 1)) !== 0) return false;
+    return BLOCK_FIELDS.every((field, n) => {
+      const text = summary[field];
+      const numbers = numbersIn(text);
+      const from = numbers.length * DIGITS;
+      // the same name twice, and a search would look for the first alone
+      if (numbers.map(nameOf).join('') !== text.slice(0, from) || text[from] !== '|') return false;
+      if (new Set(numbers).size !== numbers.length) return false;
+      const isSeen = (number: number) =>
+        bitsOf(field, number).every((bit) => summary.seen[(bit & (bits - 1)) >> 3]! & (1 << (bit & 7)));
+      if (SEEN.some((each) => each.n === n) && !numbers.every(isSeen)) return false;
+      const own = this.#numbers[n]!;
+      if (text.length === from + 1) return numbers.length === 1 && own.every((number) => number === numbers[0]);
+      if (text.length !== from + 1 + BLOCK_RECORDS || numbers.length === 1) return false;
+      for (let place = 0; place < BLOCK_RECORDS; place++) {
+        if (numbers[text.charCodeAt(from + 1 + place) - 1] !== own[place]) return false;
+      }
+      return true;
+    });
+  }
+
+  #encoded(n: number): string {
+    const numbers = this.#numbers[n]!;
+    const counts = new Map<number, number>();
+    for (const number of numbers) counts.set(number, (counts.get(number) ?? 0) + 1);
+    // the codes of the most frequent take one byte each
+    const values = [...counts].sort(([a, most], [b, more]) => more - most || a - b).map(([number]) => number);
+    const names = `${values.map(nameOf).join('')}|`;
+    if (values.length === 1) return names;
+    const codes = new Map(values.map((number, place) => [number, place + 1]));
+    return names + String.fromCharCode(...Array.from(numbers, (number) => codes.get(number)!));
+  }
+}
+
+/** The seq of the records in a block that have all of the values, ascending. */
+export function matching(block: number, summary: Record<BlockField, string>, sought: readonly SoughtValue[]): number[] {
+  const coded: { codes: string; from: number; code: number }[] = [];
+  for (const { field, hash } of sought) {
+    const codes = summary[field];
+    const from = codes.indexOf('|') + 1;
+    const name = nameOf(numberOf(hash));
+    let at = codes.indexOf(name);
+    while (at >= 0 && at < from && at % DIGITS !== 0) at = codes.indexOf(name, at + 1);
+    if (at < 0 || at >= from) return [];
+    if (codes.length > from) coded.push({ codes, from, code: at / DIGITS + 1 });
+  }
+  const first = firstIn(block);
+  // the rarest value leads
+  const [lead, ...others] = coded.sort((a, b) => b.code - a.code);
+  if (!lead) return Array.from({ length: BLOCK_RECORDS }, (_, place) => first + place);
+  const found: number[] = [];
+  const character = String.fromCharCode(lead.code);
+  for (let at = lead.codes.indexOf(character, lead.from); at >= 0; at = lead.codes.indexOf(character, at + 1)) {
+    const place = at - lead.from;
+    if (others.every(({ codes, from, code }) => codes.charCodeAt(from + place) === code)) found.push(first + place);
+  }
+  return found;
+}
+
+/** SQL: whether a block may have a value. Always true of a field that has an index, whose values `seen` does not have. */
+export function maySee({ field, hash }: SoughtValue): string {
+  if (!SEEN.some((each) => each.field === field)) return 'true';
+  return bitsOf(field, numberOf(hash))
+    .map((bit) => `get_bit(seen, ${bit} & (octet_length(seen) * 8 - 1)) = 1`)
+    .join(' and ');
+}
+
+const SEEN = BLOCK_FIELDS.map((field, n) => ({ field, n })).filter(
+  ({ field }) => !DERIVED_COLUMNS.some((column) => column.field === field && column.indexed === 'always'),
+);
+const BITS_PER_VALUE = 12;
+const MOST_BITS = 2 ** 16;
+
+/** Where a value is marked in a filter of 2^16 bits, and by their lowest bits in a smaller one. */
+function bitsOf(field: BlockField, number: number): readonly [number, number] {
+  let mixed = number ^ Math.imul(BLOCK_FIELDS.indexOf(field) + 1, 0x9e3779b1);
+  mixed = Math.imul(mixed ^ (mixed >>> 16), 0x85ebca6b);
+  mixed = Math.imul(mixed ^ (mixed >>> 13), 0xc2b2ae35);
+  mixed ^= mixed >>> 16;
+  return [mixed & 0xffff, mixed >>> 16];
+}
+
+const DIGITS = 4;
+const numberOf = (hash: number) => hash >>> 12;
+const nameOf = (number: number) => number.toString(36).padStart(DIGITS, '0');
+
+function numbersIn(text: string): number[] {
+  const count = Math.floor(text.indexOf('|') / DIGITS);
+  return Array.from({ length: Math.max(0, count) }, (_, n) =>
+    Number.parseInt(text.slice(DIGITS * n, DIGITS * (n + 1)), 36),
+  );
+}

@@ -1,0 +1,87 @@
+import type pg from 'pg';
+import { blockOf, firstIn, lastIn, matching, maySee, type SoughtValue, type Summary } from '../chain/blocks.ts';
+
+/** Searching a chain by the summaries of its blocks, in bounded work. */
+
+export interface FoundRecord {
+  seq: number;
+  line: string;
+}
+
+/** What was found, in order; and, where the work was ended before the range was, the last seq that was looked at. */
+export interface FoundPart {
+  found: FoundRecord[];
+  stopped: number | undefined;
+}
+
+/** Summaries that one search passes over at most; those that it reads; and the records. */
+const MOST_PASSED = 50_000;
+const MOST_READ = 256;
+const MOST_RECORDS = 1500;
+/** Summaries that are read at once: few at first, since a page of frequent values needs no more. */
+const FIRST_READ = 2;
+const LARGEST_READ = 128;
+/** Records that are read at once, at first; four times as many each time that they were not what is sought. */
+const FIRST_RECORDS = 100;
+
+/** The last seq that is in a block with a summary; 0 where there is none. */
+export async function summarizedTo(client: pg.PoolClient, tenantId: string): Promise<number> {
+  const { rows } = await client.query<{ block: number }>(
+    'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
+    [tenantId],
+  );
+  return rows[0] ? lastIn(rows[0].block) : 0;
+}
+
+/**
+ * The records of a range with summaries that have all of the values sought, up to `most` or some more. `read` resolves with those
+ * of the records that really match: hashes may collide, and there may be conditions that summaries know nothing of.
+ */
+export async function findInBlocks(
+  client: pg.PoolClient,
+  range: { tenantId: string; first: number; last: number; ascending: boolean },
+  sought: readonly SoughtValue[],
+  most: number,
+  read: (seqs: readonly number[]) => Promise<FoundRecord[]>,
+): Promise<FoundPart> {
+  const { tenantId, first, last, ascending } = range;
+  const columns = [...new Set(sought.map(({ field }) => field))].join(', ');
+  const passable = sought.map(maySee).join(' and ');
+  const found: FoundRecord[] = [];
+  let [low, high] = [blockOf(first), blockOf(last)];
+  const isBounded = high - low >= MOST_PASSED;
+  if (isBounded && ascending) high = low + MOST_PASSED - 1;
+  else if (isBounded) low = high - MOST_PASSED + 1;
+  const stoppedAt = (block: number) => (ascending ? lastIn(block) : firstIn(block));
+  let summaries = 0;
+  let records = 0;
+  let piece = FIRST_RECORDS;
+  for (let size = FIRST_READ; low <= high; size = Math.min(4 * size, LARGEST_READ)) {
+    const { rows } = await client.query<Summary & { block: number }>(
+      `select block, ${columns} from forensic_block
+       where tenant_id = $1 and block between $2 and $3 and ${passable}
+       order by block ${ascending ? 'asc' : 'desc'} limit ${size}`,
+      [tenantId, low, high],
+    );
+    const candidates = rows.flatMap((row) => {
+      const seqs = matching(row.block, row, sought).filter((seq) => seq >= first && seq <= last);
+      return ascending ? seqs : seqs.reverse();
+    });
+    for (let at = 0; at < candidates.length; ) {
+      const some = candidates.slice(at, at + Math.max(piece, most - found.length));
+      piece *= 4;
+      found.push(...(await read(some)));
+      at += some.length;
+      records += some.length;
+      if (found.length >= most) return { found, stopped: undefined };
+      if (records >= MOST_RECORDS) return { found, stopped: some.at(-1) };
+    }
+    const end = rows.at(-1)?.block;
+    if (end === undefined || rows.length < size) break;
+    if (ascending) low = end + 1;
+    else high = end - 1;
+    summaries += rows.length;
+    if (summaries >= MOST_READ && low <= high) return { found, stopped: stoppedAt(end) };
+  }
+  return { found, stopped: isBounded ? stoppedAt(ascending ? high : low) : undefined };
+}

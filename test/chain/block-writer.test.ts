@@ -1,0 +1,117 @@
+import { beforeAll, describe, expect, test } from 'vitest';
+import { Blocks } from '../../server/chain/block-writer.ts';
+import { BLOCK_RECORDS } from '../../server/chain/blocks.ts';
+import { verifyChain } from '../../server/chain/verification.ts';
+import { BLOCK_FIELDS, type DecisionEvent } from '../../server/domain/decision.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { until } from '../helpers/until.ts';
+import { appenderOn, eventsOf, newTenant, signer } from './helpers.ts';
+
+const box = useDatabase();
+const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
+const blocksOf = async (tenantId: string): Promise<number[]> =>
+  (await sql('select block from forensic_block where tenant_id = $1 order by block', tenantId)).rows.map(({ block }) => block);
+const summarize = (busy = false) => new Blocks({ db: box.db, busy: () => busy }).run(new AbortController().signal);
+const verify = (tenantId: string) => verifyChain(box.url, tenantId, 'forensics', { keys: [signer.publicKey], chunk: 3000 });
+
+async function append(tenantId: string, count: number, given: Partial<DecisionEvent> = {}): Promise<void> {
+  const writer = appenderOn(box.db);
+  for (let left = count; left > 0; left -= 1000) await writer.append(tenantId, eventsOf(Math.min(left, 1000), given));
+  await writer.stop();
+}
+
+describe('blocks are summarized', () => {
+  test('once they are complete, by any number of processes, and those of a few records never', async () => {
+    const [tenantId, small] = [await newTenant(box.db), await newTenant(box.db)];
+    await append(small, 3);
+    // the genesis record is the first of block 0
+    await append(tenantId, BLOCK_RECORDS - 2);
+    await summarize();
+    expect(await blocksOf(tenantId)).toEqual([]);
+    const running = new Blocks({ db: box.db, busy: () => true });
+    await running.run(new AbortController().signal);
+    await append(tenantId, 1 + 2 * BLOCK_RECORDS);
+    await Promise.all([running.run(new AbortController().signal), summarize(), summarize()]);
+    await running.run(new AbortController().signal);
+    expect(await blocksOf(tenantId)).toEqual([0, 1, 2]);
+    expect(await blocksOf(small)).toEqual([]);
+    expect(await verify(tenantId)).toMatchObject({ verified: true, records_checked: 3 * BLOCK_RECORDS });
+  });
+
+  test('not by a process whose database was exchanged under it for one with other records', async () => {
+    const tenantId = await newTenant(box.db);
+    await append(tenantId, BLOCK_RECORDS);
+    const held = await box.db.owner.connect();
+    try {
+      await held.query('begin; lock table forensic_block in share mode');
+      const summarized = summarize();
+      await until(async () => {
+        const { rows } = await held.query(
+          `select from pg_locks where not granted and relation = 'forensic_block'::regclass`,
+        );
+        return rows.length > 0;
+      }, 'what was read is to be stored');
+      // the statement that waits sees what is committed when it goes on
+      await held.query(`update forensic_record set hash = '\\x00' where tenant_id = $1 and seq = $2`, [
+        tenantId,
+        BLOCK_RECORDS,
+      ]);
+      await held.query('commit');
+      await summarized;
+      expect(await blocksOf(tenantId)).toEqual([]);
+    } finally {
+      held.release();
+    }
+  });
+});
+
+describe('verification compares summaries with the texts', () => {
+  let tenantId: string;
+  const flipped = (column: string) =>
+    `update forensic_block set ${column} = substr(${column}, 1, 3) || translate(substr(${column}, 4, 1), '0123456789abcdef', '123456789abcdef0')
+       || substr(${column}, 5) where tenant_id = $1 and block = 1`;
+  const alterations: Record<string, [sql: string, seq: number]> = {
+    ...Object.fromEntries(BLOCK_FIELDS.map((field) => [field, [flipped(field), BLOCK_RECORDS + 1] as const])),
+    seen: [`update forensic_block set seen = set_byte(seen, 0, 0) || '\\x00' where tenant_id = $1 and block = 1`, BLOCK_RECORDS + 1],
+    'a summary that is missing': ['delete from forensic_block where tenant_id = $1 and block = 0', 1],
+    'a summary of records that are yet to come': [
+      `insert into forensic_block select tenant_id, 2, seen, ${BLOCK_FIELDS.join(', ')} from forensic_block where tenant_id = $1 and block = 1`,
+      2 * BLOCK_RECORDS + 1,
+    ],
+    'a summary exchanged for another': [
+      `update forensic_block a set tool_name = b.tool_name from forensic_block b
+       where a.tenant_id = $1 and b.tenant_id = $1 and a.block = 0 and b.block = 1`,
+      1,
+    ],
+  };
+
+  beforeAll(async () => {
+    tenantId = await newTenant(box.db);
+    await append(tenantId, BLOCK_RECORDS + 500);
+    // texts that cannot be read in the fast way
+    await append(tenantId, BLOCK_RECORDS + 99, { policy_id: 'política "1"', rule_id: '規則' });
+    await summarize();
+  });
+
+  test('which agree', async () => {
+    expect(await blocksOf(tenantId)).toEqual([0, 1]);
+    expect(await verify(tenantId)).toMatchObject({ verified: true, linear: true });
+  });
+
+  test.each(Object.entries(alterations))('and finds an altered one: %s', async (_, [alteration, seq]) => {
+    await sql(alteration, tenantId);
+    try {
+      expect(await verify(tenantId)).toMatchObject({
+        verified: false,
+        linear: true,
+        first_mismatch_seq: seq,
+        reason: expect.stringMatching(/^records \d+ to \d+: the summary that searches read /),
+      });
+    } finally {
+      // what is deleted is made again from the texts
+      await sql('delete from forensic_block where tenant_id = $1', tenantId);
+      await summarize();
+    }
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
+  });
+});
