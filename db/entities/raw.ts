@@ -74,6 +74,7 @@ const ChainHead = defineEntity({
     hash: p.blob(),
     fence: p.bigint('number'),
     unsigned: p.boolean().default(true),
+    unsummarized: p.boolean().default(false),
   },
   filters: tenantFilter,
 });

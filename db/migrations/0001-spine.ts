@@ -207,10 +207,13 @@ export class Spine extends Migration {
         fence bigint not null,
         -- true with every record; false again once the head is signed
         unsigned boolean not null default true,
+        -- true with the last record of a block of decisions; false again once the block has a summary
+        unsummarized boolean not null default false,
         primary key (tenant_id, chain)
       ) with (fillfactor = 50)`);
-    // an update that leaves it as it is does not touch this index
+    // an update that leaves them as they are does not touch these indexes
     this.addSql(`create index chain_head_unsigned on chain_head (tenant_id, chain) where unsigned`);
+    this.addSql(`create index chain_head_unsummarized on chain_head (tenant_id, chain) where unsummarized`);
     this.addSql(`
       create table chain_checkpoint (
         tenant_id text collate "C" not null references tenant,

@@ -203,7 +203,8 @@ async function record(
     const hash = chainHash(last.hash, line);
     await insert({ seq, hash, id, line, at });
     await client.query(
-      'update chain_head set seq = $3, hash = $4, unsigned = true where tenant_id = $1 and chain = $2',
+      `update chain_head set seq = $3, hash = $4, unsigned = true, unsummarized = true
+       where tenant_id = $1 and chain = $2`,
       [tenantId, chain, seq, hash],
     );
     to = { seq, hash: hash.toString('hex') };

@@ -2,7 +2,7 @@ import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
 import type { Job } from '../jobs/jobs.ts';
 import { pause } from '../lib/pause.ts';
-import { BLOCK_RECORDS, Block, firstIn, lastIn } from './blocks.ts';
+import { Block, firstIn, lastIn } from './blocks.ts';
 import { hashOf } from './record.ts';
 import { FastLine } from './verify.ts';
 
@@ -20,8 +20,6 @@ const REST = 3;
 export class Blocks {
   readonly #db: Pick<Database, 'owner'>;
   readonly #busy: () => boolean;
-  /** The first block of a chain that has no summary, as far as is known: it is looked up before it is written. */
-  readonly #next = new Map<string, number>();
 
   constructor({ db, busy }: { db: Pick<Database, 'owner'>; busy: () => boolean }) {
     this.#db = db;
@@ -35,8 +33,7 @@ export class Blocks {
   /** Summarizes what is complete by now. May run in several processes at once. */
   async run(signal: AbortSignal): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; seq: number }>(
-      `select tenant_id, seq from chain_head where chain = 'forensics' and seq >= $1`,
-      [BLOCK_RECORDS],
+      `select tenant_id, seq from chain_head where chain = 'forensics' and unsummarized`,
     );
     const failures: unknown[] = [];
     for (let chains = rows; chains.length > 0; ) {
@@ -56,21 +53,26 @@ export class Blocks {
 
   /** Whether there is more to do. */
   async #extend(tenantId: string, head: number, signal: AbortSignal): Promise<boolean> {
-    if (lastIn(this.#next.get(tenantId) ?? 0) > head) return false;
-    const { rows } = await this.#db.owner.query<{ block: number }>(
+    const { owner } = this.#db;
+    const { rows } = await owner.query<{ block: number }>(
       'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
       [tenantId],
     );
     let next = (rows[0]?.block ?? -1) + 1;
-    for (const end = next + TURN; next < end && lastIn(next) <= head && !signal.aborted; ) {
+    for (const end = next + TURN; next < end && lastIn(next) <= head; next++) {
+      if (signal.aborted) return false;
       const began = performance.now();
-      // another process was faster, or records are missing: then this is looked at again the next time
+      // another process was faster, or records are missing: the chain is looked at again in the next run
       if (!(await this.#summarize(tenantId, next))) return false;
-      next++;
       if (this.#busy()) await pause(REST * (performance.now() - began), signal);
     }
-    this.#next.set(tenantId, next);
-    return lastIn(next) <= head;
+    if (lastIn(next) <= head) return true;
+    // unless one more was completed meanwhile
+    await owner.query(
+      `update chain_head set unsummarized = false where tenant_id = $1 and chain = 'forensics' and seq < $2`,
+      [tenantId, lastIn(next)],
+    );
+    return false;
   }
 
   async #summarize(tenantId: string, number: number): Promise<boolean> {
@@ -85,7 +87,8 @@ export class Blocks {
         [tenantId, from, from + READ - 1, end],
       );
       if (rows.length !== READ) return false;
-      for (const { seq, line } of rows) block.add(seq, fast.agrees(seq, Buffer.from(line)) ? fast.fields : parsed(line));
+      for (const { seq, line } of rows)
+        block.add(seq, fast.agrees(seq, Buffer.from(line)) ? fast.fields : parsed(line));
       hash = rows.at(-1)!.hash;
     }
     const { seen, ...fields } = block.summary();

@@ -2,6 +2,7 @@ import pg from 'pg';
 import { outboxRow } from '../../db/outbox.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, type DecisionEvent } from '../domain/decision.ts';
 import type { KeptInput } from '../domain/kept-input.ts';
+import { BLOCK_RECORDS, blockOf } from './blocks.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type Rows, type ServerError } from './copy.ts';
 import { idHash } from './record.ts';
@@ -27,7 +28,8 @@ set enable_mergejoin = off;
 -- because planning it for 30 tenants takes as long as the rest of a small group's transaction.
 prepare move_heads (text[], bigint[], bytea[], bigint[], bigint[], bytea[]) as
 with moved as (
-  update chain_head h set seq = x.to_seq, hash = x.to_hash, unsigned = true
+  update chain_head h set seq = x.to_seq, hash = x.to_hash, unsigned = true,
+    unsummarized = h.unsummarized or x.to_seq / ${BLOCK_RECORDS} > x.from_seq / ${BLOCK_RECORDS}
   from unnest($1, $2, $3, $4, $5, $6) x (tenant_id, from_seq, from_hash, fence, to_seq, to_hash)
   where h.tenant_id = x.tenant_id and h.chain = 'forensics'
     and h.fence = x.fence and h.seq = x.from_seq and h.hash = x.from_hash
@@ -72,7 +74,8 @@ commit`;
 /** As move_heads, for one chain, whose tenant is in the text: so the coordinator knows its node. */
 function moveOf({ tenantId, fence, from, to }: HeadMove): string {
   return `with moved as (
-  update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true
+  update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true,
+    unsummarized = unsummarized or ${blockOf(to.seq + 1) > blockOf(from.seq + 1)}
   where tenant_id = ${pg.escapeLiteral(tenantId)} and chain = 'forensics'
     and fence = ${fence} and seq = ${from.seq} and hash = '\\x${from.hash.toString('hex')}'
   returning 1)

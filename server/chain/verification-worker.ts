@@ -308,7 +308,8 @@ class Summaries {
   }
 
   finish(end: number, statements: Statements): void {
-    if (this.#newest >= 0 && lastIn(this.#newest) > end) this.#fault(this.#newest, 'is of more than there are', statements);
+    if (this.#newest >= 0 && lastIn(this.#newest) > end)
+      this.#fault(this.#newest, 'is of more than there are', statements);
   }
 
   #fault(block: number, what: string, statements: Statements): void {

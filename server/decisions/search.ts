@@ -114,7 +114,9 @@ export async function searchEvents(
     const found: FoundRecord[] = [];
     let stopped: number | undefined;
     const filters = { ...query, decision: query.decision ?? typed };
-    for (const part of none || first > last ? [] : await partsOf(client, { tenantId, first, last, ascending }, filters)) {
+    for (const part of none || first > last
+      ? []
+      : await partsOf(client, { tenantId, first, last, ascending }, filters)) {
       const rest = limit + 1 - found.length;
       if (rest <= 0 || stopped !== undefined) break;
       const got = await part(rest, scanRecords);
@@ -185,7 +187,8 @@ async function scan(
     : read;
   const { values } = scanned ?? indexed;
   const { rows: found } = await client.query<FoundRecord>(`${sql} limit ${most}`, values);
-  if (!scanned || found.length >= most || range.last - range.first + 1 < scanRecords) return { found, stopped: undefined };
+  if (!scanned || found.length >= most || range.last - range.first + 1 < scanRecords)
+    return { found, stopped: undefined };
   const bound = await client.query<{ seq: number }>(
     `select seq from forensic_record where ${indexed.sql} order by seq ${order} offset ${scanRecords - 1} limit 1`,
     indexed.values,

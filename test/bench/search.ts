@@ -157,10 +157,10 @@ async function fill(
   } finally {
     await client.end();
   }
-  await owner.query(`insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', $2, '\\x00', 1)`, [
-    TENANT,
-    records,
-  ]);
+  await owner.query(
+    `insert into chain_head (tenant_id, chain, seq, hash, fence, unsummarized) values ($1, 'forensics', $2, '\\x00', 1, true)`,
+    [TENANT, records],
+  );
   const began = performance.now();
   await new Blocks({ db, busy: () => false }).run(new AbortController().signal);
   const { rows } = await owner.query<{ bytes: number }>(`select pg_total_relation_size('forensic_block') as bytes`);

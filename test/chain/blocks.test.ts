@@ -5,10 +5,17 @@ import { BLOCK_FIELDS, type BlockField } from '../../server/domain/decision.ts';
 
 /** Of each field, of how many values its records have one each, the first of them most often. */
 const anyBlock = fc
-  .tuple(fc.integer({ min: 0, max: 5 }), fc.array(fc.constantFrom(1, 2, 3, 130, 3000), { minLength: 8, maxLength: 8 }), fc.integer())
+  .tuple(
+    fc.integer({ min: 0, max: 5 }),
+    fc.array(fc.constantFrom(1, 2, 3, 130, 3000), { minLength: 8, maxLength: 8 }),
+    fc.integer(),
+  )
   .map(([number, values, seed]) => {
     let state = seed;
-    const random = () => (state = Math.imul(state ^ (state >>> 15), 0x2c1b3c6d) + 0x9e3779b1) >>> 0;
+    const random = () => {
+      state = (Math.imul(state ^ (state >>> 15), 0x2c1b3c6d) + 0x9e3779b1) | 0;
+      return state >>> 0;
+    };
     const names = values.map((count) => Int32Array.from({ length: count }, () => random()));
     const block = new Block();
     const records = Array.from({ length: BLOCK_RECORDS }, (_, place) => {
@@ -31,13 +38,19 @@ const sought = (values: readonly [number, number][]) => values.map(([n, hash]) =
 describe('the summary of a block', () => {
   test('says of any values which records have all of them', () => {
     fc.assert(
-      fc.property(anyBlock, fc.array(fc.tuple(fc.nat(7), fc.nat(BLOCK_RECORDS - 1)), { minLength: 1, maxLength: 3 }), (of, picks) => {
-        const summary = of.block.summary();
-        expect(of.block.agrees(summary)).toBe(true);
-        const values = picks.map(([n, place]): [number, number] => [n, of.records[place]![n]!]);
-        expect(matching(of.number, summary, sought(values))).toEqual(naive(of.number, of.records, values));
-        expect(matching(of.number, summary, sought([...values, [3, 12345]]))).toEqual(naive(of.number, of.records, [...values, [3, 12345]]));
-      }),
+      fc.property(
+        anyBlock,
+        fc.array(fc.tuple(fc.nat(7), fc.nat(BLOCK_RECORDS - 1)), { minLength: 1, maxLength: 3 }),
+        (of, picks) => {
+          const summary = of.block.summary();
+          expect(of.block.agrees(summary)).toBe(true);
+          const values = picks.map(([n, place]): [number, number] => [n, of.records[place]![n]!]);
+          expect(matching(of.number, summary, sought(values))).toEqual(naive(of.number, of.records, values));
+          expect(matching(of.number, summary, sought([...values, [3, 12345]]))).toEqual(
+            naive(of.number, of.records, [...values, [3, 12345]]),
+          );
+        },
+      ),
       { numRuns: 40 },
     );
   });
@@ -45,7 +58,8 @@ describe('the summary of a block', () => {
   test('that was altered disagrees with the records, or finds all of them still', () => {
     const edits: ((text: string, at: number) => string)[] = [
       (text, at) => text.slice(0, at % text.length) + text.slice((at % text.length) + 1),
-      (text, at) => text.slice(0, at % text.length) + String.fromCharCode(1 + (at % 200)) + text.slice((at % text.length) + 1),
+      (text, at) =>
+        text.slice(0, at % text.length) + String.fromCharCode(1 + (at % 200)) + text.slice((at % text.length) + 1),
       (text, at) => text.slice(0, at % 5) + text.slice(at % 5).toUpperCase(),
       (text, at) => `${text.slice(0, 4 * (at % 2))}${text}`,
       (text) => text.split('|')[0]!,
@@ -54,18 +68,24 @@ describe('the summary of a block', () => {
     ];
     let refused = 0;
     fc.assert(
-      fc.property(anyBlock, fc.nat(7), fc.nat(), fc.constantFrom(...edits), ({ number, block, records }, n, at, edit) => {
-        const summary = block.summary();
-        const field: BlockField = BLOCK_FIELDS[n]!;
-        const altered: Summary = { ...summary, [field]: edit(summary[field], at) };
-        if (!block.agrees(altered)) {
-          refused++;
-          return;
-        }
-        for (const hash of new Set(records.map((hashes) => hashes[n]!))) {
-          expect(matching(number, altered, sought([[n, hash]]))).toEqual(naive(number, records, [[n, hash]]));
-        }
-      }),
+      fc.property(
+        anyBlock,
+        fc.nat(7),
+        fc.nat(),
+        fc.constantFrom(...edits),
+        ({ number, block, records }, n, at, edit) => {
+          const summary = block.summary();
+          const field: BlockField = BLOCK_FIELDS[n]!;
+          const altered: Summary = { ...summary, [field]: edit(summary[field], at) };
+          if (!block.agrees(altered)) {
+            refused++;
+            return;
+          }
+          for (const hash of new Set(records.map((hashes) => hashes[n]!))) {
+            expect(matching(number, altered, sought([[n, hash]]))).toEqual(naive(number, records, [[n, hash]]));
+          }
+        },
+      ),
       { numRuns: 150 },
     );
     expect(refused).toBeGreaterThan(75);

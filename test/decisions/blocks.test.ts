@@ -35,7 +35,8 @@ const VALUES = {
 } satisfies Record<FilterField, readonly string[]>;
 
 /** A value that is the less likely the later it comes. */
-const some = (values: readonly string[]) => fc.tuple(fc.nat(values.length - 2), fc.nat(values.length - 2)).map(([a, b]) => values[Math.min(a, b)]!);
+const some = (values: readonly string[]) =>
+  fc.tuple(fc.nat(values.length - 2), fc.nat(values.length - 2)).map(([a, b]) => values[Math.min(a, b)]!);
 
 beforeAll(async () => {
   appender = appenderOn(box.db, { clock: { now: () => now } });
@@ -58,8 +59,12 @@ beforeAll(async () => {
       now += 1000;
       const events = drawn.slice(at, Math.min(to, at + 250)).map((fields) => event({ ...fields, proxy_id: 'proxy' }));
       // roles by turns, so that some values are in every block and never together
-      for (const [n, one] of events.entries()) if (one.decision === 'allow') one.agent_role = n % 2 === 0 ? 'ops' : 'support';
-      const { results } = await appender.append(tenantId, events.map((one) => ({ event: one })));
+      for (const [n, one] of events.entries())
+        if (one.decision === 'allow') one.agent_role = n % 2 === 0 ? 'ops' : 'support';
+      const { results } = await appender.append(
+        tenantId,
+        events.map((one) => ({ event: one })),
+      );
       expect(results.every((result) => 'seq' in result)).toBe(true);
       known.push(...events);
       times.push(...events.map(() => now));
@@ -107,12 +112,16 @@ describe('a search by the summaries of blocks', () => {
   test('finds what a look at every record finds, for any filters, page sizes and bounds', async () => {
     const { rows } = await box.db.owner.query('select block from forensic_block where tenant_id = $1', [tenantId]);
     expect(rows).toHaveLength(2);
-    const filter = fc.constantFrom(...FILTER_FIELDS).chain((field) =>
-      fc.constantFrom(...(VALUES[field] as readonly string[]).map(exactly)).map((value) => [field, value] as const),
-    );
-    const begins = fc.constantFrom(['agent_id', 'AGENT-1*'], ['tool_name', 'tool-2*'], ['policy_id', 'POL*']) as fc.Arbitrary<
-      readonly [FilterField, string]
-    >;
+    const filter = fc
+      .constantFrom(...FILTER_FIELDS)
+      .chain((field) =>
+        fc.constantFrom(...(VALUES[field] as readonly string[]).map(exactly)).map((value) => [field, value] as const),
+      );
+    const begins = fc.constantFrom(
+      ['agent_id', 'AGENT-1*'],
+      ['tool_name', 'tool-2*'],
+      ['policy_id', 'POL*'],
+    ) as fc.Arbitrary<readonly [FilterField, string]>;
     const time = fc.option(
       fc.constantFrom(...new Set(times)).map((at) => new Date(at).toISOString()),
       { nil: undefined, freq: 3 },

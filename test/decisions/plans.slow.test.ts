@@ -77,7 +77,7 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
           ],
         );
         await db.owner.query(
-          `insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', $2, '\\x00', 1)`,
+          `insert into chain_head (tenant_id, chain, seq, hash, fence, unsummarized) values ($1, 'forensics', $2, '\\x00', 1, true)`,
           [tenant, RECORDS],
         );
         await db.owner.query(
@@ -113,7 +113,11 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
     });
 
     /** Runs `work`, and explains each of its statements on `table` by running it once more. */
-    async function plansOf(table: string, work: (db: Database) => Promise<unknown>, least = 1): Promise<[string, Node][]> {
+    async function plansOf(
+      table: string,
+      work: (db: Database) => Promise<unknown>,
+      least = 1,
+    ): Promise<[string, Node][]> {
       const plans: [string, Node][] = [];
       const readOnly: Database['readOnly'] = (tenantId, inside) =>
         db.readOnly(tenantId, (client) => {
