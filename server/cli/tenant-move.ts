@@ -60,12 +60,18 @@ export async function withSide<T>(
   work: (side: Side) => Promise<T>,
 ): Promise<T> {
   return withClient(sessionUrl, { types: COLUMN_TYPES }, async (client) => {
-    const { rows } = await client.query<{ free: boolean; standby: boolean }>(
-      `select pg_try_advisory_lock(hashtextextended($1, 4)) as free, pg_is_in_recovery() as standby`,
-      [`move of ${tenantId}`],
-    );
+    const { rows } = await client.query<{ standby: boolean }>('select pg_is_in_recovery() as standby');
     if (rows[0]!.standby) throw new CommandError('the database is a standby: a move needs the primary');
-    if (!rows[0]!.free) throw new CommandError(`another run moves ${tenantId}: wait for its end`);
+    // the flip is durable before the source says that the tenant is gone, whatever the server's configuration says
+    await client.query(`set synchronous_commit = on; set lock_timeout = '${RUN_MS}'`);
+    try {
+      // the connection of a run that was killed a moment ago may still be at its last statement
+      await client.query('select pg_advisory_lock(hashtextextended($1, 4))', [`move of ${tenantId}`]);
+    } catch (error) {
+      if ((error as { code?: string }).code !== LOCK_NOT_GRANTED) throw error;
+      throw new CommandError(`another run moves ${tenantId}: wait for its end`);
+    }
+    await client.query('set lock_timeout = 0');
     if ((await citusOf(client))?.spread) {
       throw new CommandError('tenants are on several servers (Citus), between which they move by rebalancing');
     }
@@ -112,7 +118,10 @@ const FORGET = 10_000;
 /** A row that a request holds for longer is waited for in the next attempt: nobody waits for the fence meanwhile. */
 const LOCK = `set local lock_timeout = '500ms'`;
 const LIFT_ATTEMPTS = 60;
-const RETRIED = new Set(['55P03', '40P01', '40001', '23503']);
+const LOCK_NOT_GRANTED = '55P03';
+const RETRIED = new Set([LOCK_NOT_GRANTED, '40P01', '40001', '23503']);
+/** How long a run waits for another one's end. */
+const RUN_MS = 3000;
 
 /** Moves a tenant, or goes on where a run was killed. Resolves when the tenant is at the target and the source says so. */
 export async function moveTenant(move: Move): Promise<Moved> {
@@ -263,7 +272,7 @@ class Copy {
         `copy (select ${described.columns.join(', ')} from ${table}
            where tenant_id = ${tenant} and seq > ${from} and seq <= ${to} order by seq) to stdout (format binary)`,
       );
-      await copyIn(this.#target.client, `copy ${copyTarget(described)} from stdin (format binary)`, parts);
+      await copyOwn(this.#target, this.#tenantId, described, parts);
     }
     while (this.#read < last) {
       const { rows: stored } = await this.#target.client.query<{ seq: number; hash: Buffer; line: string }>(
@@ -301,7 +310,12 @@ async function lift(source: Side, tenantId: string): Promise<void> {
     try {
       return await liftOnce(source, tenantId);
     } catch (error) {
-      if (attempt === LIFT_ATTEMPTS || !RETRIED.has((error as { code?: string }).code ?? '')) throw error;
+      if (!RETRIED.has((error as { code?: string }).code ?? '')) throw error;
+      if (attempt === LIFT_ATTEMPTS) {
+        throw new CommandError(
+          'a request or a job holds rows of the tenant for too long: run the move again, or undo it',
+        );
+      }
       await delay(100);
     }
   }
@@ -367,7 +381,38 @@ async function copyInputs(source: Side, target: Side, tenantId: string): Promise
     `copy (select ${described.columns.join(', ')} from decision_input
        where tenant_id = ${pg.escapeLiteral(tenantId)}) to stdout (format binary)`,
   );
-  await copyIn(target.client, `copy ${copyTarget(described)} from stdin (format binary)`, parts);
+  await copyOwn(target, tenantId, described, parts);
+}
+
+/**
+ * Stores rows that another database sent, all or none, and only those of this tenant: whatever that database sends, no other
+ * tenant of this one gets a row.
+ */
+async function copyOwn(
+  { client }: Side,
+  tenantId: string,
+  { name, columns }: Tables[number],
+  parts: AsyncIterable<Buffer>,
+): Promise<void> {
+  const names = columns.map((column) => pg.escapeIdentifier(column)).join(', ');
+  await client.query('begin');
+  try {
+    await client.query(`create temporary table arriving (like ${name}) on commit drop`);
+    const sent = await copyIn(
+      client,
+      `copy ${copyTarget({ name: 'arriving', columns })} from stdin (format binary)`,
+      parts,
+    );
+    const { rowCount } = await client.query(
+      `insert into ${name} (${names}) select ${names} from arriving where tenant_id = $1`,
+      [tenantId],
+    );
+    if (rowCount !== sent) throw new CommandError(`the source sent rows of another tenant (${name})`);
+    await client.query('commit');
+  } catch (error) {
+    await client.query('rollback').catch(() => undefined);
+    throw error;
+  }
 }
 
 /**
@@ -447,7 +492,9 @@ async function unpack(
         if (rows.length === 0) break;
         place = rows.at(-1)!.place;
         const contents = rows.map(({ content }) => resealed(source, target, name, content));
-        await client.query(insertInto(name, columns, 'unnest($1::text[]) r (content)', 'r.content::jsonb'), [contents]);
+        const insert = insertInto(name, columns, 'unnest($2::text[]) r (content)', 'r.content::jsonb');
+        const { rowCount } = await client.query(insert, [tenantId, contents]);
+        if (rowCount !== rows.length) throw new CommandError(`the source sent rows of another tenant (${name})`);
       }
     }
     await client.query(`delete from credential where tenant_id = $1 and kind = 'sign_in_link'`, [tenantId]);
@@ -520,6 +567,17 @@ async function assertCheckpoints(
 function keysHere({ keyring }: Core, former: readonly FormerKey[], tenantId: string, chain: ChainName) {
   const own = keyring.all.map(({ publicKey }) => publicKey);
   return keysOfChain(own, former, tenantId, chain);
+}
+
+/**
+ * Ends a move without its target. Only the operator can know that the target has not flipped, or is gone for good: one that
+ * has flipped and comes back has the tenant too.
+ */
+export async function undoAlone(source: Side, tenantId: string): Promise<void> {
+  const out = await rowOf(source, tenantId, 'out');
+  if (!out) throw new CommandError(`${tenantId} is not moving`);
+  if (out.state === 'moved') throw new CommandError(`${tenantId} has moved to ${out.address}`);
+  await putBack(source, tenantId);
 }
 
 /** Ends a move that has not flipped: the tenant goes on at the source, and the target forgets what it has copied. */
@@ -608,10 +666,13 @@ async function tablesOf(client: pg.Client) {
   );
 }
 
+type Tables = Awaited<ReturnType<typeof listTables>>;
+
+/** Inserts rows of the tenant $1, and no others. */
 function insertInto(table: string, columns: readonly string[], from: string, content: string): string {
   const names = columns.map((column) => pg.escapeIdentifier(column));
   return `insert into ${table} (${names.join(', ')}) select ${names.map((name) => `p.${name}`).join(', ')}
-    from ${from}, jsonb_populate_record(null::${table}, ${content}) p`;
+    from ${from}, jsonb_populate_record(null::${table}, ${content}) p where p.tenant_id = $1`;
 }
 
 async function headsOfParcel({ client }: Side, tenantId: string): Promise<Map<ChainName, ChainPosition>> {

@@ -106,26 +106,29 @@ const move = command({
   flags: {
     to: { value: 'FILE', help: 'settings of the installation that the tenant moves to' },
     undo: { help: 'end a move that is not complete: the tenant stays here' },
+    'target-gone': { help: 'with --undo and without --to: the database of the other installation is gone for good' },
     forget: { help: 'delete what is still here of a tenant that has moved away' },
     ...JSON_FLAG,
   },
   async run({ args, flags, print }) {
     const tenantId = args[0]!;
-    if (flags.forget ? flags.undo || flags.to !== undefined : flags.to === undefined) {
-      throw new UsageError('specify --to FILE, with or without --undo, or --forget alone');
+    const { to, undo, forget, 'target-gone': gone } = flags;
+    if ([to !== undefined, forget, gone].filter(Boolean).length !== 1 || (undo ? forget : gone)) {
+      throw new UsageError('specify --to FILE, --to FILE --undo, --undo --target-gone, or --forget');
     }
-    const { forgetMoved, moveTenant, undoMove, withSide } = await import('./tenant-move.ts');
+    const { forgetMoved, moveTenant, undoAlone, undoMove, withSide } = await import('./tenant-move.ts');
     await withCore({}, (...parts) =>
       withSide(...parts, tenantId, async (source) => {
-        if (flags.to === undefined) {
-          await forgetMoved(source, tenantId);
-          print({ tenant_id: tenantId, forgotten: true }, [`${tenantId}: what was still here is deleted`]);
+        if (to === undefined) {
+          await (gone ? undoAlone : forgetMoved)(source, tenantId);
+          if (gone) print({ tenant_id: tenantId, undone: true, restored: true }, [`${tenantId} stays here`]);
+          else print({ tenant_id: tenantId, forgotten: true }, [`${tenantId}: what was still here is deleted`]);
           return;
         }
-        const installation = installationOf(flags.to);
+        const installation = installationOf(to);
         await openCoreOf(installation, {}, (...there) =>
           withSide(...there, tenantId, async (target) => {
-            if (flags.undo) {
+            if (undo) {
               const { restored } = await undoMove({ source, target, tenantId });
               print({ tenant_id: tenantId, undone: true, restored }, [`${tenantId} stays here`]);
               return;
