@@ -1,0 +1,33 @@
+import { expect, test } from 'vitest';
+import { inTransaction, LONG_TRANSACTION } from '../../db/client.ts';
+import { event } from '../helpers/api.ts';
+import { untilBlocked } from '../helpers/locks.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer({});
+
+test('a request whose tenant cannot be opened is answered in time, and others are served', {
+  timeout: 30_000,
+}, async () => {
+  const [stuck, other] = [await server.tenant(), await server.tenant()];
+  const { db } = server.core;
+  const ingest = async (key: string, event_id: string) => {
+    const response = await fetch(`${server.url}/v1/events/ingest`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+      body: JSON.stringify({ events: [event({ event_id })] }),
+    });
+    return { status: response.status, again: response.headers.has('retry-after') };
+  };
+  expect(await ingest(other.admin.key, 'before')).toEqual({ status: 202, again: false });
+  await inTransaction(db.owner, async (client) => {
+    await client.query(LONG_TRANSACTION);
+    // what a chain is compared with when it is opened cannot be read, for longer than anybody may wait
+    await client.query('lock table chain_alarm in access exclusive mode');
+    const waiting = ingest(stuck.admin.key, 'waiting');
+    await untilBlocked(db, 1);
+    expect(await ingest(other.admin.key, 'meanwhile')).toEqual({ status: 202, again: false });
+    expect(await waiting).toEqual({ status: 503, again: true });
+  });
+  expect(await ingest(stuck.admin.key, 'waiting')).toEqual({ status: 202, again: false });
+});
