@@ -80,10 +80,11 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
   const events = Array.from({ length: 3 }, (_, n) => ({ ...wireEvent(n, undefined), event_id: `evt_${n}` }));
   await post('/v1/events/ingest', { events });
   const at = `now() - interval '7 days'`;
+  // to something that does not happen: nothing that the pattern itself does is sent
   await pool.query(
     `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, queues_since,
        destination_config, created_by, created_at, updated_at)
-     values ($1, 'sub_idle', 'webhook', '\\x00', '{}', true, ${at}, '{}', 'bench', ${at}, ${at})`,
+     values ($1, 'sub_idle', 'webhook', '\\x00', '{stop.applied}', true, ${at}, '{}', 'bench', ${at}, ${at})`,
     [tenantId],
   );
   await pool.query(`insert into delivery_lane (tenant_id, id) values ($1, 'sub_idle')`, [tenantId]);
