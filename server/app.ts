@@ -266,7 +266,11 @@ export async function openCore(parts: Parts): Promise<Core> {
     },
   });
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
-  const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
+  const invitations = new Invitations({
+    ...{ db, clock, audit, queueMail, policy, baseUrl, openSession, failed },
+    mails: config.smtpUrl !== undefined,
+    showsLinks: async (tenantId) => !(await settings(tenantId)).approval_required,
+  });
   const language = new AuthorLanguage();
   const slow = new AuthorLanguage({ keepsThread: false });
   const policyQueries = new PolicyQueries({ db, rules: settings });

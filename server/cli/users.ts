@@ -105,12 +105,12 @@ const userInvite = command({
   flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
     const input = { email: email(flags.email, '--email'), role: role(flags.role), inviter: null };
-    const row = await withCore({}, async (core) => {
+    const { row, linkBy } = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
       return core.invitations.create(flags.tenant, input, by);
     });
     print({ id: row.id, email: input.email, role: input.role, expires_at: row.expiresAt.toISOString() }, [
-      `${input.email} is invited until ${row.expiresAt.toISOString()}; a running server mails the link`,
+      `${input.email} is invited until ${row.expiresAt.toISOString()}; a running server ${linkBy === 'mail' ? 'mails the link' : 'writes the mail to a file: set SMTP_URL to have it sent'}`,
     ]);
     return 0;
   },

@@ -29,6 +29,13 @@ interface Parts {
   audit: WriteAudit;
   queueMail: QueueMail;
   policy: SignInPolicyOf;
+  /** Whether there is a mail server. */
+  mails: boolean;
+  /**
+   * Where there is none: whether a person who invites is shown the link, so that they can hand it over. Not in a tenant where
+   * changes need a second person: whoever reads the link can be that person.
+   */
+  showsLinks: (tenantId: string) => Promise<boolean>;
   baseUrl: string;
   /** Starts a session in the transaction. Call it last. */
   openSession: (
@@ -38,6 +45,18 @@ interface Parts {
   ) => Promise<{ cookie: string; expiresAt: Date }>;
   /** Counts and logs a sign-in that failed. */
   failed: (reason: string, origin: Origin) => void;
+}
+
+/** How an invited person gets the link. */
+export const LINK_WAYS = ['mail', 'inviter', 'operator'] as const;
+
+/** An invitation that was just made or renewed. */
+export interface Invited {
+  row: InvitationRow;
+  /** The operator finds the mail among the files of the server. */
+  linkBy: (typeof LINK_WAYS)[number];
+  /** Where the inviter hands it over. It is nowhere else to be read. */
+  link?: string;
 }
 
 /** What the invited person sees before they join. */
@@ -64,16 +83,16 @@ export class Invitations {
    * Invites an address and mails the link. An invitation that is still open for the address is replaced, and its link
    * stops working. CONFLICT if the address belongs to a member. A removed person who accepts gets the same account
    * back. `inviter` is the person who invites, by session or with a key of theirs: the invitation ends when they are no
-   * longer an admin.
+   * longer an admin. Only a person in a session (`present`) may be shown the link.
    */
   async create(
     tenantId: string,
-    input: { email: string; role: Role; inviter: string | null },
+    input: { email: string; role: Role; inviter: string | null; present?: boolean },
     by: Doer,
-  ): Promise<InvitationRow> {
+  ): Promise<Invited> {
     const { db, clock, audit } = this.#parts;
     const email = input.email.toLowerCase();
-    const row = await db.transaction(tenantId, async (em) => {
+    const invited = await db.transaction(tenantId, async (em) => {
       const now = new Date(clock.now());
       if (input.inviter !== null) {
         const people = await lockPeople(em, tenantId, [input.inviter]);
@@ -104,16 +123,16 @@ export class Invitations {
         expiresAt: new Date(now.getTime() + INVITATION_SECONDS * 1000),
       });
       await em.flush();
-      await this.#send(em, made, token);
+      const sent = await this.#send(em, made, token, input.present === true);
       await audit(em, tenantId, {
         ...by,
         action: 'invitation.created',
         target: { type: 'invitation', id: made.id },
-        detail: `${email}: ${input.role}`,
+        detail: `${email}: ${input.role}${shown(sent)}`,
       });
-      return made;
+      return sent;
     });
-    if (row) return row;
+    if (invited) return invited;
     await db.transaction(tenantId, (em) =>
       audit(em, tenantId, {
         ...by,
@@ -162,7 +181,7 @@ export class Invitations {
    * Mails a new link, valid for another seven days; the previous one stops working. NOT_FOUND if the invitation is not
    * open.
    */
-  async resend(tenantId: string, id: string, by: Doer): Promise<InvitationRow> {
+  async resend(tenantId: string, id: string, by: Doer, present = false): Promise<Invited> {
     const { db, clock, audit } = this.#parts;
     return db.transaction(tenantId, async (em) => {
       const row = await this.#open(em, tenantId, id);
@@ -173,9 +192,10 @@ export class Invitations {
       row.sentAt = new Date(now);
       row.expiresAt = new Date(now + INVITATION_SECONDS * 1000);
       await em.flush();
-      await this.#send(em, row, token);
-      await audit(em, tenantId, { ...by, action: 'invitation.resent', target: { type: 'invitation', id } });
-      return row;
+      const sent = await this.#send(em, row, token, present);
+      const detail = `${row.email}${shown(sent)}`;
+      await audit(em, tenantId, { ...by, action: 'invitation.resent', target: { type: 'invitation', id }, detail });
+      return sent;
     });
   }
 
@@ -349,7 +369,7 @@ export class Invitations {
     return `${this.#parts.baseUrl}/auth/sso/start?email=${encodeURIComponent(email)}`;
   }
 
-  async #send(em: EntityManager, row: InvitationRow, token: string): Promise<void> {
+  async #send(em: EntityManager, row: InvitationRow, token: string, present: boolean): Promise<Invited> {
     const { tenantId } = row;
     await addCredential(em, tenantId, { hash: row.tokenHash, kind: 'invitation', id: row.id });
     const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [tenantId]);
@@ -357,8 +377,15 @@ export class Invitations {
       ? `${this.#parts.baseUrl}/auth/invite?token=${token}`
       : this.#signOnAt(row.email);
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
+    if (this.#parts.mails) return { row, linkBy: 'mail' };
+    // whoever accepts for somebody who was removed gets that account, and its past
+    const removed = await em.count(Member, { tenantId, email: row.email, removedAt: { $ne: null } });
+    const shows = present && removed === 0 && (await this.#parts.showsLinks(tenantId));
+    return shows ? { row, linkBy: 'inviter', link: address } : { row, linkBy: 'operator' };
   }
 }
+
+const shown = ({ linkBy }: Invited) => (linkBy === 'inviter' ? '; the link was shown to the inviter' : '');
 
 async function forgetToken(em: EntityManager, row: InvitationRow): Promise<void> {
   await em.execute('delete from credential where tenant_id = ? and hash = ?', [row.tenantId, row.tokenHash]);

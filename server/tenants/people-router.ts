@@ -4,7 +4,7 @@ import { doerOf } from '../domain/audit.ts';
 import { ownerOf, ROLES, type Role } from '../domain/principal.ts';
 import { emailAddress, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
-import { INVITATION_STATES, type Invitations } from './invitations.ts';
+import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
 import type { Members, Person } from './members.ts';
 
 const tag = 'people';
@@ -43,6 +43,15 @@ const InvitationOut = z
     revoked_at: z.iso.datetime().optional(),
   })
   .meta({ id: 'Invitation' });
+
+const InvitedOut = InvitationOut.extend({
+  link_by: z
+    .enum(LINK_WAYS)
+    .describe(
+      'mail: it is mailed; without a mail server it is either in `link`, for the inviter to hand over, or in a file of the server for the operator',
+    ),
+  link: z.string().optional().describe('only here and now, and only for a signed-in person; works once'),
+}).meta({ id: 'Invited' });
 
 function userOut(person: Person) {
   return {
@@ -143,20 +152,22 @@ export function invitesRouter(invitations: Invitations) {
     accepted_by: row.acceptedBy ?? undefined,
     revoked_at: row.revokedAt?.toISOString(),
   });
+  const invited = ({ row, linkBy, link }: Invited) => ({ ...out(row), link_by: linkBy, ...(link && { link }) });
   return trpc.router({
     create: route('POST /v1/invites', access, {
       summary: 'Invite a person by mail',
       description:
-        'The link in the mail is valid for 7 days. An open invitation for the same address is replaced. A person who was removed gets the same account back.',
+        'The link in the mail is valid for 7 days. Where no mail server is set up, a signed-in person gets the link in the answer, unless `approval_required` is on or the address is that of a removed person. An open invitation for the same address is replaced. A person who was removed gets the same account back.',
       tag,
       status: 201,
       problems: ['CONFLICT'],
     })
       .input(z.strictObject({ email: emailAddress, role: z.enum(ROLES) }))
-      .output(InvitationOut)
-      .mutation(async ({ ctx, input }) =>
-        out(await invitations.create(ctx.tenantId, { ...input, inviter: ownerOf(ctx.principal) }, doerOf(ctx))),
-      ),
+      .output(InvitedOut)
+      .mutation(async ({ ctx, input }) => {
+        const by = { inviter: ownerOf(ctx.principal), present: ctx.principal.kind === 'session' };
+        return invited(await invitations.create(ctx.tenantId, { ...input, ...by }, doerOf(ctx)));
+      }),
 
     list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
       .input(
@@ -178,8 +189,10 @@ export function invitesRouter(invitations: Invitations) {
       problems: ['NOT_FOUND'],
     })
       .input(z.strictObject(Id))
-      .output(InvitationOut)
-      .mutation(async ({ ctx, input }) => out(await invitations.resend(ctx.tenantId, input.id, doerOf(ctx)))),
+      .output(InvitedOut)
+      .mutation(async ({ ctx, input }) =>
+        invited(await invitations.resend(ctx.tenantId, input.id, doerOf(ctx), ctx.principal.kind === 'session')),
+      ),
 
     revoke: route('DELETE /v1/invites/{id}', access, {
       summary: 'Revoke an open invitation',

@@ -79,6 +79,54 @@ describe('an invitation', () => {
     expect(found).toEqual(['INV001I', 'INV004I', 'MEM001I', 'INV004E']);
   });
 
+  test('shows the inviter its link once where there is no mail server, and nowhere else', async () => {
+    const tenant = await server.tenant();
+    const admin = await tenant.person('admin');
+    const email = newAddress();
+    const { body, headers } = await server.call<Invite & { link_by: string; link?: string }>(
+      201,
+      'POST /v1/invites',
+      admin,
+      { email, role: 'approver' },
+    );
+    expect(body.link_by).toBe('inviter');
+    expect(headers.get('cache-control')).toBe('no-store');
+    const token = new URL(body.link!).searchParams.get('token')!;
+    const list = await server.call(200, 'GET /v1/invites', admin);
+    const log = await server.call(200, 'GET /v1/audit', tenant.admin);
+    await mailsSent(server);
+    for (const text of [list.text, log.text, server.logged.join('\n')]) expect(text).not.toContain(token);
+    expect(log.text).toContain(`${email}: approver; the link was shown to the inviter`);
+    // the next one is another link, and ends this one
+    const again = await server.call<{ link?: string }>(200, `POST /v1/invites/${body.id}/resend`, admin, {});
+    await join(token, 401);
+    expect((await join(new URL(again.body.link!).searchParams.get('token')!)).body.email).toBe(email);
+  });
+
+  test('shows no link to a key, where changes need a second person, or for the account of a removed person', async () => {
+    const tenant = await server.tenant();
+    const admin = await tenant.person('admin');
+    const invite = async (who: Credential, email = newAddress()) =>
+      (await server.call(201, 'POST /v1/invites', who, { email, role: 'viewer' })).body;
+    const kept = { link_by: 'operator' };
+    const byKey = await invite(await tenant.key('admin'));
+    expect(byKey).toMatchObject(kept);
+    expect(byKey).not.toHaveProperty('link');
+    const removed = await tenant.person('approver');
+    const { body: people } = await server.call<{ users: { id: string; email: string }[] }>(200, 'GET /v1/users', admin);
+    const { email } = people.users.find(({ id }) => id === removed.userId)!;
+    await server.call(204, `DELETE /v1/team/${removed.userId}`, admin);
+    const back = await invite(admin, email);
+    expect(back).toMatchObject(kept);
+    expect(back).not.toHaveProperty('link');
+    await server.call(200, 'PATCH /v1/settings', admin, { approval_required: true, reason: 'as agreed' });
+    const fourEyes = await invite(admin);
+    expect(fourEyes).toMatchObject(kept);
+    expect(fourEyes).not.toHaveProperty('link');
+    const resent = await server.call(200, `POST /v1/invites/${fourEyes.id}/resend`, admin, {});
+    expect(resent.body).not.toHaveProperty('link');
+  });
+
   test('shows a browser a page with a button, which joins; viewing changes nothing', async () => {
     const tenant = await server.tenant();
     const email = newAddress();

@@ -1,15 +1,18 @@
-import { Button, Group, Modal, NativeSelect, Stack, TextInput } from '@mantine/core';
+import { Button, Group, Modal, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
 import { IconCheck, IconHourglassEmpty, IconMail, IconMailForward, IconPlayerStop } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
+import { useEffect, useState } from 'react';
 import { ROLES, type Role } from '../../../server/domain/principal.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { FormFoot } from '../../ui/form.tsx';
+import { Notice } from '../../ui/notice.tsx';
 import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -18,6 +21,7 @@ import { ROLE } from './person.tsx';
 import { STATES, type TeamSearch } from './search.ts';
 
 type Invitation = Answers['invites']['list']['invites'][number];
+type Invited = Answers['invites']['create'];
 
 const STATUS: Record<Invitation['status'], [string, 'ok' | 'wait' | 'quiet', typeof IconCheck]> = {
   pending: ['open', 'wait', IconMail],
@@ -44,18 +48,14 @@ export function Invitations({ invite }: { invite: () => void }) {
     void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
   const clear = () => set({ q: undefined, status: undefined });
   const filtered = q !== undefined || status !== undefined || page > 1;
-  const resend = useMutation(
-    trpc.invites.resend.mutationOptions({
-      onSuccess: ({ email }) =>
-        toastDone('A new link is on its way', `to ${email}. The previous link no longer works.`),
-      onSettled: again,
-    }),
-  );
+  const [made, setMade] = useState<Invited>();
+  const resend = useMutation(trpc.invites.resend.mutationOptions({ onSuccess: setMade, onSettled: again }));
   const revoke = useMutation(
     trpc.invites.revoke.mutationOptions({ onSuccess: () => toastDone('Invitation revoked'), onSettled: again }),
   );
   return (
     <>
+      <LinkDialog made={made} onClose={() => setMade(undefined)} />
       <search className="bar" aria-label="Filter invitations">
         <TextFilter label="Address" value={q} onChange={(value) => set({ q: value })} width={300} />
         <NativeSelect
@@ -82,7 +82,7 @@ export function Invitations({ invite }: { invite: () => void }) {
               title="No invitations yet"
               action={<Button onClick={invite}>Invite</Button>}
             >
-              An invitation is a link by email, valid for 7 days.
+              An invitation is a link that makes an address a member, valid for 7 days.
             </EmptyState>
           )
         }
@@ -112,7 +112,7 @@ export function Invitations({ invite }: { invite: () => void }) {
               status === 'pending' ? (
                 <Group gap={6} justify="flex-end" wrap="nowrap">
                   <Button size="compact-sm" variant="default" onClick={() => resend.mutate({ id })}>
-                    Send again
+                    New link
                   </Button>
                   <Button size="compact-sm" variant="default" onClick={() => revoke.mutate({ id })}>
                     Revoke
@@ -132,14 +132,53 @@ export function Invitations({ invite }: { invite: () => void }) {
   );
 }
 
+/**
+ * How an invited person gets the link: a word where it is mailed, and else a dialog, with the link itself where the inviter hands it
+ * over.
+ */
+function LinkDialog({ made, onClose }: { made: Invited | undefined; onClose: () => void }) {
+  const { email, role, link, link_by } = made ?? {};
+  useEffect(() => {
+    if (email === undefined || link_by !== 'mail') return;
+    toastDone('Invited', `A link is on its way to ${email}. An earlier one no longer works.`);
+    onClose();
+  }, [email, link_by, onClose]);
+  return (
+    <Modal
+      opened={made !== undefined && link_by !== 'mail'}
+      onClose={onClose}
+      size="lg"
+      title={<strong>{link ? `Give ${email} this link` : 'Invited, but no mail is sent'}</strong>}
+      closeButtonProps={{ 'aria-label': 'Close' }}
+      closeOnClickOutside={false}
+    >
+      <Stack gap="sm">
+        <Notice tone="wait" title="No mail server is set up">
+          {link
+            ? `Hand the link over yourself. It is shown only now; whoever opens it first joins as ${role}. It works once, for 7 days.`
+            : 'The operator finds the mail with the link among the files of the server (SVC_DATA_DIR/mail). You are not shown it, because changes here need a second person, or because the address had an account before.'}
+        </Notice>
+        {link ? <CodeBlock text={link} label="invitation link" wrap /> : null}
+        <Text size="sm" c="dimmed">
+          {link ? 'The audit log records that you were shown it. ' : ''}An earlier link for this address no longer works.
+        </Text>
+        <Group justify="flex-end">
+          <Button onClick={onClose}>Done</Button>
+        </Group>
+      </Stack>
+    </Modal>
+  );
+}
+
 export function InviteDialog({ opened, onClose }: { opened: boolean; onClose: () => void }) {
   const form = useServerForm({ initialValues: { email: '', role: 'viewer' as Role } });
+  const [invited, setInvited] = useState<Invited>();
   const make = useMutation(
     trpc.invites.create.mutationOptions({
       meta: { quiet: true },
       onError: form.refused,
       onSuccess: (made) => {
-        toastDone('Invited', `A link is on its way to ${made.email}.`);
+        setInvited(made);
         form.reset();
         onClose();
         return again();
@@ -147,6 +186,8 @@ export function InviteDialog({ opened, onClose }: { opened: boolean; onClose: ()
     }),
   );
   return (
+    <>
+    <LinkDialog made={invited} onClose={() => setInvited(undefined)} />
     <Modal opened={opened} onClose={onClose} title={<strong>Invite someone</strong>}>
       <form onSubmit={form.onSubmit(({ email, role }) => make.mutate({ email: email.trim(), role }))}>
         <Stack gap="sm">
@@ -167,5 +208,6 @@ export function InviteDialog({ opened, onClose }: { opened: boolean; onClose: ()
         </Stack>
       </form>
     </Modal>
+    </>
   );
 }
