@@ -23,3 +23,6 @@ export const emailAddress = z
 export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()], {
   error: 'must be an ISO 8601 date, or date and time with Z or an offset',
 });
+
+/** Why somebody takes a safeguard or an access away, or gives one. */
+export const why = text(2000).optional().describe('the reason; it goes into the audit log');

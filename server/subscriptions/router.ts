@@ -4,7 +4,7 @@ import { actorOf, type Doer } from '../domain/audit.ts';
 import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
 import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
-import { text } from '../rpc/fields.ts';
+import { text, why } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from './deliveries.ts';
 import { MOST_RESENT, type Resends } from './resends.ts';
@@ -151,6 +151,7 @@ const PatchIn = z.strictObject({
   event_types: EventTypes.optional(),
   active: z.boolean().optional(),
   destination_config: DestinationConfig.optional(),
+  reason: why,
 });
 
 const admin = { keys: [], role: 'admin' } as const;
@@ -199,12 +200,16 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
     update: route('PATCH /v1/subscriptions/{id}', admin, change)
       .input(PatchIn)
       .output(SubscriptionOut)
-      .mutation(({ ctx, input: { id, ...patch } }) => subscriptions.update(ctx.tenantId, id, patch, by(ctx))),
+      .mutation(({ ctx, input: { id, reason, ...patch } }) =>
+        subscriptions.update(ctx.tenantId, id, patch, by(ctx), reason),
+      ),
 
     replace: route('PUT /v1/subscriptions/{id}', admin, { ...change, summary: `The same as PATCH. ${change.summary}` })
       .input(PatchIn)
       .output(SubscriptionOut)
-      .mutation(({ ctx, input: { id, ...patch } }) => subscriptions.update(ctx.tenantId, id, patch, by(ctx))),
+      .mutation(({ ctx, input: { id, reason, ...patch } }) =>
+        subscriptions.update(ctx.tenantId, id, patch, by(ctx), reason),
+      ),
 
     remove: route('DELETE /v1/subscriptions/{id}', admin, {
       summary: 'Delete a subscription and its queued deliveries',
@@ -212,9 +217,9 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       status: 204,
       problems: ['NOT_FOUND'],
     })
-      .input(z.strictObject(Id))
+      .input(z.strictObject({ ...Id, reason: why }))
       .output(z.void())
-      .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx))),
+      .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx), input.reason)),
 
     test: route('POST /v1/subscriptions/{id}/test', admin, {
       summary: 'Send a test event now and report the outcome',

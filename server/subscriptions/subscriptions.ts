@@ -145,7 +145,13 @@ export class Subscriptions {
    * an attempt in progress; when it is resumed, they are sent in order. After a new secret, the previous one also signs for
    * `secret_overlap_seconds`.
    */
-  async update(tenantId: string, id: string, patch: SubscriptionPatch, by: Doer): Promise<SubscriptionView> {
+  async update(
+    tenantId: string,
+    id: string,
+    patch: SubscriptionPatch,
+    by: Doer,
+    reason?: string,
+  ): Promise<SubscriptionView> {
     const before = await findSubscription(this.#db.reader(tenantId), id);
     const faults = secretFaults(before.destinationType, patch.secret, false);
     if (patch.secret === undefined && patch.secret_overlap_seconds !== undefined) {
@@ -209,7 +215,7 @@ export class Subscriptions {
         await this.#record(em, tenantId, 'subscription.secret_rotated', id, by, detail);
       }
       if (changed.length > 0) {
-        await this.#record(em, tenantId, 'subscription.updated', id, by, changed.join(', '));
+        await this.#record(em, tenantId, 'subscription.updated', id, { ...by, reason }, changed.join(', '));
       }
       return this.#view(row);
     });
@@ -261,14 +267,14 @@ export class Subscriptions {
   }
 
   /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
-  async remove(tenantId: string, id: string, by: Doer): Promise<void> {
+  async remove(tenantId: string, id: string, by: Doer, reason?: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       em.remove(row);
       await em.flush();
       await em.execute('delete from delivery_lane where tenant_id = ? and id = ?', [tenantId, id]);
       await notify('destinations', id);
-      await this.#record(em, tenantId, 'subscription.deleted', id, by);
+      await this.#record(em, tenantId, 'subscription.deleted', id, { ...by, reason });
     });
   }
 
@@ -408,7 +414,7 @@ export class Subscriptions {
     tenantId: string,
     action: AuditAction,
     id: string,
-    by: Doer,
+    by: Doer & { reason?: string | undefined },
     detail?: string,
     severity?: 'warning',
   ): Promise<void> {

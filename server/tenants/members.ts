@@ -115,12 +115,12 @@ export class Members {
   }
 
   /** CONFLICT when the person holds the role. Higher roles include it, and do not count as holding it. */
-  async grant(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
+  async grant(tenantId: string, userId: string, role: Role, by: Doer, reason?: string): Promise<void> {
     await this.#change(
       tenantId,
       userId,
       by,
-      { done: 'role.granted', refused: 'role.grant_refused', detail: role },
+      { done: 'role.granted', refused: 'role.grant_refused', detail: role, reason },
       (member) => {
         if (member.roles.includes(role)) throw new AppError('CONFLICT', `this person already has the role ${role}`);
         member.roles = [...member.roles, role];
@@ -132,8 +132,8 @@ export class Members {
    * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. What a person
    * made as an admin ends with the role: keys, open invitations, and changes of settings that wait.
    */
-  async revoke(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
-    const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role } as const;
+  async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason?: string): Promise<void> {
+    const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role, reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
       if (role === 'admin') assertAnother(admins, userId);
@@ -150,8 +150,8 @@ export class Members {
    * for, whose text they may have, and the invitations that they sent. Nothing lets them in until they are invited
    * again. CONFLICT for the last admin.
    */
-  async remove(tenantId: string, userId: string, by: Doer): Promise<void> {
-    const how = { done: 'member.removed', refused: 'member.removal_refused' } as const;
+  async remove(tenantId: string, userId: string, by: Doer, reason?: string): Promise<void> {
+    const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (member.roles.includes('admin')) assertAnother(admins, userId);
       member.roles = [];
@@ -191,7 +191,7 @@ export class Members {
     tenantId: string,
     userId: string,
     by: Doer,
-    how: { done: AuditAction; refused: AuditAction; detail?: string },
+    how: { done: AuditAction; refused: AuditAction; detail?: string; reason: string | undefined },
     change: (member: MemberRow, context: { em: EntityManager; notify: Notify; admins: readonly string[] }) => unknown,
   ): Promise<void> {
     try {
@@ -218,6 +218,7 @@ export class Members {
           ...by,
           action: how.done,
           target: { type: 'user', id: userId },
+          reason: how.reason,
           ...(typeof detail === 'string' && { detail }),
         });
       });

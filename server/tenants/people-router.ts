@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
 import { doerOf } from '../domain/audit.ts';
 import { ownerOf, ROLES, type Role } from '../domain/principal.ts';
-import { emailAddress, text } from '../rpc/fields.ts';
+import { emailAddress, text, why } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
 import type { Members, Person } from './members.ts';
@@ -103,10 +103,10 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: why }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx));
+        await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -117,10 +117,10 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: why }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx));
+        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -132,9 +132,9 @@ export function usersRouter(members: Members) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ userId: text(64) }))
+      .input(z.strictObject({ userId: text(64), reason: why }))
       .output(z.void())
-      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, doerOf(ctx))),
+      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, doerOf(ctx), input.reason)),
   });
 }
 

@@ -270,6 +270,14 @@ describe('a key', () => {
     expect(body.records).toHaveLength(1);
   });
 
+  test('is revoked for a reason that the audit log keeps', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin, {});
+    await server.call(204, `DELETE /v1/keys/${made.id}?reason=it%20leaked`, admin);
+    const { body } = await server.call(200, `GET /v1/audit?target_id=${made.id}&action=key.revoked`, admin);
+    expect(body.records).toMatchObject([{ reason: 'it leaked' }]);
+  });
+
   test('expires on time, even while it is in use', async () => {
     const { admin } = await server.tenant();
     const expires_at = new Date(server.clock.now() + 60_000).toISOString();

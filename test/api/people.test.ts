@@ -141,6 +141,18 @@ describe('roles', () => {
     await server.call(200, 'POST /auth/logout', person);
   });
 
+  test('are changed, and people removed, for a reason that the audit log keeps', async () => {
+    const tenant = await server.tenant();
+    const { userId } = await tenant.person('viewer');
+    await server.call(200, `POST /v1/users/${userId}/roles`, tenant.admin, { role: 'admin', reason: 'covers for Maria' });
+    await server.call(200, `DELETE /v1/users/${userId}/roles/admin?reason=she%20is%20back`, tenant.admin);
+    await server.call(204, `DELETE /v1/team/${userId}?reason=left`, tenant.admin);
+    const actions = ['role.granted', 'role.revoked', 'member.removed'];
+    const records = await Promise.all(actions.map((action) => audit(tenant, action)));
+    expect(records.map(([record]) => record?.reason)).toEqual(['covers for Maria', 'she is back', 'left']);
+    await server.call(400, `POST /v1/users/${userId}/roles`, tenant.admin, { role: 'admin', reason: '' });
+  });
+
   test('are granted once; one that was revoked can be granted again; each is audited, refusals apart', async () => {
     const tenant = await server.tenant();
     const { userId } = await tenant.person('viewer');

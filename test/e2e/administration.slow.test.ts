@@ -45,6 +45,7 @@ describeInBrowser('administration', () => {
     await server.call(200, 'GET /v1/policies', { key: renewed });
     await row.first().getByRole('button', { name: 'Revoke' }).click();
     await page.getByRole('dialog').getByText('Its pipeline can no longer read or change anything.').waitFor();
+    await page.getByRole('dialog').getByLabel('Reason').fill('it leaked');
     await page.getByRole('button', { name: 'Revoke the key' }).click();
     await expect.poll(() => row.count()).toBe(1);
     await server.call(401, 'GET /v1/policies', { key: renewed });

@@ -147,6 +147,7 @@ describeInBrowser('people', () => {
     await drawer.getByRole('button', { name: 'Change the role' }).click();
     const change = page.getByRole('dialog', { name: 'Make sofia@meridian.test approver' });
     await change.getByText('is author and becomes approver').waitFor();
+    await change.getByLabel('Reason').fill('covers for Maria');
     await change.getByRole('button', { name: 'Change the role' }).click();
     await page.getByText('sofia@meridian.test is approver now').waitFor();
     await change.waitFor({ state: 'detached' });
@@ -160,7 +161,8 @@ describeInBrowser('people', () => {
     await drawer.getByRole('button', { name: /^Remove/ }).click();
     const sure = page.getByRole('dialog', { name: 'Remove sofia@meridian.test' });
     expect(await sure.getByRole('button', { name: 'Remove from the team' }).isDisabled()).toBe(true);
-    await sure.getByRole('textbox').fill('sofia@meridian.test');
+    await sure.getByLabel('Reason').fill('left');
+    await sure.getByLabel(/^Type/).fill('sofia@meridian.test');
     await sure.getByRole('button', { name: 'Remove from the team' }).click();
     await page.getByRole('row').filter({ hasText: 'sofia@meridian.test' }).waitFor({ state: 'detached' });
   });

@@ -100,8 +100,8 @@ export function AgentKeys({ creating, close, create }: Dialog) {
       <RevokeDialog
         what={revoking && `the key of ${revoking.agent_id}`}
         onClose={() => setRevoking(undefined)}
-        revoke={async () => {
-          await api.agentKeys.revoke.mutate({ id: revoking!.id });
+        revoke={async (reason) => {
+          await api.agentKeys.revoke.mutate({ id: revoking!.id, reason });
           await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
         }}
       >

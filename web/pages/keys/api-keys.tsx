@@ -120,8 +120,8 @@ export function ApiKeys({ creating, close, create }: Dialog) {
       <RevokeDialog
         what={revoking?.label}
         onClose={() => setRevoking(undefined)}
-        revoke={async () => {
-          await api.keys.revoke.mutate({ id: revoking!.id });
+        revoke={async (reason) => {
+          await api.keys.revoke.mutate({ id: revoking!.id, reason });
           await queryClient.invalidateQueries(trpc.keys.pathFilter());
         }}
       >

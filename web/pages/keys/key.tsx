@@ -95,7 +95,7 @@ export function RevokeDialog(props: {
   /** The name of what is revoked, for the title; undefined while the dialog is closed. */
   what: string | undefined;
   onClose: () => void;
-  revoke: () => Promise<unknown>;
+  revoke: (reason: string) => Promise<unknown>;
   children: ReactNode;
 }) {
   const { what, onClose, revoke, children } = props;
@@ -105,8 +105,9 @@ export function RevokeDialog(props: {
       onClose={onClose}
       title={`Revoke ${what ?? ''}`}
       action="Revoke the key"
-      onConfirm={async () => {
-        await confirmed(revoke);
+      reason={{ label: 'Reason', required: true }}
+      onConfirm={async (reason) => {
+        await confirmed(() => revoke(reason));
         toastDone('Key revoked');
       }}
     >

@@ -4,12 +4,14 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { type ReactNode, useEffect, useState } from 'react';
 import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 import { useServerForm } from '../../lib/form.ts';
+import { needsReason } from '../../lib/guarded.ts';
 import { useMe } from '../../lib/session.ts';
-import { keepSettings, needsReason, type SettingsPatch as Patch, type Settings } from '../../lib/settings.ts';
+import { keepSettings, type SettingsPatch as Patch, type Settings } from '../../lib/settings.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
+import { effectsOf } from './effects.ts';
 import { TokenIssuers } from './token-issuers.tsx';
 import { WaitingChanges } from './waiting.tsx';
 
@@ -65,10 +67,23 @@ export function SettingsPage() {
         reason={{ label: 'Reason', required: true }}
         onConfirm={(reason) => change.mutateAsync({ ...asked, reason })}
       >
+        <Effects settings={query.data} patch={asked} />
         The reason goes into the audit log. If approval is required and this removes a safeguard, another person must
         approve the change before it takes effect.
       </ConfirmDialog>
     </Page>
+  );
+}
+
+/** What the change does, so that nobody has to know it. */
+function Effects({ settings, patch }: { settings: Settings | undefined; patch: Patch | undefined }) {
+  if (!settings || !patch) return null;
+  return (
+    <ul className="plain-list" aria-label="What this does">
+      {effectsOf(settings, patch).map((effect) => (
+        <li key={effect}>{effect}</li>
+      ))}
+    </ul>
   );
 }
 

@@ -100,7 +100,8 @@ export function SubscriptionPage() {
               onClose={() => setOpen(undefined)}
               title="Pause the subscription"
               action="Pause"
-              onConfirm={() => active.mutateAsync({ id, active: false })}
+              reason={{ label: 'Reason', required: true }}
+              onConfirm={(reason) => active.mutateAsync({ id, active: false, reason })}
             >
               Nothing is sent while it is paused. What is queued now, and what happens meanwhile, waits, and is sent in
               order when you resume. An event waits for 7 days at most, and 10,000 events at most wait; what is older or
@@ -111,13 +112,14 @@ export function SubscriptionPage() {
               onClose={() => setOpen(undefined)}
               title="Delete the subscription"
               action="Delete subscription"
-              onConfirm={async () => {
-                await confirmed(() => api.subscriptions.remove.mutate({ id }));
+              reason={{ label: 'Reason', required: true }}
+              onConfirm={async (reason) => {
+                await confirmed(() => api.subscriptions.remove.mutate({ id, reason }));
                 await navigate({ to: '/subscriptions' });
                 await again();
               }}
             >
-              Queued events are not sent, and past deliveries are no longer shown.
+              Nobody is notified there any more. Queued events are not sent, and past deliveries are no longer shown.
             </ConfirmDialog>
           </Stack>
         )}

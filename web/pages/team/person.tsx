@@ -30,10 +30,10 @@ export const topRole = (person: Pick<Person, 'roles'>): Role | undefined =>
  * Gives a person this role and no higher one. The new role is granted before the others are revoked, so a failure in
  * between leaves them with too many roles rather than none.
  */
-async function changeRole(person: Person, role: Role): Promise<void> {
-  if (!person.roles.includes(role)) await api.users.grant.mutate({ id: person.id, role });
+async function changeRole(person: Person, role: Role, reason: string): Promise<void> {
+  if (!person.roles.includes(role)) await api.users.grant.mutate({ id: person.id, role, reason });
   for (const held of person.roles) {
-    if (ROLES.indexOf(held) > ROLES.indexOf(role)) await api.users.revoke.mutate({ id: person.id, role: held });
+    if (ROLES.indexOf(held) > ROLES.indexOf(role)) await api.users.revoke.mutate({ id: person.id, role: held, reason });
   }
 }
 
@@ -152,9 +152,10 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         title={`Make ${person.name} ${chosen ?? ''}`}
         action="Change the role"
         danger={chosen === 'admin' || held === 'admin'}
-        onConfirm={async () => {
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
           if (!chosen) return;
-          await confirmed(() => changeRole(person, chosen)).finally(again);
+          await confirmed(() => changeRole(person, chosen, reason)).finally(again);
           toastDone(`${person.name} is ${chosen} now`);
           choose(undefined);
         }}
@@ -175,8 +176,9 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         title={`Remove ${person.name}`}
         action="Remove from the team"
         typed={person.email}
-        onConfirm={async () => {
-          await confirmed(() => api.users.remove.mutate({ userId: person.id }));
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await confirmed(() => api.users.remove.mutate({ userId: person.id, reason }));
           toastDone(`${person.name} removed`);
           await again();
           onClose();

@@ -1,0 +1,19 @@
+import type { Settings, SettingsPatch } from './settings.ts';
+
+/** Settings that require a reason; some of their changes need a second person. */
+const GUARDED: readonly (keyof Settings)[] = [
+  'approval_required',
+  'self_approval',
+  'tests_required',
+  'min_coverage',
+  'simulation_required',
+  'policy_author_may_vote',
+  'sso_only',
+  'input_retention_days',
+  'projection_retention_days',
+  'stop_grace_seconds',
+  'approver_groups',
+  'action_types',
+];
+
+export const needsReason = (patch: SettingsPatch): boolean => GUARDED.some((name) => name in patch);
