@@ -155,6 +155,25 @@ describeInBrowser('evidence', () => {
 
     await deploy(server, tenant.admin, 'guard', GUARD);
     await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    // who and what it was is chosen and shown by name, a key as one
+    const admin = await browser.visitor(await tenant.person('admin'));
+    const { body: key } = await server.call<{ id: string }>(201, 'POST /v1/keys', tenant.admin, {
+      label: 'Nightly \u202e run',
+      scopes: ['proxy'],
+    });
+    await admin.open('/audit?target_type=api_key');
+    const shown = 'Nightly ⟦U+202E⟧ run';
+    await admin.page.getByLabel('Which').selectOption({ label: shown });
+    await admin.page.waitForURL(new RegExp(`target_id=${key.id}`));
+    const [record] = [admin.page.getByRole('row').filter({ hasText: 'key.created' })];
+    await record.getByText('Nightly').waitFor();
+    expect(await record.innerText()).toContain('U+202E');
+    expect(await record.innerText()).not.toContain(key.id);
+    await admin.page.getByLabel('By').selectOption({ index: 1 });
+    await admin.page.waitForURL(/actor_id=usr_/);
+    await admin.page.getByText('No records match the filters').waitFor();
+    await admin.assertAccessible();
+
     await open('/audit?target_id=guard&action=policy.updated');
     await page.getByRole('button', { name: 'policy.updated' }).click();
     await page.getByRole('link', { name: 'What changed from version 1 to 2' }).click();

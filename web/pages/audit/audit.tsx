@@ -3,6 +3,8 @@ import { Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@ma
 import { IconAlertOctagon, IconAlertTriangle, IconDownload, IconHistory, IconInfoCircle } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
+import { visible } from '../../../server/lib/visible.ts';
+import { useNames } from '../../lib/names.ts';
 import { fieldTime, fromFieldTime, useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { VerifyPanel } from '../../parts/verify-panel.tsx';
@@ -127,10 +129,7 @@ export function Audit() {
               header: 'On',
               cell: ({ target }) => (
                 <Line>
-                  <span className="dim">{target.type.replaceAll('_', ' ')}</span>{' '}
-                  <span className="mono">
-                    <Hostile text={target.id} />
-                  </span>
+                  <Named type={target.type} id={target.id} />
                 </Line>
               ),
             },
@@ -172,15 +171,51 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
 
 function Actor({ actor }: { actor: AuditRecord['actor'] }) {
   if (actor.email) return <Hostile text={actor.email} />;
+  return <Named type={actor.type} id={actor.id} />;
+}
+
+/** What it is, with its name where it has one, and else its id. */
+function Named({ type, id }: { type: string; id: string }) {
+  const name = useNames().of(id);
   return (
-    <span>
-      <span className="dim">{actor.type.replaceAll('_', ' ')}</span>{' '}
-      <span className="mono">
-        <Hostile text={actor.id} />
+    <span title={name === undefined ? undefined : id}>
+      <span className="dim">{type.replaceAll('_', ' ')}</span>{' '}
+      <span className={name === undefined ? 'mono' : undefined}>
+        <Hostile text={name ?? id} />
       </span>
     </span>
   );
 }
+
+/** A choice by name of what the filter takes an id of. An id that has no name, such as that of a revoked key, can be chosen too. */
+function NameFilter(props: {
+  label: string;
+  value: string | undefined;
+  lists: readonly (readonly [group: string, readonly { id: string; name: string }[]])[];
+  onChange: (id: string | undefined) => void;
+}) {
+  const { label, value, lists, onChange } = props;
+  const known = lists.some(([, list]) => list.some(({ id }) => id === value));
+  const groups = lists.filter(([, list]) => list.length > 0);
+  return (
+    <NativeSelect
+      label={label}
+      value={value ?? ''}
+      onChange={(event) => onChange(event.currentTarget.value || undefined)}
+      data={[
+        { value: '', label: 'any' },
+        ...(value === undefined || known ? [] : [{ value, label: visible(value) }]),
+        ...groups.map(([group, list]) => ({
+          group,
+          items: list.map(({ id, name }) => ({ value: id, label: visible(name) })),
+        })),
+      ]}
+    />
+  );
+}
+
+const isNamed = (type: string | undefined): type is 'user' | 'api_key' | 'agent_key' | 'subscription' =>
+  type === 'user' || type === 'api_key' || type === 'agent_key' || type === 'subscription';
 
 function Filters({
   filter,
@@ -192,6 +227,7 @@ function Filters({
   clear: (() => void) | undefined;
 }) {
   const [zone] = useZone();
+  const names = useNames();
   const actions = useQuery(trpc.chain.actions.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <search className="filters" aria-label="Filter the records">
@@ -213,14 +249,32 @@ function Filters({
       <NativeSelect
         label="On"
         value={filter.target_type ?? ''}
-        onChange={(event) => set({ target_type: event.currentTarget.value || undefined })}
+        onChange={(event) => set({ target_type: event.currentTarget.value || undefined, target_id: undefined })}
         data={[
           { value: '', label: 'anything' },
           ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
         ]}
       />
-      <TextFilter label="Target id" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
-      <TextFilter label="Actor id" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
+      {isNamed(filter.target_type) ? (
+        <NameFilter
+          label="Which"
+          value={filter.target_id}
+          lists={[[TARGETS[filter.target_type], names[filter.target_type]]]}
+          onChange={(target_id) => set({ target_id })}
+        />
+      ) : (
+        <TextFilter label="Target id" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
+      )}
+      <NameFilter
+        label="By"
+        value={filter.actor_id}
+        lists={[
+          ['People', names.user],
+          ['API keys', names.api_key],
+          ['Agent keys', names.agent_key],
+        ]}
+        onChange={(actor_id) => set({ actor_id })}
+      />
       <TextInput
         type="datetime-local"
         label={`Since (${zone === 'utc' ? 'UTC' : 'local'})`}
@@ -298,7 +352,7 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
     ['By', <Actor key="a" actor={record.actor} />],
     ['Actor id', <Id key="i" value={record.actor.id} length={40} />],
     ['Address', record.actor.ip],
-    ['On', record.target.type.replaceAll('_', ' ')],
+    ['On', <Named key="o" type={record.target.type} id={record.target.id} />],
     ['Target id', <Id key="t" value={record.target.id} length={40} />],
     ['Reason', record.reason && <Hostile key="n" text={record.reason} />],
     [
