@@ -1,7 +1,6 @@
 import { expect, test } from 'vitest';
 import { GUARDED_SETTINGS, settingsOf } from '../../server/tenants/settings.ts';
 import { needsReason } from '../../web/lib/guarded.ts';
-import type { SettingsPatch } from '../../web/lib/settings.ts';
 import { effectsOf } from '../../web/pages/settings/effects.ts';
 
 const settings = settingsOf({}, { poll_seconds: 15 });
@@ -20,10 +19,10 @@ test('each change for which a reason is asked says what it does', () => {
   const elsewhere = ['sso_only', 'approver_groups'];
   for (const name of GUARDED_SETTINGS.filter((guarded) => !elsewhere.includes(guarded))) {
     const value = other(settings[name]);
-    const there = effectsOf(settings, { [name]: value } as SettingsPatch);
-    const back = effectsOf({ ...settings, [name]: value }, { [name]: settings[name] } as SettingsPatch);
+    const there = effectsOf(settings, { [name]: value });
+    const back = effectsOf({ ...settings, [name]: value }, { [name]: settings[name] });
     for (const effect of [there, back]) expect(effect).toEqual([expect.stringMatching(/^[A-Z].{20,}\.$/)]);
     if (name !== 'action_types') expect(there).not.toEqual(back);
-    expect(effectsOf(settings, { [name]: settings[name] } as SettingsPatch)).toEqual([]);
+    expect(effectsOf(settings, { [name]: settings[name] })).toEqual([]);
   }
 });

@@ -1,4 +1,4 @@
-import type { Settings, SettingsPatch } from './settings.ts';
+import type { Settings } from '../../server/tenants/settings.ts';
 
 /** Settings that require a reason; some of their changes need a second person. */
 const GUARDED: readonly (keyof Settings)[] = [
@@ -16,4 +16,4 @@ const GUARDED: readonly (keyof Settings)[] = [
   'action_types',
 ];
 
-export const needsReason = (patch: SettingsPatch): boolean => GUARDED.some((name) => name in patch);
+export const needsReason = (patch: object): boolean => GUARDED.some((name) => name in patch);

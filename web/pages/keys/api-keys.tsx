@@ -15,7 +15,7 @@ import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDialog } from './key.tsx';
+import { type Dialog, ExpiryField, endColumns, expiryOf, ProxyNames, RevokeDialog, RotateDialog } from './key.tsx';
 
 type ApiKey = Answers['keys']['list']['keys'][number];
 
@@ -42,6 +42,8 @@ const SCOPE: Record<Scope, { allows: string; stops: string }> = {
 /** API keys: for proxies, pipelines and other programs. */
 export function ApiKeys({ creating, close, create }: Dialog) {
   const query = useQuery(trpc.keys.list.queryOptions({}));
+  const proxies = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 15_000 }));
+  const usedBy = ({ id }: ApiKey) => proxies.data?.proxies.filter(({ key_id }) => key_id === id) ?? [];
   const nameOf = usePeople();
   const [revoking, setRevoking] = useState<ApiKey>();
   const [rotating, setRotating] = useState<ApiKey>();
@@ -91,7 +93,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
               </span>
             ),
           },
-          ...endColumns<ApiKey>(setRotating, setRevoking),
+          ...endColumns<ApiKey>(setRotating, setRevoking, usedBy),
         ]}
       />
       <CreateApiKey opened={creating} close={close} onMade={setMade} />
@@ -126,6 +128,11 @@ export function ApiKeys({ creating, close, create }: Dialog) {
         }}
       >
         The key stops working immediately, in every process. This cannot be undone.
+        {revoking && usedBy(revoking).length > 0 ? (
+          <p>
+            It is used <ProxyNames by={usedBy(revoking)} />.
+          </p>
+        ) : null}
         <ul style={{ margin: '8px 0 0', paddingLeft: 18 }}>
           {revoking?.scopes.map((scope) => (
             <li key={scope}>{SCOPE[scope].stops}</li>

@@ -1,12 +1,14 @@
 import { Button, Group, Modal, NativeSelect, Stack, Text } from '@mantine/core';
 import { IconHourglassEmpty, IconMoonStars } from '@tabler/icons-react';
-import type { ComponentProps, ReactNode } from 'react';
+import { type ComponentProps, Fragment, type ReactNode } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
 import { fullTime, useNow, useZone } from '../../lib/time.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { Column } from '../../ui/data-table.tsx';
 import { FormFoot } from '../../ui/form.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
+import { PageLink } from '../../ui/link.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
@@ -49,12 +51,14 @@ function Expiry({ at }: { at: string | undefined }) {
 }
 
 /** When a key was last used. A key unused for 90 days is marked: it can probably be revoked. */
-function LastUsed({ at, since }: { at: string | undefined; since: string }) {
+function LastUsed({ at, since, by }: { at: string | undefined; since: string; by: readonly UsedBy[] }) {
   const now = useNow(60_000);
   const idle = now - new Date(at ?? since).getTime() > 90 * DAY;
+  // the use of a key is noted once a minute, and a report of a proxy at once
+  const last = [at, by[0]?.last_seen_at].filter((time) => time !== undefined).sort();
   return (
     <span>
-      {at ? <When at={at} /> : <span className="dim">never</span>}{' '}
+      {last.length > 0 ? <When at={last.at(-1)!} /> : <span className="dim">never</span>} <ProxyNames by={by} />
       {idle ? (
         <Tag tone="wait" icon={IconMoonStars}>
           unused for 90 days
@@ -64,15 +68,49 @@ function LastUsed({ at, since }: { at: string | undefined; since: string }) {
   );
 }
 
+/** A proxy that reports with a key. */
+export interface UsedBy {
+  proxy_id: string;
+  last_seen_at: string;
+}
+
+/** The proxies that report with a key, the last one first. They chose their names themselves. */
+export function ProxyNames({ by }: { by: readonly UsedBy[] }) {
+  if (by.length === 0) return null;
+  const shown = by.slice(0, 3);
+  return (
+    <span className="dim">
+      by{' '}
+      {shown.map(({ proxy_id }, n) => (
+        <Fragment key={proxy_id}>
+          {n > 0 ? ', ' : ''}
+          <PageLink to="/proxies/proxy" search={{ id: proxy_id }}>
+            <Hostile text={proxy_id} />
+          </PageLink>
+        </Fragment>
+      ))}
+      {by.length > shown.length ? ` and ${by.length - shown.length} more` : ''}
+    </span>
+  );
+}
+
 interface Key {
+  id: string;
   created_at: string;
   last_used_at?: string;
   expires_at?: string;
 }
 
 /** The columns that the lists of both kinds of keys end with. */
-export const endColumns = <K extends Key>(rotate: (key: K) => void, revoke: (key: K) => void): Column<K>[] => [
-  { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
+export const endColumns = <K extends Key>(
+  rotate: (key: K) => void,
+  revoke: (key: K) => void,
+  usedBy: (key: K) => readonly UsedBy[] = () => [],
+): Column<K>[] => [
+  {
+    header: 'Last used',
+    cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} by={usedBy(key)} />,
+  },
   { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
   {
     header: 'Actions',

@@ -1,4 +1,4 @@
-import type { Settings, SettingsPatch } from '../../lib/settings.ts';
+import type { Settings } from '../../../server/tenants/settings.ts';
 
 type Effect<T> = (after: T, before: T) => string;
 
@@ -48,8 +48,8 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
 };
 
 /** What the patch does, a sentence for each setting that changes. */
-export function effectsOf(settings: Settings, patch: SettingsPatch): string[] {
-  return (Object.keys(patch) as (keyof SettingsPatch)[]).flatMap((name) => {
+export function effectsOf(settings: Settings, patch: { readonly [K in keyof Settings]?: unknown }): string[] {
+  return (Object.keys(patch) as (keyof Settings)[]).flatMap((name) => {
     const [after, before] = [patch[name], settings[name]];
     const effect = EFFECTS[name] as Effect<unknown> | undefined;
     return effect && after !== null && after !== before ? [effect(after, before)] : [];
