@@ -4,6 +4,8 @@ import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
+/** One with a mail server, which does not answer. */
+const mailing = useServer({ SMTP_URL: 'smtp://127.0.0.1:9' });
 const HTML = { accept: 'text/html,*/*;q=0.8' };
 const JSON_ONLY = { headers: { accept: 'application/json' } };
 const INVITE = 'GET /auth/invite?token=';
@@ -101,6 +103,14 @@ describe('an invitation', () => {
     const again = await server.call<{ link?: string }>(200, `POST /v1/invites/${body.id}/resend`, admin, {});
     await join(token, 401);
     expect((await join(new URL(again.body.link!).searchParams.get('token')!)).body.email).toBe(email);
+  });
+
+  test('shows nobody a link where there is a mail server', async () => {
+    const tenant = await mailing.tenant();
+    const admin = await tenant.person('admin');
+    const { body } = await mailing.call(201, 'POST /v1/invites', admin, { email: newAddress(), role: 'viewer' });
+    expect(body.link_by).toBe('mail');
+    expect(body).not.toHaveProperty('link');
   });
 
   test('shows no link to a key, where changes need a second person, or for the account of a removed person', async () => {

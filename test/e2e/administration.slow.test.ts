@@ -51,6 +51,25 @@ describeInBrowser('administration', () => {
     await server.call(401, 'GET /v1/policies', { key: renewed });
   });
 
+  test('a key says which proxies use it, and revoking it asks for a reason beside them', async () => {
+    const tenant = await server.tenant();
+    const { body: key } = await server.call<{ key: string }>(201, 'POST /v1/keys', tenant.admin, {
+      label: 'The edge',
+      scopes: ['proxy'],
+    });
+    await server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id: 'edge-\u202e1', version: '1.0.0' });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/keys');
+    const row = page.getByRole('row').filter({ hasText: 'The edge' });
+    await row.getByRole('link', { name: 'edge-U+202E1' }).waitFor();
+    await row.getByRole('button', { name: 'Revoke' }).click();
+    const dialog = page.getByRole('dialog', { name: 'Revoke The edge' });
+    await dialog.getByText('they deny everything').waitFor();
+    await dialog.getByRole('link', { name: 'edge-U+202E1' }).waitFor();
+    expect(await dialog.getByRole('button', { name: 'Revoke the key' }).isDisabled()).toBe(true);
+    await assertAccessible();
+  });
+
   test('an agent key decides with the command that is shown beside it', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
