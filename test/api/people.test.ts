@@ -144,7 +144,10 @@ describe('roles', () => {
   test('are changed, and people removed, for a reason that the audit log keeps', async () => {
     const tenant = await server.tenant();
     const { userId } = await tenant.person('viewer');
-    await server.call(200, `POST /v1/users/${userId}/roles`, tenant.admin, { role: 'admin', reason: 'covers for Maria' });
+    await server.call(200, `POST /v1/users/${userId}/roles`, tenant.admin, {
+      role: 'admin',
+      reason: 'covers for Maria',
+    });
     await server.call(200, `DELETE /v1/users/${userId}/roles/admin?reason=she%20is%20back`, tenant.admin);
     await server.call(204, `DELETE /v1/team/${userId}?reason=left`, tenant.admin);
     const actions = ['role.granted', 'role.revoked', 'member.removed'];

@@ -237,7 +237,7 @@ export interface paths {
         put?: never;
         /**
          * Invite a person by mail
-         * @description The link in the mail is valid for 7 days. An open invitation for the same address is replaced. A person who was removed gets the same account back.
+         * @description The link in the mail is valid for 7 days. Where no mail server is set up, a signed-in person gets the link in the answer, unless `approval_required` is on or the address is that of a removed person. An open invitation for the same address is replaced. A person who was removed gets the same account back.
          */
         post: operations["invites-create"];
         delete?: never;
@@ -3680,6 +3680,33 @@ export interface components {
             /** @description valid keys, which end when the person is removed */
             keys: number;
         };
+        Invited: {
+            id: string;
+            email: string;
+            /** @enum {string} */
+            role: "viewer" | "author" | "approver" | "admin";
+            /** @enum {string} */
+            status: "pending" | "expired" | "accepted" | "revoked";
+            invited_by: string;
+            /** Format: date-time */
+            created_at: string;
+            /** Format: date-time */
+            sent_at: string;
+            /** Format: date-time */
+            expires_at: string;
+            /** Format: date-time */
+            accepted_at?: string;
+            accepted_by?: string;
+            /** Format: date-time */
+            revoked_at?: string;
+            /**
+             * @description mail: it is mailed; without a mail server it is either in `link`, for the inviter to hand over, or in a file of the server for the operator
+             * @enum {string}
+             */
+            link_by: "mail" | "inviter" | "operator";
+            /** @description only here and now, and only for a signed-in person; works once */
+            link?: string;
+        };
         Invitation: {
             id: string;
             email: string;
@@ -6191,9 +6218,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-64wdtz",
+                     *       "tenant_id": "t1-mbvax1",
                      *       "user": {
-                     *         "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *         "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -6288,14 +6315,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m83yfkav79pkrrnkxy86hpsx",
+                     *           "id": "ses_01m8403w1gngh9jz73mp67zac6",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:16:01.627Z",
-                     *           "last_seen_at": "2026-11-23T10:16:01.627Z",
-                     *           "expires_at": "2026-11-24T10:16:01.627Z"
+                     *           "created_at": "2026-11-23T10:44:34.480Z",
+                     *           "last_seen_at": "2026-11-23T10:44:34.480Z",
+                     *           "expires_at": "2026-11-24T10:44:34.480Z"
                      *         }
                      *       ]
                      *     }
@@ -6405,14 +6432,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m83yfkav79pkrrnkxy86hpsx",
+                     *           "id": "ses_01m8403w1gngh9jz73mp67zac6",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:16:01.627Z",
-                     *           "last_seen_at": "2026-11-23T10:16:01.627Z",
-                     *           "expires_at": "2026-11-24T10:16:01.627Z"
+                     *           "created_at": "2026-11-23T10:44:34.480Z",
+                     *           "last_seen_at": "2026-11-23T10:44:34.480Z",
+                     *           "expires_at": "2026-11-24T10:44:34.480Z"
                      *         }
                      *       ]
                      *     }
@@ -6531,7 +6558,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "id": "usr_01m8403vp2rg43y1t54cdvs5pv",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -6539,13 +6566,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:16:01.435Z",
+                     *           "created_at": "2026-11-23T10:44:34.114Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -6553,8 +6580,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:16:01.596Z",
-                     *           "last_login": "2026-11-23T10:16:01.627Z",
+                     *           "created_at": "2026-11-23T10:44:34.313Z",
+                     *           "last_login": "2026-11-23T10:44:34.480Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -6602,7 +6629,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *       "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -6610,8 +6637,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-23T10:16:01.596Z",
-                     *       "last_login": "2026-11-23T10:16:01.627Z",
+                     *       "created_at": "2026-11-23T10:44:34.313Z",
+                     *       "last_login": "2026-11-23T10:44:34.480Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -6650,6 +6677,8 @@ export interface operations {
                 "application/json": {
                     /** @enum {string} */
                     role: "viewer" | "author" | "approver" | "admin";
+                    /** @description the reason; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -6680,7 +6709,9 @@ export interface operations {
     };
     "users-revoke": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -6717,7 +6748,9 @@ export interface operations {
     };
     "users-remove": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -6776,14 +6809,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m83yfmnpwc239g8g9vq9d2gm",
+                     *           "id": "inv_01m8403zry768bq7d2x36b4szw",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-23T10:16:02.998Z",
-                     *           "sent_at": "2026-11-23T10:16:02.998Z",
-                     *           "expires_at": "2026-11-30T10:16:02.998Z"
+                     *           "created_at": "2026-11-23T10:44:38.302Z",
+                     *           "sent_at": "2026-11-23T10:44:38.302Z",
+                     *           "expires_at": "2026-11-30T10:44:38.302Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -6842,7 +6875,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Invitation"];
+                    "application/json": components["schemas"]["Invited"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -6879,7 +6912,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Invitation"];
+                    "application/json": components["schemas"]["Invited"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -7054,25 +7087,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m83yfmkc36va8kjrfggk7kxr",
+                     *           "id": "key_01m8403zb1thhwbtpderyj0gxw",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *           "created_at": "2026-11-23T10:16:02.924Z"
+                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "created_at": "2026-11-23T10:44:37.857Z"
                      *         },
                      *         {
-                     *           "id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
+                     *           "id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:01.586Z",
-                     *           "last_used_at": "2026-11-23T10:16:01.700Z"
+                     *           "created_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:34.300Z",
+                     *           "last_used_at": "2026-11-23T10:44:34.679Z"
                      *         }
                      *       ]
                      *     }
@@ -7129,14 +7162,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m83yfq7vn9svxcd5kvesj2kb",
+                     *       "id": "key_01m840466acqdwpk31eqyb7f9q",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-23T10:16:05.627Z"
+                     *       "created_at": "2026-11-23T10:44:44.876Z"
                      *     }
                      */
                     "application/json": {
@@ -7230,7 +7263,9 @@ export interface operations {
     };
     "keys-revoke": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -7283,23 +7318,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m83yfmkjnpn3txy9d52gqeq1",
+                     *           "id": "agk_01m8403zcpqpewzs341374a7dy",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "owner_id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:16:02.930Z"
+                     *           "created_at": "2026-11-23T10:44:37.911Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
+                     *           "id": "agk_01m8403w3qbdqe5cvcbdas682f",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:16:01.670Z",
-                     *           "last_used_at": "2026-11-23T10:16:02.560Z"
+                     *           "created_at": "2026-11-23T10:44:34.561Z",
+                     *           "last_used_at": "2026-11-23T10:44:36.521Z"
                      *         }
                      *       ]
                      *     }
@@ -7357,13 +7392,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m83yfq857w2h9stxhrbcf09c",
+                     *       "id": "agk_01m840469x05drwgv0px1zqped",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *       "created_at": "2026-11-23T10:16:05.637Z"
+                     *       "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *       "created_at": "2026-11-23T10:44:44.990Z"
                      *     }
                      */
                     "application/json": {
@@ -7458,7 +7493,9 @@ export interface operations {
     };
     "agentKeys-revoke": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -7509,7 +7546,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-64wdtz",
+                     *       "audience": "https://control.example/tenants/t1-mbvax1",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -7525,7 +7562,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-23T10:16:03.059Z",
+                     *           "created_at": "2026-11-23T10:44:38.522Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -7664,12 +7701,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *           "id": "usr_01m8403vp2rg43y1t54cdvs5pv",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *           "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -7899,11 +7936,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m83yfmpz8cdsq837x4vx0sza",
+                     *           "id": "stc_01m8403ztvregrdxpqq27cwp39",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *           "created_at": "2026-11-23T10:16:03.039Z",
+                     *           "proposed_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "created_at": "2026-11-23T10:44:38.363Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8057,7 +8094,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-64wdtz"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-mbvax1"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -8560,9 +8597,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:01.701Z",
-                     *           "updated_at": "2026-11-23T10:16:03.118Z",
+                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:34.685Z",
+                     *           "updated_at": "2026-11-23T10:44:38.918Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -8653,9 +8690,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *       "created_at": "2026-11-23T10:16:05.446Z",
-                     *       "updated_at": "2026-11-23T10:16:05.446Z",
+                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *       "created_at": "2026-11-23T10:44:44.293Z",
+                     *       "updated_at": "2026-11-23T10:44:44.293Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -9150,9 +9187,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *       "created_at": "2026-11-23T10:16:01.701Z",
-                     *       "updated_at": "2026-11-23T10:16:03.118Z",
+                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *       "created_at": "2026-11-23T10:44:34.685Z",
+                     *       "updated_at": "2026-11-23T10:44:38.918Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -9160,28 +9197,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:03.118Z",
+                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:38.918Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:01.701Z",
+                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:34.685Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *             "decided_at": "2026-11-23T10:16:02.537Z"
+                     *             "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *             "decided_at": "2026-11-23T10:44:36.443Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *               "decided_at": "2026-11-23T10:16:02.537Z"
+                     *               "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *               "decided_at": "2026-11-23T10:44:36.443Z"
                      *             }
                      *           ]
                      *         }
@@ -9355,9 +9392,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *       "created_at": "2026-11-23T10:16:01.701Z",
-                     *       "updated_at": "2026-11-23T10:16:05.588Z",
+                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *       "created_at": "2026-11-23T10:44:34.685Z",
+                     *       "updated_at": "2026-11-23T10:44:44.581Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -9771,20 +9808,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *       "created_at": "2026-11-23T10:16:01.701Z",
+                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *       "created_at": "2026-11-23T10:44:34.685Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *         "decided_at": "2026-11-23T10:16:02.537Z"
+                     *         "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *         "decided_at": "2026-11-23T10:44:36.443Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "decided_at": "2026-11-23T10:16:02.537Z"
+                     *           "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "decided_at": "2026-11-23T10:44:36.443Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -10071,7 +10108,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:16:03.118Z",
+                     *           "written_at": "2026-11-23T10:44:38.918Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -10123,12 +10160,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:16:03.118Z"
+                     *           "written_at": "2026-11-23T10:44:38.918Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-24T10:16:03.795Z",
+                     *       "since": "2026-10-24T10:44:40.359Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -10316,16 +10353,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-24T10:16:03.024Z",
-                     *         "to": "2026-11-23T10:16:03.024Z"
+                     *         "from": "2026-10-24T10:44:38.343Z",
+                     *         "to": "2026-11-23T10:44:38.343Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-23T10:16:03.024Z",
+                     *       "created_at": "2026-11-23T10:44:38.343Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-23T10:16:03.024Z",
+                     *       "finished_at": "2026-11-23T10:44:38.343Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -10484,16 +10521,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-24T10:16:03.024Z",
-                     *             "to": "2026-11-23T10:16:03.024Z"
+                     *             "from": "2026-10-24T10:44:38.343Z",
+                     *             "to": "2026-11-23T10:44:38.343Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-23T10:16:03.024Z",
+                     *           "created_at": "2026-11-23T10:44:38.343Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-23T10:16:03.024Z",
+                     *           "finished_at": "2026-11-23T10:44:38.343Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -10585,8 +10622,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *             "created_at": "2026-11-23T10:16:02.901Z",
+                     *             "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *             "created_at": "2026-11-23T10:44:37.715Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -10647,8 +10684,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *         "created_at": "2026-11-23T10:16:02.901Z",
+                     *         "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *         "created_at": "2026-11-23T10:44:37.715Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -10663,8 +10700,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:02.901Z",
+                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:37.715Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -10677,8 +10714,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
-                     *           "created_at": "2026-11-23T10:16:02.842Z",
+                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "created_at": "2026-11-23T10:44:37.601Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11099,9 +11136,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
-                     *           "first_seen_at": "2026-11-23T10:16:03.098Z",
-                     *           "last_seen_at": "2026-11-23T10:16:03.098Z",
+                     *           "key_id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
+                     *           "first_seen_at": "2026-11-23T10:44:38.763Z",
+                     *           "last_seen_at": "2026-11-23T10:44:38.763Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -11200,18 +11237,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
-                     *           "key_hash": "sha256:428a9fe03ac309689e92318c1866fcf4b06ad5b011d2eac0e5546aa9e9b180b1",
+                     *           "id": "agk_01m8403w3qbdqe5cvcbdas682f",
+                     *           "key_hash": "sha256:fc23efe0cd3d2bfac533c2cad77b0424bdd5552d8bb7a4c92b010999d6e0bf02",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
+                     *           "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv"
                      *         },
                      *         {
-                     *           "id": "agk_01m83yfmkjnpn3txy9d52gqeq1",
-                     *           "key_hash": "sha256:a9346396ff4715422e09c5b2718e0aa2e31ef2b6a4b486397b3a31dc15856d6d",
+                     *           "id": "agk_01m8403zcpqpewzs341374a7dy",
+                     *           "key_hash": "sha256:de58c11324f43821cf6610e912796f33a2315d3e871c6b244ddb49072ed5ed75",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m83yfk9wxw5t4jfsg4mz8wka"
+                     *           "owner_id": "usr_01m8403vw9acye5jv1mjrec2qm"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -11362,8 +11399,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-23T10:16:02.783Z",
-                     *           "last_seen": "2026-11-23T10:16:02.783Z"
+                     *           "first_seen": "2026-11-23T10:44:37.375Z",
+                     *           "last_seen": "2026-11-23T10:44:37.375Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -11420,8 +11457,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-23T10:16:02.783Z",
-                     *       "last_seen": "2026-11-23T10:16:02.783Z",
+                     *       "first_seen": "2026-11-23T10:44:37.375Z",
+                     *       "last_seen": "2026-11-23T10:44:37.375Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -11452,9 +11489,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-23T10:16:02.783Z",
-                     *           "last_seen": "2026-11-23T10:16:02.783Z",
-                     *           "reported_by": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
+                     *           "first_seen": "2026-11-23T10:44:37.375Z",
+                     *           "last_seen": "2026-11-23T10:44:37.375Z",
+                     *           "reported_by": "key_01m8403vvvr0w8kcpdc3wdtc8b",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -11765,8 +11802,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-23T10:16:02.783Z",
-                     *           "last_seen": "2026-11-23T10:16:02.783Z",
+                     *           "first_seen": "2026-11-23T10:44:37.375Z",
+                     *           "last_seen": "2026-11-23T10:44:37.375Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -11888,7 +11925,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-23T10:16:03.093Z",
+                     *           "last_seen": "2026-11-23T10:44:38.729Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -11954,10 +11991,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-23T10:16:03.093Z",
+                     *       "last_seen": "2026-11-23T10:44:38.729Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
+                     *         "usr_01m8403vp2rg43y1t54cdvs5pv"
                      *       ]
                      *     }
                      */
@@ -12060,11 +12097,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
+                     *           "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
+                     *           "opened_by": "agk_01m8403w3qbdqe5cvcbdas682f",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -12086,8 +12123,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-23T11:16:02.706Z",
-                     *           "created_at": "2026-11-23T10:16:02.706Z",
+                     *           "expires_at": "2026-11-23T11:44:36.937Z",
+                     *           "created_at": "2026-11-23T10:44:36.937Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -12101,10 +12138,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
+                     *             "usr_01m8403vp2rg43y1t54cdvs5pv"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:3fde264bba33950613f95353dcf3775ee6cb60e45fef0243dbaa68ef5d06cc98"
+                     *           "shown_hash": "sha256:8f5ff516d98444abc9f5953e0eec4bdd2e79db92d9c115269187fa30c59b9c42"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -12273,7 +12310,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-23T11:20:07.165Z"
+                     *           "next_expires_at": "2026-11-23T11:44:36.937Z"
                      *         }
                      *       ]
                      *     }
@@ -12393,7 +12430,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:16:04.323Z",
+                     *       "since": "2026-11-22T10:44:41.502Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -12449,11 +12486,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
+                     *       "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
+                     *       "opened_by": "agk_01m8403w3qbdqe5cvcbdas682f",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -12475,8 +12512,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-23T11:16:02.706Z",
-                     *       "created_at": "2026-11-23T10:16:02.706Z",
+                     *       "expires_at": "2026-11-23T11:44:36.937Z",
+                     *       "created_at": "2026-11-23T10:44:36.937Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -12490,10 +12527,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m83yfk4vn3s1t3xr1w2cxyd2"
+                     *         "usr_01m8403vp2rg43y1t54cdvs5pv"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:3fde264bba33950613f95353dcf3775ee6cb60e45fef0243dbaa68ef5d06cc98"
+                     *       "shown_hash": "sha256:8f5ff516d98444abc9f5953e0eec4bdd2e79db92d9c115269187fa30c59b9c42"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -12754,15 +12791,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m83yfmqp2t3g8hvschdbxnv9",
+                     *           "id": "stp_01m8404000wk7mz9cj2wffbbg1",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *           "created_at": "2026-11-23T10:16:03.065Z",
+                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "created_at": "2026-11-23T10:44:38.575Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -12890,15 +12927,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m83yfmqp2t3g8hvschdbxnv9",
+                     *       "id": "stp_01m8404000wk7mz9cj2wffbbg1",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *       "created_at": "2026-11-23T10:16:03.065Z",
+                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *       "created_at": "2026-11-23T10:44:38.575Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -12909,7 +12946,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-23T10:16:03.098Z"
+                     *             "last_seen_at": "2026-11-23T10:44:38.763Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -13004,7 +13041,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *           "id": "sub_01m8403zsn159bhh0rwc509wta",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -13015,8 +13052,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-23T10:16:03.010Z",
-                     *           "updated_at": "2026-11-23T10:16:03.010Z"
+                     *           "created_at": "2026-11-23T10:44:38.325Z",
+                     *           "updated_at": "2026-11-23T10:44:38.325Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13135,7 +13172,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *       "id": "sub_01m8403zsn159bhh0rwc509wta",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -13146,8 +13183,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-23T10:16:03.010Z",
-                     *       "updated_at": "2026-11-23T10:16:03.010Z"
+                     *       "created_at": "2026-11-23T10:44:38.325Z",
+                     *       "updated_at": "2026-11-23T10:44:38.325Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -13193,6 +13230,8 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
+                    /** @description the reason; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -13222,7 +13261,9 @@ export interface operations {
     };
     "subscriptions-remove": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -13285,6 +13326,8 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
+                    /** @description the reason; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -13389,7 +13432,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_3",
-                     *           "subscription_id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *           "subscription_id": "sub_01m8403zsn159bhh0rwc509wta",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -13398,7 +13441,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-23T10:16:03.088Z",
+                     *           "created_at": "2026-11-23T10:44:38.705Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -13448,7 +13491,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_3",
-                     *       "subscription_id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *       "subscription_id": "sub_01m8403zsn159bhh0rwc509wta",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -13457,7 +13500,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-23T10:16:03.088Z",
+                     *       "created_at": "2026-11-23T10:44:38.705Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -13571,7 +13614,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m83yfmp29wd6j2px4nh225bz",
+                     *           "id": "sub_01m8403zsn159bhh0rwc509wta",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -13831,13 +13874,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m83yfq8nj15k2qndsnkvyn31",
+                     *       "event_id": "evt_01m84046be1y27d4z2ntww4vtk",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:0c0aa4f2cba08bb603fdf261c350d2626af5b0d0effcc44a1cf04f53e198845f",
+                     *       "bundle_hash": "sha256:ebb7407926e314db23dd2646f1160f0e2b1c1629ecaefcae9f3108a299b118f0",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 17005
+                     *       "evaluation_us": 14719
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -13976,13 +14019,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m83yfq9kpn9bcs7cp7ebfy25",
+                     *       "event_id": "evt_01m84046hz7qkxavtbbcdj7wag",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:0c0aa4f2cba08bb603fdf261c350d2626af5b0d0effcc44a1cf04f53e198845f",
+                     *       "bundle_hash": "sha256:ebb7407926e314db23dd2646f1160f0e2b1c1629ecaefcae9f3108a299b118f0",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 237
+                     *       "evaluation_us": 372
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -14130,7 +14173,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-2004-5",
+                     *           "id": "event-30780-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -14142,10 +14185,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:16:03.093Z"
+                     *           "created_at": "2026-11-23T10:44:38.729Z"
                      *         },
                      *         {
-                     *           "id": "event-2004-4",
+                     *           "id": "event-30780-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -14157,7 +14200,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:16:03.093Z"
+                     *           "created_at": "2026-11-23T10:44:38.729Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -14203,12 +14246,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:16:04.572Z",
-                     *       "until": "2026-11-23T10:16:04.572Z",
+                     *       "since": "2026-11-22T10:44:42.308Z",
+                     *       "until": "2026-11-23T10:44:42.308Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T10:16:04.572Z",
+                     *           "at": "2026-11-22T10:44:42.308Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14216,7 +14259,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-22T11:16:04.572Z",
+                     *           "at": "2026-11-22T11:44:42.308Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14227,7 +14270,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-23T10:16:03.093Z"
+                     *         "at": "2026-11-23T10:44:38.729Z"
                      *       }
                      *     }
                      */
@@ -14277,8 +14320,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-23T10:16:02.772Z",
-                     *       "until": "2026-11-23T10:16:04.625Z",
+                     *       "since": "2026-11-23T10:44:37.277Z",
+                     *       "until": "2026-11-23T10:44:42.427Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -14289,7 +14332,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-23T10:16:02.000Z",
+                     *           "at": "2026-11-23T10:44:37.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14297,7 +14340,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-23T10:16:03.000Z",
+                     *           "at": "2026-11-23T10:44:38.000Z",
                      *           "allow": 1,
                      *           "allow_with_masking": 0,
                      *           "deny": 1,
@@ -14397,7 +14440,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
+                     *       "id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -14408,32 +14451,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 174467,
-                     *       "created_at": "2026-11-23T10:16:02.772Z",
+                     *       "evaluation_us": 630709,
+                     *       "created_at": "2026-11-23T10:44:37.277Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
-                     *       "key_id": "agk_01m83yfkbwa41tbhg7cdkrdrqk",
+                     *       "escrow_id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
+                     *       "key_id": "agk_01m8403w3qbdqe5cvcbdas682f",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-23T10:16:02.561Z",
+                     *       "timestamp": "2026-11-23T10:44:36.522Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:68f8ce075d5e5e481c1a60624c900ed66bda882fc55ed74398381c58cfbec58b",
-                     *       "input_hash": "sha256:53fe6cb713f63aa8a382020e16921fb56fea83f34ab573daa530229ec0214068",
-                     *       "action_ref": "sha256:b81c293eded593161382ca355ff7ad9892eb65bd8571267b17c227d4a519eadc",
-                     *       "trace_id": "594a0bdee0d76c9332dd967431e6a908",
-                     *       "span_id": "e677179572c3bbe2",
+                     *       "ask_commit": "sha256:321d1f352909093ee820a67e5356c7e06388366ccf90355d6e94595d8d169b89",
+                     *       "input_hash": "sha256:6bbdb2856352b09c17dad7476955dc1f45ac92ed682f615100aa967ece8531b2",
+                     *       "action_ref": "sha256:8309773e3d29bf09379caa45867fd619549618f1060bd338ed4a3515dc0fa3ae",
+                     *       "trace_id": "bcb7bcd780cabeb3fdd1f881e3f08ae7",
+                     *       "span_id": "8c87927abe2d2e05",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:aadfb900e68657c7a9ea112799efe0bbb797a9724f2aa13983e60b05cf2072af"
+                     *         "bundle_hash": "sha256:dedef614036636deb0343462281ba04d1366759af1c9faef51ffd024b321df63"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028",
-                     *         "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
+                     *         "prev_hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a",
+                     *         "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -14474,7 +14517,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
+                     *       "event_id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -14529,13 +14572,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
+                     *       "event_id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:16:02.561Z",
-                     *         "owner": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *         "now": "2026-11-23T10:44:36.522Z",
+                     *         "owner": "usr_01m8403vp2rg43y1t54cdvs5pv",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -14544,8 +14587,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:16:02.561Z",
-                     *         "owner": "usr_01m83yfk4vn3s1t3xr1w2cxyd2",
+                     *         "now": "2026-11-23T10:44:36.522Z",
+                     *         "owner": "usr_01m8403vp2rg43y1t54cdvs5pv",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -14787,10 +14830,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
-                     *       "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-64wdtz/forensics\n2\nc06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785\n\n— control.test zm1sKJ5Qc1Z82vX2/gtf9uay2v+5Bwj1BWzM2euY01sR4GWqAL2mlPgfo59LaeRvvgSOc8K3ONJaV3FoYbLha77Xzgc=\n",
-                     *       "created_at": "2026-11-23T10:16:02.954Z"
+                     *       "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
+                     *       "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-mbvax1/forensics\n2\n5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989\n\n— control.test o+aL4SqFCTB9FCEdL3ILc46+HhYv4tIj5TgwaAhoKVjhoE5S+gLZ50bsjuDylnLU8nkkzprJ4ASfSjKBbig1DctMHQo=\n",
+                     *       "created_at": "2026-11-23T10:44:38.011Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -14833,10 +14876,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
-                     *           "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-64wdtz/forensics\n2\nc06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785\n\n— control.test zm1sKJ5Qc1Z82vX2/gtf9uay2v+5Bwj1BWzM2euY01sR4GWqAL2mlPgfo59LaeRvvgSOc8K3ONJaV3FoYbLha77Xzgc=\n",
-                     *           "created_at": "2026-11-23T10:16:02.954Z"
+                     *           "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
+                     *           "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-mbvax1/forensics\n2\n5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989\n\n— control.test o+aL4SqFCTB9FCEdL3ILc46+HhYv4tIj5TgwaAhoKVjhoE5S+gLZ50bsjuDylnLU8nkkzprJ4ASfSjKBbig1DctMHQo=\n",
+                     *           "created_at": "2026-11-23T10:44:38.011Z"
                      *         }
                      *       ]
                      *     }
@@ -14928,18 +14971,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-23T10:16:02.772Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6\",\"received_at\":\"2026-11-23T10:16:02.772Z\",\"seq\":1,\"tenant_id\":\"t1-64wdtz\",\"v\":1}",
-                     *           "hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028",
-                     *           "computed_hash": "f977fe10d64a7fd702982fc02730d47909c735c5a36240f078526f4d5d899028"
+                     *           "received_at": "2026-11-23T10:44:37.277Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6\",\"received_at\":\"2026-11-23T10:44:37.277Z\",\"seq\":1,\"tenant_id\":\"t1-mbvax1\",\"v\":1}",
+                     *           "hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a",
+                     *           "computed_hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m83yfm81q7sq4t9qn2gnqbar",
-                     *           "received_at": "2026-11-23T10:16:02.772Z",
-                     *           "line": "{\"action_ref\":\"sha256:b81c293eded593161382ca355ff7ad9892eb65bd8571267b17c227d4a519eadc\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:68f8ce075d5e5e481c1a60624c900ed66bda882fc55ed74398381c58cfbec58b\",\"bundle_hash\":\"sha256:aadfb900e68657c7a9ea112799efe0bbb797a9724f2aa13983e60b05cf2072af\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m83yfmcjxw7ts6rjcdhdscpw\",\"evaluation_us\":174467,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m83yfm81q7sq4t9qn2gnqbar\",\"input_hash\":\"sha256:53fe6cb713f63aa8a382020e16921fb56fea83f34ab573daa530229ec0214068\",\"key_id\":\"agk_01m83yfkbwa41tbhg7cdkrdrqk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:16:02.772Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"e677179572c3bbe2\",\"tenant_id\":\"t1-64wdtz\",\"timestamp\":\"2026-11-23T10:16:02.561Z\",\"tool_name\":\"pay\",\"trace_id\":\"594a0bdee0d76c9332dd967431e6a908\",\"v\":1}",
-                     *           "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
-                     *           "computed_hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785"
+                     *           "id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
+                     *           "received_at": "2026-11-23T10:44:37.277Z",
+                     *           "line": "{\"action_ref\":\"sha256:8309773e3d29bf09379caa45867fd619549618f1060bd338ed4a3515dc0fa3ae\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:321d1f352909093ee820a67e5356c7e06388366ccf90355d6e94595d8d169b89\",\"bundle_hash\":\"sha256:dedef614036636deb0343462281ba04d1366759af1c9faef51ffd024b321df63\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8403ye9v6qzs1x4g7v1dn7f\",\"evaluation_us\":630709,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8403y1ax2ssq15a5aj8xjaw\",\"input_hash\":\"sha256:6bbdb2856352b09c17dad7476955dc1f45ac92ed682f615100aa967ece8531b2\",\"key_id\":\"agk_01m8403w3qbdqe5cvcbdas682f\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:44:37.277Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"8c87927abe2d2e05\",\"tenant_id\":\"t1-mbvax1\",\"timestamp\":\"2026-11-23T10:44:36.522Z\",\"tool_name\":\"pay\",\"trace_id\":\"bcb7bcd780cabeb3fdd1f881e3f08ae7\",\"v\":1}",
+                     *           "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
+                     *           "computed_hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989"
                      *         }
                      *       ]
                      *     }
@@ -15147,12 +15190,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m83yfpaeva3t4anenkzw30by",
+                     *           "id": "aud_01m84043vvqgs1nvv4v5jdwvae",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-23T10:16:04.686Z",
+                     *           "created_at": "2026-11-23T10:44:42.491Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *             "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -15160,21 +15203,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m83yfm81q7sq4t9qn2gnqbar"
+                     *             "id": "evt_01m8403y1ax2ssq15a5aj8xjaw"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m83yfpa88y5hjdyzrvjn0wqj",
-                     *           "prev_hash": "05c23cc676f464dd71b1656f0a813abb66a6f6efcbd3aaf54b94318b8484810d",
-                     *           "hash": "f003c58864b92c72f515d8cc0a15783117d551ff77ea6d01f0103ffb187ea187"
+                     *           "request_id": "req_01m84043vp1yadsmpvtr595v4v",
+                     *           "prev_hash": "c0fb53d8ce95b1ff4b2e406cd0673e9942f16c149f289bcdf4245b520811ec54",
+                     *           "hash": "bca2674e61ff2be776fbba78e4bedd4b2621e273026ab183dac4bb4ac95a1a9c"
                      *         },
                      *         {
-                     *           "id": "aud_01m83yfmtmenpgn0ngq6xt5a9y",
+                     *           "id": "aud_01m84040fv4veyff22a5dh16px",
                      *           "seq": 25,
-                     *           "created_at": "2026-11-23T10:16:03.156Z",
+                     *           "created_at": "2026-11-23T10:44:39.035Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m83yfk9jd6v8dkzw6jhkbbxv",
+                     *             "id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -15187,9 +15230,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m83yfms09kygq618xs1n3v5a",
-                     *           "prev_hash": "d5941d3e0bfccda5afc7e894ecc153273a3bffd9986bb5d066d6ff3004418b88",
-                     *           "hash": "05c23cc676f464dd71b1656f0a813abb66a6f6efcbd3aaf54b94318b8484810d"
+                     *           "request_id": "req_01m840408729dpy59658mjtmhx",
+                     *           "prev_hash": "3ca22aecd7c01c0b61ca12af20f78b718d0667db8381cb3518240001c99a05a9",
+                     *           "hash": "c0fb53d8ce95b1ff4b2e406cd0673e9942f16c149f289bcdf4245b520811ec54"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -15234,12 +15277,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m83yfmqvxccf9qszq6kzd47q",
+                     *       "id": "aud_01m840401wtm7981zkdv573vf0",
                      *       "seq": 24,
-                     *       "created_at": "2026-11-23T10:16:03.067Z",
+                     *       "created_at": "2026-11-23T10:44:38.588Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
+                     *         "id": "usr_01m8403vw9acye5jv1mjrec2qm",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -15247,14 +15290,14 @@ export interface operations {
                      *       "code": "STP001I",
                      *       "target": {
                      *         "type": "stop",
-                     *         "id": "stp_01m83yfmqp2t3g8hvschdbxnv9"
+                     *         "id": "stp_01m8404000wk7mz9cj2wffbbg1"
                      *       },
                      *       "severity": "critical",
                      *       "reason": "it misbehaves",
                      *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m83yfmqprbm5mzf7avh5wqrb",
-                     *       "prev_hash": "700391dc57a18b68965710e5d3cff8be0b1ca6406c8859be6ac0c21be78e3991",
-                     *       "hash": "d5941d3e0bfccda5afc7e894ecc153273a3bffd9986bb5d066d6ff3004418b88"
+                     *       "request_id": "req_01m8403zzy0czq399zx6gny5a4",
+                     *       "prev_hash": "91cb3093f6060150c63028f9f8d177cc3187386abb55ea7b1c59c283b2dd8e96",
+                     *       "hash": "3ca22aecd7c01c0b61ca12af20f78b718d0667db8381cb3518240001c99a05a9"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -15354,20 +15397,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m83yfqasm8sp5rn08g0rgxas",
+                     *       "package_id": "pkg_01m84046pg3njmgr37x6ccms8k",
                      *       "purpose": "x",
-                     *       "from": "2026-10-23T10:16:05.721Z",
-                     *       "to": "2026-11-23T10:16:05.721Z",
+                     *       "from": "2026-10-23T10:44:45.392Z",
+                     *       "to": "2026-11-23T10:44:45.392Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:52d8dccce92246cb8e67de3c07d41013ce4361396adc6f9965ea3a236aba1d5d",
-                     *       "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
+                     *       "package_hash": "sha256:c63484a5801d872430e3621f8b63c5658bec0e1a8897c4781a8f0bae2f256dbd",
+                     *       "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
                      *       "size": 33792,
-                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *       "created_at": "2026-11-23T10:16:05.721Z"
+                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *       "created_at": "2026-11-23T10:44:45.392Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -15466,20 +15509,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m83yfmkvqqrd9ncjmh84m12g",
+                     *           "package_id": "pkg_01m8403zdnf5s20ha1wekpacrv",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-23T10:16:02.939Z",
-                     *           "to": "2026-11-23T10:16:02.939Z",
+                     *           "from": "2026-10-23T10:44:37.941Z",
+                     *           "to": "2026-11-23T10:44:37.941Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:0a5055aef588d5ced15537932d567d112eb3f62b038478736ecac787f179bdb0",
-                     *           "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
+                     *           "package_hash": "sha256:f9f8aa56acc9125c4f40445b48055e732e7d65dcbcb98af854d7fcb522bacce2",
+                     *           "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *           "created_at": "2026-11-23T10:16:02.939Z"
+                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "created_at": "2026-11-23T10:44:37.941Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15525,30 +15568,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m83yfmkvqqrd9ncjmh84m12g",
+                     *       "package_id": "pkg_01m8403zdnf5s20ha1wekpacrv",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-23T10:16:02.939Z",
-                     *       "to": "2026-11-23T10:16:02.939Z",
+                     *       "from": "2026-10-23T10:44:37.941Z",
+                     *       "to": "2026-11-23T10:44:37.941Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:0a5055aef588d5ced15537932d567d112eb3f62b038478736ecac787f179bdb0",
-                     *       "public_key_fingerprint": "sha256:ac4b9f0a0a39a23aada39a477464f21dbb1f41c3c3d3791200707587f75f29f6",
+                     *       "package_hash": "sha256:f9f8aa56acc9125c4f40445b48055e732e7d65dcbcb98af854d7fcb522bacce2",
+                     *       "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
                      *       "size": 26112,
-                     *       "created_by": "usr_01m83yfk9wxw5t4jfsg4mz8wka",
-                     *       "created_at": "2026-11-23T10:16:02.939Z",
+                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *       "created_at": "2026-11-23T10:44:37.941Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "39fcb7f982a53fe1300043631ddb99fedff663e6d53b5fb2eab4609de631d662"
+                     *           "sha256": "b5dcf559c30e52c9b3ab3c9e85f869ec21be366f97d632154e4d8795dd2668d6"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "804bb3e5560f1935bfca8a666ba88174567462408d64e15297172efa22809dae"
+                     *           "sha256": "b46af6451494feeaf164a0f15ff7678bb503f210624967b8873820d9ff80caec"
                      *         }
                      *       ]
                      *     }
@@ -15957,7 +16000,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m83yfmcjxw7ts6rjcdhdscpw",
+                     *       "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -16609,8 +16652,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "-ACgU1dl-A1Uc5FE0Pn_Tr3psOh4nIvz5_9sfoynm_I",
-                     *           "kid": "gNknV7GvMrMoDHXYjYFYvS_U-1UZLwD2fMQXqVp3wGk",
+                     *           "x": "QY2Zd2Csm-cO85fkU4HjHrXZlRQy8k6GxGmPghoqw-0",
+                     *           "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -16814,12 +16857,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "48b9b217a3c1c5a6cc7c8a23c77efd014ad0686c3094065492d4278133297e6b"
+                     *         "hash": "c3c41267e30588411698807ba0e129b170459834a2d25d91c58afb833553736d"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "c06cf8d99010dfe9a8fda1b7daeb45e99cab15945b8f0de09fe8db63a5681785",
-                     *         "created_at": "2026-11-23T10:16:02.954Z"
+                     *         "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
+                     *         "created_at": "2026-11-23T10:44:38.011Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -16861,7 +16904,7 @@ export interface operations {
                      *       "records_checked": 27,
                      *       "head": {
                      *         "seq": 27,
-                     *         "hash": "8584ef5794022c4d4b695eb19cf7e0889dfba1e1797388fd35fa4a91b75fb2e8"
+                     *         "hash": "d979695c4660c05f997579eba3a7b94e926270e234da98061c71159f36cc7975"
                      *       },
                      *       "last_checkpoint": null,
                      *       "accepted_losses": []

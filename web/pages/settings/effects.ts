@@ -3,10 +3,12 @@ import type { Settings } from '../../../server/tenants/settings.ts';
 type Effect<T> = (after: T, before: T) => string;
 
 const days = (n: number) => (n === 1 ? '1 day' : `${n} days`);
-const kept = (what: string): Effect<number> => (after, before) =>
-  after < before
-    ? `${what} older than ${days(after)} are deleted for good, soon after this takes effect: now ${days(before)} are kept.`
-    : `${what} are kept for ${days(after)} instead of ${days(before)}. What is deleted already does not come back.`;
+const kept =
+  (what: string): Effect<number> =>
+  (after, before) =>
+    after < before
+      ? `${what} older than ${days(after)} are deleted for good, soon after this takes effect: now ${days(before)} are kept.`
+      : `${what} are kept for ${days(after)} instead of ${days(before)}. What is deleted already does not come back.`;
 
 /** What a change of each setting does. Those that change without a dialog are not here. */
 const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {

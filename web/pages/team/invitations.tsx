@@ -160,7 +160,8 @@ function LinkDialog({ made, onClose }: { made: Invited | undefined; onClose: () 
         </Notice>
         {link ? <CodeBlock text={link} label="invitation link" wrap /> : null}
         <Text size="sm" c="dimmed">
-          {link ? 'The audit log records that you were shown it. ' : ''}An earlier link for this address no longer works.
+          {link ? 'The audit log records that you were shown it. ' : ''}An earlier link for this address no longer
+          works.
         </Text>
         <Group justify="flex-end">
           <Button onClick={onClose}>Done</Button>
@@ -187,27 +188,27 @@ export function InviteDialog({ opened, onClose }: { opened: boolean; onClose: ()
   );
   return (
     <>
-    <LinkDialog made={invited} onClose={() => setInvited(undefined)} />
-    <Modal opened={opened} onClose={onClose} title={<strong>Invite someone</strong>}>
-      <form onSubmit={form.onSubmit(({ email, role }) => make.mutate({ email: email.trim(), role }))}>
-        <Stack gap="sm">
-          <TextInput type="email" label="Address" required data-autofocus {...form.getInputProps('email')} />
-          <NativeSelect
-            label="Role"
-            description={ROLE[form.values.role]}
-            data={[...ROLES]}
-            {...form.getInputProps('role')}
-          />
-          <FormFoot
-            action="Invite"
-            fault={form.fault}
-            busy={make.isPending}
-            disabled={!/^\S+@\S+$/.test(form.values.email.trim())}
-            onCancel={onClose}
-          />
-        </Stack>
-      </form>
-    </Modal>
+      <LinkDialog made={invited} onClose={() => setInvited(undefined)} />
+      <Modal opened={opened} onClose={onClose} title={<strong>Invite someone</strong>}>
+        <form onSubmit={form.onSubmit(({ email, role }) => make.mutate({ email: email.trim(), role }))}>
+          <Stack gap="sm">
+            <TextInput type="email" label="Address" required data-autofocus {...form.getInputProps('email')} />
+            <NativeSelect
+              label="Role"
+              description={ROLE[form.values.role]}
+              data={[...ROLES]}
+              {...form.getInputProps('role')}
+            />
+            <FormFoot
+              action="Invite"
+              fault={form.fault}
+              busy={make.isPending}
+              disabled={!/^\S+@\S+$/.test(form.values.email.trim())}
+              onCancel={onClose}
+            />
+          </Stack>
+        </form>
+      </Modal>
     </>
   );
 }
