@@ -27,6 +27,7 @@ const FACETS = [
   'agent_id',
   'agent_role',
   'tool_name',
+  'tool_server',
   'rule_id',
   'policy_id',
   'proxy_id',

@@ -202,9 +202,10 @@ function faultOf(kept: KeptInput, event: DecisionEvent): string | undefined {
     if (text === undefined) continue;
     if (nestsDeeper(Buffer.from(text), MAX_INPUT_DEPTH))
       return `${name}: is nested deeper than ${MAX_INPUT_DEPTH} levels`;
-    const { v, agent_id, agent_role, tool_name, now } = parsed(text);
-    const names = agent_id === event.agent_id && agent_role === event.agent_role && tool_name === event.tool_name;
-    if (v !== 1 || !names || now !== event.timestamp) return `${name}: is not the request of this event`;
+    const { v, agent_id, agent_role, tool_name, tool_server, now } = parsed(text);
+    const agent = agent_id === event.agent_id && agent_role === event.agent_role;
+    const tool = tool_name === event.tool_name && (tool_server ?? undefined) === event.tool_server;
+    if (v !== 1 || !agent || !tool || now !== event.timestamp) return `${name}: is not the request of this event`;
   }
   return undefined;
 }

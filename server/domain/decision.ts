@@ -126,6 +126,16 @@ export const RECORD_FIELDS = {
     indexed: 'unless_allowed',
     label: 'Tool',
   },
+  tool_server: {
+    type: 'text',
+    length: [1, 200],
+    presence: 'optional',
+    shown: 'list',
+    nullable: true,
+    filter: true,
+    label: 'Tool server',
+    description: 'the server that the tool is of, where the caller named one or the proxy stands before it',
+  },
   tool_pin: {
     type: 'text',
     length: [0, 200],

@@ -31,6 +31,7 @@ async function fill(count: number, more: Partial<DecisionEvent> = {}): Promise<s
           event_type: `decision.${decision}`,
           agent_id: n % 10 ? 'bot' : 'Rare-bot',
           tool_name: `t${n % 15}`,
+          tool_server: n % 4 ? undefined : 'bank',
           rule_id: n % 2 ? 'odd' : undefined,
           ...more,
         } as Partial<DecisionEvent>),
@@ -69,6 +70,7 @@ test('decisions are counted by time and by field, exactly while there are few, a
   expect(all.facets.tool_name).toHaveLength(12);
   expect(all.facets.tool_name[0]).toEqual({ value: 't0', count: 7 });
   expect(all.facets.rule_id).toEqual([{ value: 'odd', count: 50 }]);
+  expect(all.facets.tool_server).toEqual([{ value: 'bank', count: 25 }]);
   expect(all.facets.decision.find(({ value }) => value === 'escrow')).toEqual({ value: 'escrow', count: 4 });
 
   // a part of the range, filtered by fields with an index and without, and by how a value begins
@@ -80,6 +82,8 @@ test('decisions are counted by time and by field, exactly while there are few, a
   expect(await of({ agent_id: 'rARE*' })).toBe(2);
   expect(await of({ tool_name: 't1*' })).toBe(11);
   expect(await of({ rule_id: 'odd', agent_id: 'bot' })).toBe(10);
+  expect(await of({ tool_server: 'bank' })).toBe(5);
+  expect(await of({ tool_server: 'BA*', agent_id: 'bot' })).toBe(4);
   expect(await of({ decision: 'deny' })).toBe(1);
   expect(await of({ tool_name: 'theirs' })).toBe(0);
   // days begin where the reader is

@@ -344,6 +344,7 @@ describe('what is kept of a request', () => {
   test.each<[string, (names: Record<string, unknown>) => string]>([
     ['of another agent', (names) => canonicalJson({ ...names, agent_id: 'agt_2' })],
     ['of another tool', (names) => canonicalJson({ ...names, tool_name: 'harmless' })],
+    ['of another server', (names) => canonicalJson({ ...names, tool_server: 'harmless' })],
     ['of another time', (names) => canonicalJson({ ...names, now: '2020-01-01T00:00:00.000Z' })],
     ['that is not JSON', () => 'x'],
     ['that is no object', () => '"x"'],

@@ -34,7 +34,10 @@ async function week(): Promise<{ tenant: TestTenant; tuesday: Date }> {
   while (server.clock.now() < now - 2 * HOUR) {
     if (!came && server.clock.now() + 2 * HOUR > tuesday.getTime()) {
       server.clock.advance(tuesday.getTime() - server.clock.now());
-      const denied = { decision: 'deny', event_type: 'decision.deny', deny_reason: 'not on a Tuesday' };
+      const denied = {
+        ...{ decision: 'deny', event_type: 'decision.deny', deny_reason: 'not on a Tuesday' },
+        tool_server: 'bank',
+      };
       for (const tool_name of ['wire', 'Wire_back']) await ingest({ agent_id: 'night-bot', tool_name, ...denied });
       came = true;
     }
@@ -121,6 +124,11 @@ describeInBrowser('finding decisions', () => {
     expect(await facet.getAttribute('aria-pressed')).toBe('true');
     await facet.click();
     await page.waitForURL((url) => !url.search.includes('agent_id'));
+    await page.getByRole('region', { name: 'Tool server' }).getByRole('button', { name: 'bank 2' }).click();
+    await page.waitForURL(/tool_server=bank/);
+    await wire.waitFor();
+    await page.getByRole('region', { name: 'Tool server' }).getByRole('button', { name: 'bank 2' }).click();
+    await page.waitForURL((url) => !url.search.includes('tool_server'));
 
     // by how a name begins, in capitals or not, with suggestions
     const tool = page.getByRole('combobox', { name: 'Tool' });

@@ -113,6 +113,7 @@ describe('a tool server behind `svc-proxy mcp`', () => {
     const { body } = await server.call(200, `GET /v1/events/${id}`, world.tenant.admin);
     expect(body).toMatchObject({
       tool_name: 'read_text_file',
+      tool_server: 'files',
       agent_id: 'bot-1',
       outcome: 'ok',
       rule_id: 'files#read',

@@ -8,7 +8,7 @@ export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }
   </PageLink>
 );
 
-/** The name of a tool, which leads to its page. The records of decisions do not say its server. */
+/** The name of a tool, which leads to its page: that of its definition on a server, or what is known of the name. */
 export const ToolLink = ({
   name,
   server,

@@ -380,6 +380,7 @@ function fieldsOf(
     agent_id: request.agent_id,
     session_id: request.session_id ?? '',
     tool_name: request.tool_name,
+    tool_server: request.tool_server ?? undefined,
     tool_pin: request.tool_pin ?? undefined,
     method: request.method ?? '',
     decision: verdict.decision,

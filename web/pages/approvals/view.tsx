@@ -19,7 +19,6 @@ import { Countdown, When } from '../../ui/time.tsx';
 import { doubtsOf } from './claims.ts';
 import { SimilarHolds } from './earlier.tsx';
 import { TheAction } from './facts.tsx';
-
 import { Vote } from './vote.tsx';
 import './hold.css';
 

@@ -43,7 +43,7 @@ const COUNT_AGAIN_MS = { exact: 2_000, estimated: 30_000 };
 const WHOLE: readonly FilterField[] = ['session_id', 'trace_id'];
 
 /** Filters that are folded away while they are not used. */
-const LESS: readonly FilterField[] = ['agent_role', 'proxy_id', 'session_id', 'trace_id'];
+const LESS: readonly FilterField[] = ['agent_role', 'tool_server', 'proxy_id', 'session_id', 'trace_id'];
 
 /** Decisions as they are made. The URL contains the filters and the open decision, so a link shows the same view. */
 export function Decisions() {

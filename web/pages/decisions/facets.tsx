@@ -10,6 +10,7 @@ type Facet = keyof Counts['facets'];
 const ORDER = [
   'decision',
   'tool_name',
+  'tool_server',
   'agent_id',
   'agent_role',
   'rule_id',

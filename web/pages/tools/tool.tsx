@@ -39,7 +39,7 @@ export function ToolPage() {
   return server ? <ToolDetail server={server} name={name} /> : <ToolsOfName name={name} key={name} />;
 }
 
-/** What was done with the tools of this name, on whatever server: a decision does not say on which. */
+/** What was done with the tools of this name, on whatever server, or on none that the record names. */
 function ToolsOfName({ name }: { name: string }) {
   const query = useQuery(trpc.tools.list.queryOptions({ q: name.slice(0, 100), limit: 200 }));
   const tools = query.data?.tools.filter((tool) => tool.name === name) ?? [];
