@@ -5022,6 +5022,8 @@ export interface components {
             /** @description null unless the decision is deny */
             deny_reason: string | null;
             tool_name: string;
+            /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
+            tool_server: string | null;
             agent_id: string;
             agent_role: string;
             policy_id: string;
@@ -5109,6 +5111,10 @@ export interface components {
                     value: string;
                     count: number;
                 }[];
+                tool_server: {
+                    value: string;
+                    count: number;
+                }[];
                 rule_id: {
                     value: string;
                     count: number;
@@ -5131,6 +5137,8 @@ export interface components {
             /** @description null unless the decision is deny */
             deny_reason: string | null;
             tool_name: string;
+            /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
+            tool_server: string | null;
             agent_id: string;
             agent_role: string;
             policy_id: string;
@@ -14141,6 +14149,7 @@ export interface operations {
                 event_type?: "decision.allow" | "decision.allow_with_masking" | "decision.deny" | "decision.escrow" | "decision.rate_limited";
                 decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                 tool_name?: string;
+                tool_server?: string;
                 agent_id?: string;
                 agent_role?: string;
                 rule_id?: string;
@@ -14178,6 +14187,7 @@ export interface operations {
                      *           "decision": "deny",
                      *           "deny_reason": "x",
                      *           "tool_name": "read",
+                     *           "tool_server": null,
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
                      *           "policy_id": "guard",
@@ -14193,6 +14203,7 @@ export interface operations {
                      *           "decision": "allow",
                      *           "deny_reason": null,
                      *           "tool_name": "read",
+                     *           "tool_server": null,
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
                      *           "policy_id": "guard",
@@ -14291,6 +14302,7 @@ export interface operations {
             query?: {
                 decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                 tool_name?: string;
+                tool_server?: string;
                 agent_id?: string;
                 agent_role?: string;
                 rule_id?: string;
@@ -14381,6 +14393,7 @@ export interface operations {
                      *             "count": 1
                      *           }
                      *         ],
+                     *         "tool_server": [],
                      *         "rule_id": [
                      *           {
                      *             "value": "guard#1",
@@ -14445,6 +14458,7 @@ export interface operations {
                      *       "decision": "escrow",
                      *       "deny_reason": null,
                      *       "tool_name": "pay",
+                     *       "tool_server": null,
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
                      *       "policy_id": "guard",
@@ -15066,6 +15080,7 @@ export interface operations {
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
                         tool_name: string;
+                        tool_server?: string | null;
                         tool_pin?: string | null;
                         agent_id: string;
                         agent_role: string;
@@ -17045,6 +17060,7 @@ export interface operations {
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
                         tool_name: string;
+                        tool_server?: string | null;
                         tool_pin?: string | null;
                         agent_id: string;
                         agent_role: string;

@@ -136,7 +136,8 @@ export function Details({ id, step }: { id: string; step?: ReactNode }) {
         {(event) => (
           <>
             <Text mb={4} size="lg" fw={650}>
-              <DecisionTag decision={event.decision} /> <ToolLink name={event.tool_name} server={event.tool_server} plain />
+              <DecisionTag decision={event.decision} />{' '}
+              <ToolLink name={event.tool_name} server={event.tool_server} plain />
             </Text>
             <Text mb="sm" size="sm" className="dim">
               <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />
