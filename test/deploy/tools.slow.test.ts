@@ -1,8 +1,9 @@
-import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
   chmodSync,
   chownSync,
+  copyFileSync,
   globSync,
   mkdirSync,
   mkdtempSync,
@@ -13,7 +14,7 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { afterAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { migrate } from '../../db/index.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -144,38 +145,15 @@ test.skipIf(noPostgres15 || !has('psql'))(
 /** The steps of the Dockerfile on this machine: installs from the registry, so it is for the siege. */
 describe.skipIf(!SIEGE)('what the image holds', () => {
   const box = useDatabase();
-
-  test('runs as another user who can write nothing but the data directory', async () => {
-    const source = path.join(dir, 'source');
-    const target = path.join(dir, 'program');
-    const data = path.join(dir, 'data');
-    chmodSync(dir, 0o755);
-    mkdirSync(source);
-    const files = 'git ls-files -z --cached --others --exclude-standard';
-    execFileSync('sh', ['-c', `${files} | tar cf - --null -T - | tar xf - -C "$0"`, source], { cwd: root });
-    execFileSync(path.join(source, 'deploy/image/install.sh'), [target], { stdio: 'pipe' });
-    mkdirSync(data);
-    const asOther = process.getuid?.() === 0 ? { uid: 10001, gid: 10001 } : {};
-    if (asOther.uid) chownSync(data, asOther.uid, asOther.gid);
-    const bin = path.join(dir, 'bin');
-    mkdirSync(bin);
-    symlinkSync(process.execPath, path.join(bin, 'node'));
+  const target = path.join(dir, 'program');
+  const settings = async () => {
     const port = await freePort();
-    const env = {
-      PATH: `${path.join(target, 'bin')}:${bin}:/usr/bin:/bin`,
-      NODE_ENV: 'production',
-      PORT: String(port),
-      DATABASE_URL: box.url,
-      SVC_DATA_DIR: data,
-      SVC_MASTER_KEY: MASTER_KEY,
-    };
-    const run = (program: string, ...args: string[]) =>
-      spawnSync(program, args, { cwd: data, env, encoding: 'utf8', ...asOther });
-    expect(run('svc', 'migrate').status).toBe(0);
-    expect(run('svc', 'tenant', 'create', '--name', 'T', '--admin-email', 'a@example.com').status).toBe(0);
-    expect(run('svc-verify', '--help').stdout).toContain('svc-verify');
-    expect(run('svc-proxy', '--help').stdout).toContain('svc-proxy');
-    const child = spawn('svc-server', { cwd: data, env, stdio: 'ignore', ...asOther });
+    return { PORT: String(port), HOST: '127.0.0.1', DATABASE_URL: box.url, SVC_MASTER_KEY: MASTER_KEY };
+  };
+  const tenant = (id: string) => ['tenant', 'create', '--id', id, '--name', id, '--admin-email', 'a@example.com'];
+
+  /** Resolves when the server has served its pages and API, and ended as it was told. */
+  async function serves(port: string, child: ChildProcess): Promise<void> {
     try {
       await until(
         () =>
@@ -193,7 +171,81 @@ describe.skipIf(!SIEGE)('what the image holds', () => {
       if (child.exitCode === null) await once(child, 'exit');
     }
     expect(child.exitCode).toBe(0);
+  }
+
+  beforeAll(() => {
+    const source = path.join(dir, 'source');
+    chmodSync(dir, 0o755);
+    mkdirSync(source);
+    const files = 'git ls-files -z --cached --others --exclude-standard';
+    execFileSync('sh', ['-c', `${files} | tar cf - --null -T - | tar xf - -C "$0"`, source], { cwd: root });
+    execFileSync(path.join(source, 'deploy/image/install.sh'), [target], { stdio: 'pipe' });
+  }, 600_000);
+
+  test('runs as another user who can write nothing but the data directory', async () => {
+    const data = path.join(dir, 'data');
+    mkdirSync(data);
+    const asOther = process.getuid?.() === 0 ? { uid: 10001, gid: 10001 } : {};
+    if (asOther.uid) chownSync(data, asOther.uid, asOther.gid);
+    const bin = path.join(dir, 'bin');
+    mkdirSync(bin);
+    symlinkSync(process.execPath, path.join(bin, 'node'));
+    const env = {
+      ...(await settings()),
+      PATH: `${path.join(target, 'bin')}:${bin}:/usr/bin:/bin`,
+      NODE_ENV: 'production',
+      SVC_DATA_DIR: data,
+    };
+    const run = (program: string, ...args: string[]) =>
+      spawnSync(program, args, { cwd: data, env, encoding: 'utf8', ...asOther });
+    expect(run('svc', 'migrate').status).toBe(0);
+    expect(run('svc', ...tenant('other')).status).toBe(0);
+    expect(run('svc-verify', '--help').stdout).toContain('svc-verify');
+    expect(run('svc-proxy', '--help').stdout).toContain('svc-proxy');
+    await serves(env.PORT, spawn('svc-server', { cwd: data, env, stdio: 'ignore', ...asOther }));
     const changed = execFileSync('find', [target, '-newer', path.join(bin), '-type', 'f'], { encoding: 'utf8' });
     expect(changed).toBe('');
-  }, 600_000);
+  }, 120_000);
+
+  test.skipIf(process.getuid?.() !== 0 || !has('debootstrap'))(
+    'runs on the Debian of its base, whose root is read-only, by the steps of the Dockerfile',
+    async () => {
+      const dockerfile = readFileSync(path.join(deploy, 'Dockerfile'), 'utf8').replaceAll(/\\\n/g, ' ');
+      const [, release] = /^ARG NODE=\S+-(\w+)-slim@/m.exec(dockerfile)!;
+      const debian = path.join(dir, 'debian');
+      execFileSync('debootstrap', ['--variant=minbase', release!, debian], { stdio: 'pipe' });
+      copyFileSync(process.execPath, path.join(debian, 'usr/local/bin/node'));
+      const steps: Record<string, string[]> = {};
+      for (const line of dockerfile
+        .split(/^FROM .*$/m)
+        .at(-1)!
+        .split('\n')) {
+        const [, step, rest] = /^([A-Z]+) +(.*)$/.exec(line) ?? [];
+        if (step) steps[step] = [...(steps[step] ?? []), rest!.trim()];
+      }
+      expect(Object.keys(steps).sort()).toEqual(['CMD', 'COPY', 'ENV', 'EXPOSE', 'RUN', 'USER', 'VOLUME', 'WORKDIR']);
+      for (const copied of steps.COPY!) {
+        const [, to] = /^--from=build \/opt\/agent-governance (\S+)$/.exec(copied)!;
+        execFileSync('cp', ['-a', target, path.join(debian, to!)]);
+      }
+      for (const command of steps.RUN!) execFileSync('chroot', [debian, 'sh', '-c', command]);
+      const given = await settings();
+      const env = [...steps.ENV!.join(' ').split(/ +/), ...Object.entries(given).map((pair) => pair.join('='))];
+      // as a container that is started read-only: of its own are the volume, /tmp and the processes
+      const script = `mount --bind "$0" "$0" && mount --bind "$0${steps.VOLUME}" "$0${steps.VOLUME}" &&
+        mount -t tmpfs tmpfs "$0/tmp" && mount -t proc proc "$0/proc" && mount -o remount,bind,ro "$0" &&
+        exec chroot --userspec=${steps.USER} "$0" env -i -C ${steps.WORKDIR} "$@"`;
+      const args = (command: string[]) => ['--mount', 'sh', '-c', script, debian, ...env, ...command];
+      const run = (...command: string[]) => spawnSync('unshare', args(command), { encoding: 'utf8' });
+      expect(run('id', '-u').stdout).toBe('10001\n');
+      expect(run('touch', '/opt/agent-governance/bin/svc').stderr).toContain('Permission denied');
+      expect(run('touch', '/var/tmp/file').stderr).toContain('Read-only file system');
+      expect(run('svc', 'migrate')).toMatchObject({ status: 0, stderr: '' });
+      expect(run('svc', ...tenant('contained'))).toMatchObject({ status: 0 });
+      expect(run('svc-verify', '--help').stdout).toContain('svc-verify');
+      expect(run('svc-proxy', '--help').stdout).toContain('svc-proxy');
+      await serves(given.PORT, spawn('unshare', args(JSON.parse(steps.CMD![0]!)), { stdio: 'ignore' }));
+    },
+    600_000,
+  );
 });
