@@ -114,6 +114,10 @@ const STEP = 50_000;
 const PAGE = 500;
 const PAGE_OF_FILES = 4;
 const READ_BACK = 5000;
+const PAGE_OF_INPUTS = 5000;
+/** Rounds of copying before the fence, at most; a round that copies so few records is the last one. */
+const ROUNDS = 10;
+const LITTLE = 2000;
 const FORGET = 10_000;
 /** A row that a request holds for longer is waited for in the next attempt: nobody waits for the fence meanwhile. */
 const LOCK = `set local lock_timeout = '500ms'`;
@@ -134,14 +138,13 @@ export async function moveTenant(move: Move): Promise<Moved> {
     }
     await tell('copying records');
     const copies = new Map<ChainName, Copy>();
-    for (const chain of CHAINS) {
-      const copy = new Copy(source, target, tenantId, chain);
-      copies.set(chain, copy);
-      const { rows } = await source.client.query<{ last: number | null }>(
-        `select max(seq) as last from ${RECORDS[chain].table} where tenant_id = $1`,
-        [tenantId],
-      );
-      await copy.upTo(rows[0]!.last ?? 0);
+    for (const chain of CHAINS) copies.set(chain, new Copy(source, target, tenantId, chain));
+    // what came while the rest was copied, until little is left for the fence
+    for (let round = 0; round < ROUNDS; round++) {
+      let copied = 0;
+      for (const copy of copies.values()) copied += await copy.upToLast();
+      await copyInputs(source, target, tenantId);
+      if (copied <= LITTLE) break;
     }
     if (begun.out === undefined) {
       await tell('fencing');
@@ -285,6 +288,17 @@ class Copy {
     }
   }
 
+  /** Copies up to the last record that is there now. Resolves with how many records that were. */
+  async upToLast(): Promise<number> {
+    const { rows } = await this.#source.client.query<{ last: number | null }>(
+      `select max(seq) as last from ${RECORDS[this.#chain].table} where tenant_id = $1`,
+      [this.#tenantId],
+    );
+    const before = this.#read;
+    await this.upTo(rows[0]!.last ?? 0);
+    return this.#read - before;
+  }
+
   /** Throws unless what the target has stored is the whole chain up to this head. */
   finish(head: ChainPosition | undefined): void {
     if (!head) return;
@@ -372,17 +386,51 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
   });
 }
 
-/** What is kept of requests, as it is at the source now: nothing changes it there any more. */
+/**
+ * Makes what is kept of requests at the target what it is at the source: page by page in the order of the ids, and only pages
+ * that differ are copied. What was erased at the source meanwhile is erased at the target, too.
+ */
 async function copyInputs(source: Side, target: Side, tenantId: string): Promise<void> {
-  await forgetRecords(target, tenantId, ['decision_input']);
+  const tenant = pg.escapeLiteral(tenantId);
   const described = (await listTables(source.client)).find(({ name }) => name === 'decision_input')!;
-  const parts = copyParts(
-    source.client,
-    `copy (select ${described.columns.join(', ')} from decision_input
-       where tenant_id = ${pg.escapeLiteral(tenantId)}) to stdout (format binary)`,
-  );
-  await copyOwn(target, tenantId, described, parts);
+  for (let after = ''; ; ) {
+    const { rows: there } = await source.client.query<InputsPage>(inputsPage(`limit ${PAGE_OF_INPUTS}`), [
+      tenantId,
+      after,
+    ]);
+    const { last, digest } = there[0]!;
+    // beyond the last one nothing may be left at the target
+    const upTo = last === null ? 'true' : `event_id <= ${pg.escapeLiteral(last)}`;
+    const { rows: here } = await target.client.query<InputsPage>(inputsPage('', upTo), [tenantId, after]);
+    if (here[0]!.digest !== digest) {
+      await target.client.query(`delete from decision_input where tenant_id = $1 and event_id > $2 and ${upTo}`, [
+        tenantId,
+        after,
+      ]);
+      const parts = copyParts(
+        source.client,
+        `copy (select ${described.columns.join(', ')} from decision_input where tenant_id = ${tenant}
+           and event_id > ${pg.escapeLiteral(after)} and ${upTo}) to stdout (format binary)`,
+      );
+      await copyOwn(target, tenantId, described, parts);
+    }
+    if (last === null) return;
+    after = last;
+  }
 }
+
+interface InputsPage {
+  /** null for no row. */
+  last: string | null;
+  digest: string | null;
+}
+
+/** A salt is drawn anew with each text, and goes when the text is erased: two rows with the same salts are the same. */
+const inputsPage = (limit: string, upTo = 'true') =>
+  `select max(event_id) as last, encode(sha256(convert_to(string_agg(event_id || ' ' || coalesce(encode(salt_a, 'hex'), '')
+     || ' ' || coalesce(encode(salt_b, 'hex'), ''), ',' order by event_id), 'UTF8')), 'hex') as digest
+   from (select event_id, salt_a, salt_b from decision_input
+     where tenant_id = $1 and event_id > $2 and ${upTo} order by event_id ${limit}) p`;
 
 /**
  * Stores rows that another database sent, all or none, and only those of this tenant: whatever that database sends, no other
@@ -729,8 +777,8 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
 const bytesOf = (text: string) => Buffer.from(text.slice(2), 'hex');
 
 /** Deletes what was copied, in batches. */
-async function forgetRecords({ client }: Side, tenantId: string, tables: readonly string[] = COPIED): Promise<void> {
-  for (const table of tables) {
+async function forgetRecords({ client }: Side, tenantId: string): Promise<void> {
+  for (const table of COPIED) {
     const key = table === 'decision_input' ? 'event_id' : 'seq';
     const text = `delete from ${table} where tenant_id = $1 and ${key} in (
       select ${key} from ${table} where tenant_id = $1 limit ${FORGET})`;

@@ -251,6 +251,35 @@ test('killed at any step and run again, under load: nothing acknowledged is lost
   for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
 });
 
+test('what was erased at the source while its copy was on the way is erased at the target, too', async () => {
+  const { tenant } = await used(source);
+  const agent = await tenant.agent('agent-1', 'clerk');
+  for (let i = 0; i < 3; i++) {
+    await source.call(200, 'POST /v1/evaluate', agent, {
+      action_type: 'tool_call',
+      tool_name: 'read',
+      arguments: { i },
+    });
+  }
+  await killedAt(tenant.id, 'fencing');
+  expect((await rowsOf(target, tenant.id)).decision_input).toHaveLength(3);
+  const [first, second] = await sql<{ event_id: string }>(
+    source,
+    'select event_id from decision_input where tenant_id = $1 order by event_id',
+    [tenant.id],
+  );
+  await sql(source, 'delete from decision_input where tenant_id = $1 and event_id = $2', [tenant.id, first!.event_id]);
+  await sql(source, 'update decision_input set input = null, salt_b = null where tenant_id = $1 and event_id = $2', [
+    tenant.id,
+    second!.event_id,
+  ]);
+  const { decision_input } = await rowsOf(source, tenant.id);
+  await moved(tenant.id);
+  expect((await rowsOf(target, tenant.id)).decision_input).toEqual(decision_input);
+  expect(decision_input).toHaveLength(2);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+});
+
 test('the command itself is killed with -9 again and again, and ends with the tenant in one place', async () => {
   const { tenant, proxy } = await used(source);
   const file = path.join(dir, 'there.env');
@@ -282,6 +311,8 @@ test('the command itself is killed with -9 again and again, and ends with the te
   expect((await svcHere(1, env, 'doctor')).stdout).toMatch(new RegExp(`tenant moves +${tenant.id} is moving to http`));
   const ran = await svc(0, env, 'tenant', 'move', tenant.id, '--to', file, '--json');
   expect(ran.json()).toMatchObject({ tenant_id: tenant.id, address: THERE.SVC_BASE_URL });
+  // the server had let this key in, and the command is another process
+  await source.call(503, 'GET /v1/policies/bundle', proxy);
   await report(target, proxy, [`after-${tenant.id}`]);
   for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
   expect(`${ran.stderr}${ran.stdout}`).not.toContain(target.databaseUrl);
