@@ -18,6 +18,7 @@ const VALUES = {
   decision: { many: 'deny', few: 'allow_with_masking', none: 'escrow' },
   // of tool-1 none was denied
   tool_name: { many: 'tool-2', few: 'tool-7', none: 'tool-1' },
+  tool_server: { many: 'server-4', few: 'server-rare', none: 'server-x' },
   agent_role: { many: 'role-3', few: 'role-rare', none: 'role-x' },
   // role-3 is of odd records, and policy-4 of even ones
   policy_id: { many: 'policy-4', few: 'policy-rare', none: 'policy-x' },
@@ -143,7 +144,7 @@ async function fill(
              || '","method":"PUT","policy_id":"policy-' || ${rare('g % 40')} || '","proxy_id":"proxy-' || ${rare('g % 16')}
              || '","received_at":"2026-01-01T00:00:00.000Z","rule_id":"rule-' || ${rare('g % 7')} || '","seq":' || g || ',"session_id":"' || s.id
              || '","tenant_id":"${TENANT}","timestamp":"2026-01-01T00:00:00.000Z","tool_name":"tool-' || t.n
-             || '","total_latency_ms":49,' || case when g % 2 = 0 then '"trace_id":"${TRACE(0)}",' else '' end || '"v":1}'
+             || '","tool_server":"server-' || ${rare('g % 5')} || '","total_latency_ms":49,' || case when g % 2 = 0 then '"trace_id":"${TRACE(0)}",' else '' end || '"v":1}'
          from generate_series($3::int, $4::int) g,
            lateral (select case when g % 5 = 0 then 0 else 1 + (g * 13) % ${agents - 1} end as agent,
              case when g % 5 = 0 then 0 else g / 25 % ${sessions} end as session) k

@@ -27,6 +27,7 @@ const VALUES = {
   agent_role: ['ops', 'support', 'o', 'rôle\\', 'none'],
   // more than have codes of one byte
   tool_name: [...few('tool', 700), 'tool*', 'none'],
+  tool_server: [...few('server', 5), 'none'],
   policy_id: [...COLLIDING, 'pol', 'policy "a"|', 'none'],
   rule_id: [...few('rule', 12), 'none'],
   proxy_id: ['proxy', 'none'],
@@ -47,6 +48,7 @@ beforeAll(async () => {
       session_id: some(VALUES.session_id),
       agent_role: some(VALUES.agent_role),
       tool_name: some(VALUES.tool_name),
+      tool_server: fc.option(some(VALUES.tool_server), { nil: undefined }),
       policy_id: some(VALUES.policy_id),
       rule_id: fc.option(some(VALUES.rule_id), { nil: undefined }),
       trace_id: fc.option(some(VALUES.trace_id), { nil: undefined }),

@@ -63,7 +63,8 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
                || '","policy_id":"' || case when n % 50 = 0 then 'rare' when n % 2 = 0 then 'even' else 'odd' end
                || '","proxy_id":"' || case when n % 100 = 0 then 'rare' else 'usual' end
                || '","rule_id":"' || case when n % 400 = 1 then 'rare' when n % 3 = 0 then 'third' else 'other' end
-               || '","id":"e' || n || '","session_id":"' || case when n % 50 = 0 then 'rare' else 'usual' end || '","tool_name":"t' || n % 7 || '","trace_id":"${TRACE}"}'
+               || '","id":"e' || n || '","session_id":"' || case when n % 50 = 0 then 'rare' else 'usual' end || '","tool_name":"t' || n % 7
+               || '","tool_server":"' || case when n % 100 = 0 then 'rare' when n % 3 = 0 then 'north' else 'south' end || '","trace_id":"${TRACE}"}'
            from generate_series(1, ${RECORDS}) n`,
           [
             tenant,
@@ -233,6 +234,7 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       trace_id: [TRACE, 'f'.repeat(32)],
       decision: ['allow', 'deny', 'escrow'],
       tool_name: ['t3', 'none'],
+      tool_server: ['north', 'rare', 'none'],
       agent_role: ['even', 'rare', 'none'],
       policy_id: ['odd', 'rare', 'none'],
       rule_id: ['third', 'rare', 'none'],
