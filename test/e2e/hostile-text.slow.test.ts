@@ -144,7 +144,7 @@ describeInBrowser('a text of an agent', () => {
     await visitor.page.locator('main time').first().waitFor({ state: 'attached' });
     // beside the list on a wide screen, and on its own page
     const wide = Number(await visitor.page.evaluate('innerWidth')) > 1200;
-    if (path.startsWith('/approvals/') || (wide && path === '/approvals'))
+    if (path.startsWith('/approvals/') || (wide && path !== '/'))
       await visitor.page.getByText('Approve: This').waitFor();
     // what else is on the overview changes by itself
     return look(visitor.page, path === '/' ? 'main .lines' : 'main');
@@ -192,7 +192,7 @@ describeInBrowser('a text of an agent', () => {
   }, 240_000);
 
   test('moves no value, risk or end of any hold in the lists', async () => {
-    for (const path of ['/approvals', '/']) {
+    for (const path of ['/approvals', '/approvals?group=tool', '/']) {
       await inTenants(async (visitor, tenant, proxy) => {
         // one that expires before it and one that expires after it stay where they are
         await hold(proxy, {}, { ttl_seconds: 4.5 * 3600 });

@@ -221,7 +221,7 @@ describeInBrowser('the inbox of an approver', () => {
     const { page, open } = visitor;
     await open('/approvals');
     await page.getByLabel('Group by').selectOption('tool');
-    const groups = page.getByRole('group', { name: 'Waiting holds by tool' });
+    const groups = page.getByRole('list', { name: 'Waiting holds by tool' });
     await groups.getByRole('button', { name: 'pay on bank 3' }).click();
     await expect.poll(() => page.locator('[data-hold]').count()).toBe(3);
     await visitor.assertAccessible();

@@ -1,4 +1,3 @@
-import { Button, Group, Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Name } from '../../ui/hostile.tsx';
@@ -30,31 +29,28 @@ export function Groups({
     <Shown query={query} lines={1}>
       {({ groups }) =>
         groups.length === 0 ? null : (
-          <Group gap={6} mb="sm" role="group" aria-label={`Waiting holds by ${by}`}>
+          <ul className="groups" aria-label={`Waiting holds by ${by}`}>
             {groups.map((group) => {
               const { names, choice } = choiceOf(group);
               const pressed = same(choice, chosen);
               return (
-                <Button
-                  key={JSON.stringify(names)}
-                  size="compact-sm"
-                  variant={pressed ? 'filled' : 'default'}
-                  aria-pressed={pressed}
-                  onClick={() => choose(pressed ? {} : choice)}
-                >
-                  {names[0] === undefined ? `no ${by}` : <Name text={names[0]} />}
-                  {names[1] === undefined ? null : (
-                    <>
-                      &nbsp;on <Name text={names[1]} />
-                    </>
-                  )}
-                  <Text span inherit fw={700} ml={6}>
-                    {group.count.toLocaleString()}
-                  </Text>
-                </Button>
+                <li key={JSON.stringify(names)}>
+                  <button type="button" aria-pressed={pressed} onClick={() => choose(pressed ? {} : choice)}>
+                    <span className="action-title">
+                      {names[0] === undefined ? `no ${by}` : <Name text={names[0]} />}
+                      {names[1] === undefined ? null : (
+                        <>
+                          {' '}
+                          <span className="ours">on</span> <Name text={names[1]} />
+                        </>
+                      )}
+                    </span>{' '}
+                    <strong>{group.count.toLocaleString()}</strong>
+                  </button>
+                </li>
               );
             })}
-          </Group>
+          </ul>
         )
       }
     </Shown>
