@@ -377,6 +377,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       ...what,
     );
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
+  if (parts.serves) appender.connect();
   const kind = chainActor(appender);
   const several = redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false }));
   const actors = several ?? new LocalHost(kind);

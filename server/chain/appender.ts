@@ -49,6 +49,8 @@ export interface Appender {
    * may then be stored or not: the same call again finds out and does the rest.
    */
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
+  /** Connects before the first event, so that who takes over from another process need not. It goes on by itself. */
+  connect(): void;
   /** Takes the tenant's fence, so that every other writer of its chain is locked out. `append` does it when needed. */
   open(tenantId: string): Promise<void>;
   /** Forgets the tenant: the next `append` takes the fence again. What was accepted before is still written till then. */
@@ -95,6 +97,9 @@ export function openAppender(options: AppenderOptions): Appender {
   const of = (tenantId: string) => writers[(idHash(tenantId) >>> 0) % writers.length]!;
   return {
     append: (tenantId, events) => of(tenantId).append(tenantId, events),
+    connect: () => {
+      for (const writer of writers) writer.connect();
+    },
     open: (tenantId) => of(tenantId).open(tenantId),
     release: (tenantId) => of(tenantId).release(tenantId),
     get waiting() {

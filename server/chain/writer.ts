@@ -133,9 +133,13 @@ export class Writer {
     }
   }
 
+  connect(): void {
+    if (!this.#pipeline && !this.#repairing && !this.#stopped) this.#repair([]);
+  }
+
   async open(tenantId: string): Promise<void> {
     // beside it, or the first records would wait for both
-    if (!this.#pipeline && !this.#repairing && !this.#stopped) this.#repair([]);
+    this.connect();
     await this.#chain(tenantId);
   }
 
@@ -191,13 +195,15 @@ export class Writer {
         [tenantId, Buffer.from(ZERO_HASH, 'hex')],
       );
       const { seq, hash, fence } = rows[0]!;
-      const [last, { signed, generation }] = await Promise.all([
+      // a server that has vanished is not waited for: the next attempt is on another connection
+      const compared = Promise.all([
         owner.query<{ received_at: Date }>(
           'select received_at from forensic_record where tenant_id = $1 and seq = $2',
           [tenantId, seq],
         ),
         this.#compared(tenantId),
       ]);
+      const [last, { signed, generation }] = await within(CONNECT_MS, compared);
       const at = last.rows[0]?.received_at.getTime() ?? 0;
       const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
       return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };

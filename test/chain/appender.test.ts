@@ -463,6 +463,25 @@ describe('bounds', () => {
     expect(together.map(({ status }) => status)).toEqual([...Array(8).fill('fulfilled'), 'rejected']);
   });
 
+  test('connects before the first event, when it is told to or a tenant is opened, and once', async () => {
+    let connections = 0;
+    const connectOwner = () => {
+      connections++;
+      return box.db.connectOwner();
+    };
+    const db = { owner: box.db.owner, connectOwner };
+    const [told, opening] = [appender({ db }), appender({ db })];
+    told.connect();
+    expect(connections).toBe(1);
+    const tenantId = await newTenant(box.db);
+    await told.append(tenantId, eventsOf(1));
+    expect(connections).toBe(1);
+    await opening.open(tenantId);
+    expect(connections).toBe(2);
+    await opening.append(tenantId, eventsOf(1));
+    expect(connections).toBe(2);
+  });
+
   test('a chain that could not be opened is opened by the next call', async () => {
     const tenantId = await newTenant(box.db);
     let failures = 2;
