@@ -31,7 +31,8 @@ import { withClient } from './installation.ts';
  *
  *   1. the source's chains are verified; records are copied while requests go on
  *   2. the fence: every process of the source refuses the tenant's credentials (UNAVAILABLE). Then, in one transaction, all
- *      rows of the tenant but its records are lifted out of their tables into a parcel: no request, job or timer finds them
+ *      rows of the tenant but its records, and what is made from these, are lifted out of their tables into a parcel: no
+ *      request, job or timer finds them
  *   3. the rest of the records is copied, and the whole of both chains is hashed again from what the target stored
  *   4. the flip: one transaction at the target unpacks the parcel and states that the tenant has arrived
  *   5. the source notes where the tenant is, and tells it to whoever has a valid credential
@@ -105,6 +106,10 @@ interface MoveRow {
 const CHAINS = ['audit', 'forensics'] as const;
 /** What is copied, and stays where it was until it is forgotten; all else is in the parcel. */
 const COPIED = ['forensic_record', 'audit_record', 'decision_input'];
+/** What the target makes again from the records, and stays as they do. */
+const REMADE = ['forensic_block'];
+/** What tells rows of one tenant apart, where it is not `seq`. */
+const KEYS: Readonly<Record<string, string>> = { decision_input: 'event_id', forensic_block: 'block' };
 const OWN = ['tenant_move', 'tenant_parcel'];
 /** What leads to the source's address or is used up there, and former keys, which are sealed again with the others. */
 const LEFT_BEHIND = ['session', 'sign_in_link', 'sso_used_state', 'mail_message', 'former_key'];
@@ -563,6 +568,7 @@ async function unpack(
       },
       { now: Date.now(), fingerprint: () => fingerprint },
     );
+    await client.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [tenantId]);
     // what is signed here covers all that came: the source's keys alone can rewrite none of it
     const decisions = heads.get('forensics');
     for (const [chain, head] of [
@@ -708,7 +714,7 @@ async function hasTenant({ client }: Side, tenantId: string): Promise<boolean> {
 
 /** The tables of which a tenant's rows are in the parcel; what a foreign key leads to comes first. */
 async function tablesOf(client: pg.Client) {
-  const apart = [...COPIED, ...OWN];
+  const apart = [...COPIED, ...REMADE, ...OWN];
   return (await listTables(client)).filter(
     ({ name, columns }) => columns.includes('tenant_id') && !apart.includes(name),
   );
@@ -778,8 +784,8 @@ const bytesOf = (text: string) => Buffer.from(text.slice(2), 'hex');
 
 /** Deletes what was copied, in batches. */
 async function forgetRecords({ client }: Side, tenantId: string): Promise<void> {
-  for (const table of COPIED) {
-    const key = table === 'decision_input' ? 'event_id' : 'seq';
+  for (const table of [...COPIED, ...REMADE]) {
+    const key = KEYS[table] ?? 'seq';
     const text = `delete from ${table} where tenant_id = $1 and ${key} in (
       select ${key} from ${table} where tenant_id = $1 limit ${FORGET})`;
     while (((await client.query(text, [tenantId])).rowCount ?? 0) === FORGET);

@@ -353,6 +353,26 @@ test('a move is undone at any step before the flip, and the tenant goes on where
   await report(target, proxy, [`arrived-${tenant.id}`]);
 });
 
+test('the summaries that searches read are made again at the target', async () => {
+  const { tenant, proxy } = await used(source);
+  for (let n = 0; n < 21; n++) {
+    const ids = Array.from({ length: 100 }, (_, i) => `many-${tenant.id}-${n}-${i}`);
+    await report(source, proxy, ids);
+  }
+  const summarized = async (server: TestServer) => {
+    await server.core.blocks.run(new AbortController().signal);
+    return (await sql(server, 'select block from forensic_block where tenant_id = $1', [tenant.id])).length;
+  };
+  expect(await summarized(source)).toBe(1);
+  await moved(tenant.id);
+  expect(await summarized(target)).toBe(1);
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+  const found = await target.call<{ events: unknown[] }>(200, 'GET /v1/events?policy_id=none', tenant.admin);
+  expect(found.body).toMatchObject({ events: [], has_more: false });
+  await on(source, tenant.id, (side) => forgetMoved(side, tenant.id));
+  expect(await summarized(source)).toBe(0);
+});
+
 test('what cannot move is refused before anything changes', async () => {
   const { tenant, proxy } = await used(source);
   await expect(moved(tenant.id, [source, source])).rejects.toThrow('another run moves');
