@@ -568,7 +568,9 @@ async function unpack(
       },
       { now: Date.now(), fingerprint: () => fingerprint },
     );
-    await client.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [tenantId]);
+    await client.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [
+      tenantId,
+    ]);
     // what is signed here covers all that came: the source's keys alone can rewrite none of it
     const decisions = heads.get('forensics');
     for (const [chain, head] of [
