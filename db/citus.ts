@@ -8,7 +8,7 @@ import { RequestClient } from './client.ts';
  */
 
 /** Written in a tenant's transactions, and looked up across tenants: a copy on every node. */
-export const REFERENCE: readonly string[] = ['verified_domain'];
+export const REFERENCE: readonly string[] = ['former_key', 'verified_domain'];
 
 export interface Citus {
   readonly version: string;

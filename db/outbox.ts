@@ -61,9 +61,10 @@ export interface News {
 
 /** Notices that wait for a person. A letter then says how many holds there are, whether or not each left a notice. */
 const MOST_NOTICES = 100;
-const STRIDE = `(case p.pace when 'daily' then interval '1 day' else interval '1 hour' end)`;
+/** Citus takes the short form, `case p.pace when`, for a comparison that it can make beforehand. */
+const STRIDE = `(case when p.pace = 'daily' then interval '1 day' else interval '1 hour' end)`;
 /** When a person `p` is written to about what happens at `t.at`. */
-export const DUE = `case p.pace when 'each' then t.at
+export const DUE = `case when p.pace = 'each' then t.at
   else date_bin(${STRIDE}, t.at, 'epoch'::timestamptz + make_interval(hours => p.daily_hour)) + ${STRIDE} end`;
 
 /**
@@ -76,9 +77,9 @@ export async function addNews(em: EntityManager, tenantId: string, { kind, id, v
      select p.tenant_id, p.user_id, ?, ?, ?, t.at, ${DUE}
      from mail_preference p, (select ?::timestamptz as at) t
      where p.tenant_id = ? and ? = any(p.kinds)
-       and (select count(*) from mail_notice n where n.tenant_id = p.tenant_id and n.user_id = p.user_id) < ${MOST_NOTICES}
+       and (select count(*) from mail_notice n where n.tenant_id = ? and n.user_id = p.user_id) < ${MOST_NOTICES}
      order by p.user_id
      on conflict do nothing`,
-    [kind, id, version, new Date(at), tenantId, kind],
+    [kind, id, version, new Date(at), tenantId, kind, tenantId],
   );
 }

@@ -90,8 +90,9 @@ export class Tenants {
 
   /** Whether no tenant was ever here, demos aside, nor comes here from another installation. */
   async none(): Promise<boolean> {
+    // on several servers, Citus first fetches each part: it must have a column
     const { rows } = await this.#db.owner.query<{ some: boolean }>(
-      'select exists (select from tenant where demo is null) or exists (select from tenant_move) as some',
+      'select exists (select 1 from tenant where demo is null) or exists (select 1 from tenant_move) as some',
     );
     return !rows[0]!.some;
   }
