@@ -694,6 +694,10 @@ export async function forgetMoved(source: Side, tenantId: string): Promise<void>
   const out = await rowOf(source, tenantId, 'out');
   if (out?.state !== 'moved') throw new CommandError(`${tenantId} has not moved away from here`);
   await forgetRecords(source, tenantId);
+  // what a request that was under way left in a table that refers to no tenant
+  for (const { name } of (await tablesOf(source.client)).toReversed()) {
+    await source.client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
+  }
   await source.client.query(
     `delete from tenant_parcel where tenant_id = $1 and source not in ('credential', 'api_key', 'agent_key')`,
     [tenantId],
@@ -784,7 +788,7 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
 /** bytea as jsonb has it. */
 const bytesOf = (text: string) => Buffer.from(text.slice(2), 'hex');
 
-/** Deletes what was copied, in batches. */
+/** Deletes what was copied and what was made from it, in batches. */
 async function forgetRecords({ client }: Side, tenantId: string): Promise<void> {
   for (const table of [...COPIED, ...REMADE]) {
     const key = KEYS[table] ?? 'seq';

@@ -1,10 +1,13 @@
 import { writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { expect, test } from 'vitest';
+import { LONG_TRANSACTION } from '../../db/client.ts';
 import { signHead } from '../../server/chain/note.ts';
 import { forgetMoved, type Move, moveTenant, undoAlone, undoMove, withSide } from '../../server/cli/tenant-move.ts';
 import type { Config } from '../../server/config.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import type { DecisionEvent } from '../../server/domain/decision.ts';
+import { isDatabaseFault } from '../../server/lib/database-fault.ts';
 import { sealPlace } from '../../server/subscriptions/subscription-row.ts';
 import { deploy, event, GUARD, makeWorld, sql } from '../helpers/api.ts';
 import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
@@ -371,6 +374,21 @@ test('the summaries that searches read are made again at the target', async () =
   expect(found.body).toMatchObject({ events: [], has_more: false });
   await on(source, tenant.id, (side) => forgetMoved(side, tenant.id));
   expect(await summarized(source)).toBe(0);
+});
+
+test('a request that was let in before the fence and writes after it is asked to try again', async () => {
+  const { tenant, proxy } = await used(source);
+  const late = source.core.db.transaction(tenant.id, async (em) => {
+    await em.execute(LONG_TRANSACTION);
+    await moved(tenant.id);
+    await em.execute(`insert into agent (tenant_id, id, updated_at, updated_by) values (?, 'late', now(), 'x')`, [
+      tenant.id,
+    ]);
+  });
+  expect(isDatabaseFault(await late.catch((error: unknown) => error))).toBe(true);
+  const events = [{ event: event({ event_id: `late-${tenant.id}` }) as unknown as DecisionEvent }];
+  await expect(source.core.actors.send(tenant.id, { events })).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
+  await report(target, proxy, [`late-${tenant.id}`]);
 });
 
 test('what cannot move is refused before anything changes', async () => {
