@@ -14,9 +14,10 @@ import { type Credential, type TestServer, type TestTenant, useServer } from '..
 import { ended, start, svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** Two installations, each with a database, a master key, signing keys and an address of its own. */
-const source = useServer();
+const RATES = { SVC_RATE_INGEST: '100000' };
+const source = useServer(RATES);
 const THERE = { SVC_BASE_URL: 'http://elsewhere.test', SVC_MASTER_KEY: Buffer.alloc(32, 9).toString('hex') };
-const target = useServer(THERE);
+const target = useServer({ ...RATES, ...THERE });
 const dir = temporaryDirectory();
 
 const CHAINS = ['forensics', 'audit'] as const;
