@@ -1,4 +1,5 @@
 import { useQuery } from '@tanstack/react-query';
+import { visible } from '../../server/lib/visible.ts';
 import { useMe } from './session.ts';
 import { trpc } from './trpc.ts';
 
@@ -8,37 +9,45 @@ interface Named {
   name: string;
 }
 
-/** What has an id that says nothing, by its type as the audit log writes it. Only admins can read the names of keys and subscriptions. */
-interface Names {
-  user: readonly Named[];
-  api_key: readonly Named[];
-  agent_key: readonly Named[];
-  subscription: readonly Named[];
-  /** The name of what has this id, in whichever of the lists; undefined where none has. */
-  of: (id: string) => string | undefined;
-  /** Who did something: a person by name, a key by its label and as a key, so that it cannot pass for a person; or the id. */
-  who: (id: string) => string;
-}
+const long = { staleTime: 300_000 };
 
-export function useNames(): Names {
+/** People and keys with their names. Only admins can read those of keys. */
+function usePeopleAndKeys() {
   const admin = useMe().has('admin');
-  const long = { staleTime: 300_000 };
   const people = useQuery(trpc.people.directory.queryOptions({}, long));
   const keys = useQuery(trpc.keys.list.queryOptions({}, { ...long, enabled: admin }));
   const agentKeys = useQuery(trpc.agentKeys.list.queryOptions({}, { ...long, enabled: admin }));
-  const subscriptions = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { ...long, enabled: admin }));
-  const lists = {
-    user: people.data?.people.map(({ id, name }) => ({ id, name })) ?? [],
-    api_key: keys.data?.keys.map(({ id, label }) => ({ id, name: label })) ?? [],
-    agent_key: agentKeys.data?.agent_keys.map(({ id, label, agent_id }) => ({ id, name: label || agent_id })) ?? [],
-    subscription:
-      subscriptions.data?.subscriptions.map(({ id, url, destination_type }) => ({
-        id,
-        name: `${destination_type} ${URL.parse(url)?.host ?? ''}`,
-      })) ?? [],
+  const user: Named[] = people.data?.people ?? [];
+  const api_key: Named[] = keys.data?.keys.map(({ id, label }) => ({ id, name: label })) ?? [];
+  const agent_key: Named[] =
+    agentKeys.data?.agent_keys.map(({ id, label, agent_id }) => ({ id, name: label || agent_id })) ?? [];
+  return { user, api_key, agent_key };
+}
+
+/** What has an id that says nothing, by its type as the audit log writes it, and the name for an id, if it has one. */
+export function useNames() {
+  const admin = useMe().has('admin');
+  const { data } = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { ...long, enabled: admin }));
+  const subscription: Named[] =
+    data?.subscriptions.map(({ id, url, destination_type }) => ({
+      id,
+      name: `${destination_type} ${URL.parse(url)?.host ?? ''}`,
+    })) ?? [];
+  const lists = { ...usePeopleAndKeys(), subscription };
+  const byId = new Map(Object.values(lists).flatMap((list) => list.map(({ id, name }) => [id, name])));
+  return { ...lists, of: (id: string) => byId.get(id) };
+}
+
+/**
+ * Who did something: a person by name, and for admins a key by its label, as a key, so that it cannot pass for a person. An id
+ * without a name (operators, keys that were revoked) is shown as it is.
+ */
+export function usePeople(): (id: string) => string {
+  const { user, api_key, agent_key } = usePeopleAndKeys();
+  return (id) => {
+    const person = user.find((one) => one.id === id);
+    if (person) return person.name;
+    const key = [...api_key, ...agent_key].find((one) => one.id === id);
+    return key ? `key “${visible(key.name)}”` : id;
   };
-  const byId = new Map(Object.values(lists).flatMap((list) => list.map(({ id, name }) => [id, name] as const)));
-  const keyIds = new Set([...lists.api_key, ...lists.agent_key].map(({ id }) => id));
-  const who = (id: string) => (keyIds.has(id) ? `key “${byId.get(id)}”` : (byId.get(id) ?? id));
-  return { ...lists, of: (id) => byId.get(id), who };
 }

@@ -2,7 +2,7 @@ import { Anchor, Group, Modal, Paper, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
-import { useNames } from '../../lib/names.ts';
+import { usePeople } from '../../lib/names.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { PolicySource } from '../../parts/policy-source.tsx';
@@ -25,7 +25,7 @@ const CHANGE = {
 
 /** Every version, newest first, with its reviews. An old version can be viewed and rolled back to. */
 export function History({ policy }: { policy: PolicyDetail }) {
-  const { who: name } = useNames();
+  const name = usePeople();
   const me = useMe();
   const [shown, show] = useState<number>();
   const [back, rollBack] = useState<number>();

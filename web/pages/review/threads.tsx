@@ -2,7 +2,7 @@ import { Button, Group, Text, Textarea } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { useId, useState } from 'react';
 import { filled } from '../../lib/form.ts';
-import { usePeople } from '../../lib/people.ts';
+import { usePeople } from '../../lib/names.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Said } from '../../ui/hostile.tsx';

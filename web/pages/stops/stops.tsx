@@ -4,7 +4,7 @@ import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
-import { useNames } from '../../lib/names.ts';
+import { usePeople } from '../../lib/names.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { api, trpc } from '../../lib/trpc.ts';
@@ -29,7 +29,7 @@ export function Stops() {
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
   });
   const me = useMe();
-  const { who: name } = useNames();
+  const name = usePeople();
   const [lifting, setLifting] = useState<Stop>();
   const { stop: kind, id = '' } = route.useSearch();
   const navigate = route.useNavigate();

@@ -1,6 +1,7 @@
 import { Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconLock, IconSend } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
+import { usePeople } from '../../lib/names.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { type Asked, Shown } from '../../ui/states.tsx';
@@ -83,6 +84,7 @@ function Next({ standing }: { standing: Standing }) {
 }
 
 function Timeline({ records }: { records: Answers['chain']['audit']['records'] }) {
+  const name = usePeople();
   if (records.length === 0) return <Text c="dimmed">No audit records yet.</Text>;
   return (
     <ol className="machine-steps">
@@ -91,7 +93,7 @@ function Timeline({ records }: { records: Answers['chain']['audit']['records'] }
           <Group gap={8}>
             <strong>{wordOf(record.action.split('.')[1] ?? record.action)}</strong>
             <span className="dim">
-              {record.actor.email ?? `${wordOf(record.actor.type)} ${record.actor.id}`} ·{' '}
+              {record.actor.email ?? name(record.actor.id)} ·{' '}
               <When at={record.created_at} />
             </span>
           </Group>
