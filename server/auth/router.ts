@@ -360,9 +360,9 @@ export function workloadTrustRouter(workloads: Workloads) {
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ id: text(100) }))
+      .input(z.strictObject({ id: text(100), reason: why }))
       .output(z.void())
-      .mutation(({ ctx, input }) => workloads.remove(ctx.tenantId, input.id, doerOf(ctx))),
+      .mutation(({ ctx, input }) => workloads.remove(ctx.tenantId, input.id, doerOf(ctx), input.reason)),
   });
 }
 

@@ -4,7 +4,7 @@ import { doerOf } from '../domain/audit.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
-import { text } from '../rpc/fields.ts';
+import { text, why } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Fleet } from './fleet.ts';
 
@@ -125,9 +125,9 @@ export function fleetRouter(
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ proxy_id: text(200) }))
+      .input(z.strictObject({ proxy_id: text(200), reason: why }))
       .output(z.void())
-      .mutation(({ ctx, input }) => fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx))),
+      .mutation(({ ctx, input }) => fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx), input.reason)),
 
     config: route(
       'GET /v1/proxy-config',

@@ -68,6 +68,8 @@ describeInBrowser('administration', () => {
     await dialog.getByRole('link', { name: 'edge-U+202E1' }).waitFor();
     expect(await dialog.getByRole('button', { name: 'Revoke the key' }).isDisabled()).toBe(true);
     await assertAccessible();
+    await dialog.getByRole('link', { name: 'edge-U+202E1' }).click();
+    await page.getByText('key “The edge”').waitFor();
   });
 
   test('an agent key decides with the command that is shown beside it', async () => {
@@ -124,6 +126,7 @@ describeInBrowser('administration', () => {
     await assertAccessible();
     await open('/keys?kind=pipelines');
     await row.getByRole('button', { name: 'Remove' }).click();
+    await page.getByLabel('Reason').fill('it moved');
     await page.getByRole('button', { name: 'Remove the trust' }).click();
     await row.waitFor({ state: 'detached' });
     await server.call(401, 'GET /v1/policies', token);
@@ -175,6 +178,7 @@ describeInBrowser('administration', () => {
     const remove = admin.page.getByRole('dialog', { name: 'Remove edgeU+202E3' });
     await remove.getByText('It still reports').waitFor();
     await admin.assertAccessible();
+    await remove.getByLabel('Reason').fill('it was replaced');
     await remove.getByRole('button', { name: 'Remove the proxy' }).click();
     await admin.page.getByRole('row').filter({ hasText: 'edge-2' }).waitFor();
     expect(await admin.page.getByRole('link', { name: 'edgeU+202E3' }).count()).toBe(0);

@@ -6,7 +6,7 @@ import { useState } from 'react';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../../server/domain/workload.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { filled, useServerForm } from '../../lib/form.ts';
-import { usePeople } from '../../lib/people.ts';
+import { usePeople } from '../../lib/names.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -124,8 +124,9 @@ export function Workloads({ creating, close, create }: Dialog) {
         onClose={() => setRemoving(undefined)}
         title={`Stop trusting ${removing?.label ?? ''}`}
         action="Remove the trust"
-        onConfirm={async () => {
-          await confirmed(() => api.workloadTrust.remove.mutate({ id: removing!.id }));
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await confirmed(() => api.workloadTrust.remove.mutate({ id: removing!.id, reason }));
           await queryClient.invalidateQueries(trpc.workloadTrust.pathFilter());
           toastDone('The pipeline is no longer trusted');
         }}

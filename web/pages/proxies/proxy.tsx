@@ -4,6 +4,7 @@ import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
 import { exactly } from '../../../server/domain/sought.ts';
+import { usePeople } from '../../lib/names.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
@@ -99,8 +100,9 @@ function OneProxy({ id }: { id: string }) {
         title={`Remove ${id}`}
         action="Remove the proxy"
         danger={known?.stale === false}
-        onConfirm={async () => {
-          await confirmed(() => api.proxies.remove.mutate({ proxy_id: id }));
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await confirmed(() => api.proxies.remove.mutate({ proxy_id: id, reason }));
           await queryClient.invalidateQueries(trpc.proxies.pathFilter());
           toastDone('Proxy removed');
           await navigate({ to: '/proxies' });
@@ -160,6 +162,7 @@ function WhatToDo({ proxy }: { proxy: Proxy }) {
 }
 
 function Facts({ proxy }: { proxy: Proxy }) {
+  const named = usePeople()(proxy.key_id);
   const now = useNow(5_000);
   const { bundle_hash, bundle_seq, bundle_built_at, up_to_date, spooled_events, started_at, version, stale } = proxy;
   const rows: [string, ReactNode][] = [
@@ -188,7 +191,13 @@ function Facts({ proxy }: { proxy: Proxy }) {
       ),
     ],
     ['Waiting to be sent', spooled_events === undefined ? 'unknown' : count(spooled_events, 'decision')],
-    ['Key', <Id key="key" value={proxy.key_id} length={34} />],
+    [
+      'Key',
+      <span key="key">
+        {named === proxy.key_id ? '' : `${named} `}
+        <Id value={proxy.key_id} length={34} />
+      </span>,
+    ],
   ];
   return (
     <Paper mb="md">
