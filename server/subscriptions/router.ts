@@ -58,6 +58,21 @@ const DeliveryOut = z
   })
   .meta({ id: 'Delivery' });
 
+const exchange = {
+  headers: z
+    .record(z.string(), z.string())
+    .describe('of the request, as sent; HTTP adds host, content-length, connection and user-agent'),
+  body_sha256: z.string().describe('SHA-256 of the body sent, in hexadecimal'),
+  answer: z
+    .object({
+      headers: z.record(z.string(), z.string()).describe('some of them, which help to find a fault'),
+      body: z.string().describe('the first 2 kB, as UTF-8. It is what the destination chose to answer'),
+      truncated: z.boolean(),
+    })
+    .nullable()
+    .describe('null if the destination did not answer'),
+};
+
 const AttemptOut = z
   .object({
     at: z.iso.datetime(),
@@ -65,18 +80,7 @@ const AttemptOut = z
     http_status: z.int().nullable(),
     reason: z.string().nullable().describe('a sentence for people; null if the delivery was accepted'),
     duration_ms: z.int(),
-    headers: z
-      .record(z.string(), z.string())
-      .describe('of the request, as sent; HTTP adds host, content-length, connection and user-agent'),
-    body_sha256: z.string().describe('SHA-256 of the body sent, in hexadecimal'),
-    answer: z
-      .object({
-        headers: z.record(z.string(), z.string()).describe('some of them, which help to find a fault'),
-        body: z.string().describe('the first 2 kB, as UTF-8. It is what the destination chose to answer'),
-        truncated: z.boolean(),
-      })
-      .nullable()
-      .describe('null if the destination did not answer'),
+    ...exchange,
   })
   .meta({ id: 'DeliveryAttempt' });
 
@@ -236,6 +240,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
           http_status: z.int().nullable(),
           duration_ms: z.int(),
           payload: z.record(z.string(), z.unknown()).optional().describe('the payload sent; webhooks only'),
+          ...exchange,
         }),
       )
       .mutation(({ ctx, input }) => subscriptions.test(ctx.tenantId, input.id, by(ctx))),

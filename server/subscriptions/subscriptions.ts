@@ -11,7 +11,7 @@ import type { SecretBox } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';
 import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
-import { attempt, type Outcome } from './attempt.ts';
+import { attempt, type Exchange, type Outcome } from './attempt.ts';
 import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
@@ -279,7 +279,7 @@ export class Subscriptions {
   }
 
   /** Sends a test event once, even if paused, and returns the outcome. The test is not listed as a delivery. */
-  async test(tenantId: string, id: string, by: Doer): Promise<Outcome & { payload?: Record<string, unknown> }> {
+  async test(tenantId: string, id: string, by: Doer): Promise<Outcome & Exchange & { payload?: Record<string, unknown> }> {
     const row = await findSubscription(this.#db.reader(tenantId), id);
     const now = this.#clock.now();
     const eventId = newId('oev', now);
@@ -306,7 +306,7 @@ export class Subscriptions {
     await this.#db.transaction(tenantId, (em) =>
       this.#record(em, tenantId, 'subscription.tested', id, by, outcome.result),
     );
-    return { ...outcome, ...(kindOf(row.destinationType).readers === 'programs' && { payload }) };
+    return { ...outcome, ...outcome.exchange, ...(kindOf(row.destinationType).readers === 'programs' && { payload }) };
   }
 
   /**

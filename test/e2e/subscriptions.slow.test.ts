@@ -52,6 +52,9 @@ describeInBrowser('subscriptions', () => {
     receiver.behavior = 403;
     await page.getByRole('button', { name: 'Send a test' }).click();
     await page.getByText('Test not delivered: refused: not allowed (401 or 403)').waitFor();
+    await page.getByText('Headers sent, and the answer').click();
+    const refused = receiver.received.at(-1)!;
+    await page.getByText(String(refused.headers['webhook-signature'])).waitFor();
   });
 
   test('a failed delivery is shown with its answer and sent again by hand', async () => {

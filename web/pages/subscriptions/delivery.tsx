@@ -17,6 +17,7 @@ import { Page } from '../../ui/page.tsx';
 import { Loading } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { ExchangeLines } from './exchange.tsx';
 import { DeliveryTag, RESULT } from './words.tsx';
 
 const CurrentState = lazy(() =>
@@ -233,7 +234,7 @@ function Attempts({ delivery: { attempts, history, failure_reason, status, note 
 }
 
 function AttemptLines({ attempt, note, open }: { attempt: Attempt; note: string | undefined; open: boolean }) {
-  const { at, result, http_status, reason, duration_ms, headers, answer } = attempt;
+  const { at, result, http_status, reason, duration_ms } = attempt;
   return (
     <div className="lines-main">
       <Group gap={8}>
@@ -251,37 +252,10 @@ function AttemptLines({ attempt, note, open }: { attempt: Attempt; note: string 
       <Text size="xs" c="dimmed">
         <When at={at} exact />
       </Text>
-      <details open={open} style={{ marginTop: 6 }}>
-        <summary>Headers sent, and the answer</summary>
-        <Stack gap="xs" mt="xs">
-          <CodeBlock text={headerLines(headers)} label={`headers sent ${at}`} wrap />
-          {answer === null ? (
-            <Text size="sm" c="dimmed">
-              There was no answer.
-            </Text>
-          ) : (
-            <>
-              <Text size="sm" c="dimmed">
-                Its answer, in its own words{answer.truncated ? ': the first 2 kB' : ''}
-              </Text>
-              <CodeBlock
-                text={[headerLines(answer.headers), answer.body || '(no body)'].filter(Boolean).join('\n\n')}
-                label={`answer ${at}`}
-                wrap
-                maxHeight={320}
-              />
-            </>
-          )}
-        </Stack>
-      </details>
+      <ExchangeLines exchange={attempt} name={at} open={open} />
     </div>
   );
 }
-
-const headerLines = (headers: Record<string, string>) =>
-  Object.entries(headers)
-    .map(([name, value]) => `${name}: ${value}`)
-    .join('\n');
 
 function Sent({ delivery: { body, payload, attempts } }: { delivery: DeliveryDetail }) {
   return (

@@ -17,6 +17,7 @@ import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 import { Deliveries } from './deliveries.tsx';
+import { ExchangeLines } from './exchange.tsx';
 import { SubscriptionDialog } from './form.tsx';
 import { RotateSecret } from './rotate.tsx';
 import { SAMPLES, type Sample } from './samples.ts';
@@ -230,6 +231,7 @@ function TestResult({ result }: { result: Answers['subscriptions']['test'] }) {
           <CodeBlock text={JSON.stringify(payload, null, 2)} label="payload" maxHeight={320} />
         </details>
       ) : null}
+      <ExchangeLines exchange={result} name="of the test" />
     </section>
   );
 }

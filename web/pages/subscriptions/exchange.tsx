@@ -1,0 +1,48 @@
+import { Stack, Text } from '@mantine/core';
+import type { Answers } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+
+type Exchange = Pick<Answers['subscriptions']['delivery']['history'][number], 'headers' | 'answer'>;
+
+/** The headers of a request as they were sent, and what its destination answered, as the text of a stranger. */
+export function ExchangeLines({
+  exchange: { headers, answer },
+  name,
+  open = false,
+}: {
+  exchange: Exchange;
+  /** Tells it from others on the page, for assistive technology. */
+  name: string;
+  open?: boolean;
+}) {
+  return (
+    <details open={open} style={{ marginTop: 6 }}>
+      <summary>Headers sent, and the answer</summary>
+      <Stack gap="xs" mt="xs">
+        <CodeBlock text={lines(headers)} label={`headers sent ${name}`} wrap />
+        {answer === null ? (
+          <Text size="sm" c="dimmed">
+            There was no answer.
+          </Text>
+        ) : (
+          <>
+            <Text size="sm" c="dimmed">
+              Its answer, in its own words{answer.truncated ? ': the first 2 kB' : ''}
+            </Text>
+            <CodeBlock
+              text={[lines(answer.headers), answer.body || '(no body)'].filter(Boolean).join('\n\n')}
+              label={`answer ${name}`}
+              wrap
+              maxHeight={320}
+            />
+          </>
+        )}
+      </Stack>
+    </details>
+  );
+}
+
+const lines = (headers: Record<string, string>) =>
+  Object.entries(headers)
+    .map(([name, value]) => `${name}: ${value}`)
+    .join('\n');
