@@ -279,7 +279,11 @@ export class Subscriptions {
   }
 
   /** Sends a test event once, even if paused, and returns the outcome. The test is not listed as a delivery. */
-  async test(tenantId: string, id: string, by: Doer): Promise<Outcome & Exchange & { payload?: Record<string, unknown> }> {
+  async test(
+    tenantId: string,
+    id: string,
+    by: Doer,
+  ): Promise<Outcome & Exchange & { payload?: Record<string, unknown> }> {
     const row = await findSubscription(this.#db.reader(tenantId), id);
     const now = this.#clock.now();
     const eventId = newId('oev', now);

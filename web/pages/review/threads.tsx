@@ -79,9 +79,9 @@ export function ThreadView({
           </Button>
         </Group>
       ) : null}
-      {resolved && !shown ? null : (
-        <>
-          {[{ ...first, version: thread.version }, ...answers].map((one) => (
+      {resolved && !shown
+        ? null
+        : [{ ...first, version: thread.version }, ...answers].map((one) => (
             <div key={one.id ?? one.decided_at} className="thread-entry">
               <Group gap={6}>
                 <strong>{name(one.decided_by)}</strong>
@@ -94,8 +94,6 @@ export function ThreadView({
               </div>
             </div>
           ))}
-        </>
-      )}
       {writes ? (
         answering ? (
           <CommentForm

@@ -93,8 +93,7 @@ function Timeline({ records }: { records: Answers['chain']['audit']['records'] }
           <Group gap={8}>
             <strong>{wordOf(record.action.split('.')[1] ?? record.action)}</strong>
             <span className="dim">
-              {record.actor.email ?? name(record.actor.id)} ·{' '}
-              <When at={record.created_at} />
+              {record.actor.email ?? name(record.actor.id)} · <When at={record.created_at} />
             </span>
           </Group>
           {record.reason || record.detail ? (
