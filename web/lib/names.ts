@@ -1,33 +1,14 @@
 import { useQuery } from '@tanstack/react-query';
-import { visible } from '../../server/lib/visible.ts';
+import { type Named, usePeopleAndKeys } from './people.ts';
 import { useMe } from './session.ts';
 import { trpc } from './trpc.ts';
-
-/** A person, key or subscription with its name. */
-interface Named {
-  id: string;
-  name: string;
-}
-
-const long = { staleTime: 300_000 };
-
-/** People and keys with their names. Only admins can read those of keys. */
-function usePeopleAndKeys() {
-  const admin = useMe().has('admin');
-  const people = useQuery(trpc.people.directory.queryOptions({}, long));
-  const keys = useQuery(trpc.keys.list.queryOptions({}, { ...long, enabled: admin }));
-  const agentKeys = useQuery(trpc.agentKeys.list.queryOptions({}, { ...long, enabled: admin }));
-  const user: Named[] = people.data?.people ?? [];
-  const api_key: Named[] = keys.data?.keys.map(({ id, label }) => ({ id, name: label })) ?? [];
-  const agent_key: Named[] =
-    agentKeys.data?.agent_keys.map(({ id, label, agent_id }) => ({ id, name: label || agent_id })) ?? [];
-  return { user, api_key, agent_key };
-}
 
 /** What has an id that says nothing, by its type as the audit log writes it, and the name for an id, if it has one. */
 export function useNames() {
   const admin = useMe().has('admin');
-  const { data } = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { ...long, enabled: admin }));
+  const { data } = useQuery(
+    trpc.subscriptions.list.queryOptions({ limit: 200 }, { staleTime: 300_000, enabled: admin }),
+  );
   const subscription: Named[] =
     data?.subscriptions.map(({ id, url, destination_type }) => ({
       id,
@@ -36,18 +17,4 @@ export function useNames() {
   const lists = { ...usePeopleAndKeys(), subscription };
   const byId = new Map(Object.values(lists).flatMap((list) => list.map(({ id, name }) => [id, name])));
   return { ...lists, of: (id: string) => byId.get(id) };
-}
-
-/**
- * Who did something: a person by name, and for admins a key by its label, as a key, so that it cannot pass for a person. An id
- * without a name (operators, keys that were revoked) is shown as it is.
- */
-export function usePeople(): (id: string) => string {
-  const { user, api_key, agent_key } = usePeopleAndKeys();
-  return (id) => {
-    const person = user.find((one) => one.id === id);
-    if (person) return person.name;
-    const key = [...api_key, ...agent_key].find((one) => one.id === id);
-    return key ? `key “${visible(key.name)}”` : id;
-  };
 }

@@ -1,4 +1,4 @@
-import { usePeople } from '../lib/names.ts';
+import { usePeople } from '../lib/people.ts';
 import { useMe } from '../lib/session.ts';
 import type { Answers } from '../lib/trpc.ts';
 import { Said } from '../ui/hostile.tsx';

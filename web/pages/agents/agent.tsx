@@ -5,7 +5,7 @@ import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { exactly } from '../../../server/domain/sought.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';

@@ -3,7 +3,7 @@ import { IconRobot } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { AgentLink } from '../../parts/names.tsx';

@@ -1,7 +1,7 @@
 import { Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { money } from '../../lib/words.ts';
 import { Hostile, Line } from '../../ui/hostile.tsx';

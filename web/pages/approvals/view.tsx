@@ -5,7 +5,7 @@ import { lazy, type ReactNode, Suspense, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { toastDone } from '../../lib/errors.tsx';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { count, money } from '../../lib/words.ts';

@@ -1,7 +1,7 @@
 import { Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';

@@ -3,7 +3,7 @@ import { Anchor, Paper, Stack, Text, Title, VisuallyHidden } from '@mantine/core
 import { IconDownload, IconLinkOff, IconPackage, IconRosetteDiscountCheck } from '@tabler/icons-react';
 import { keepPreviousData, useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { VerifyPanel } from '../../parts/verify-panel.tsx';

@@ -2,7 +2,7 @@ import { Button, Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconDownload, IconLinkOff, IconRosetteDiscountCheck } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';

@@ -6,7 +6,7 @@ import { useState } from 'react';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../../server/domain/workload.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { filled, useServerForm } from '../../lib/form.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';

@@ -2,7 +2,7 @@ import { Anchor, Group, Modal, Paper, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { PolicySource } from '../../parts/policy-source.tsx';

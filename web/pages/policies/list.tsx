@@ -2,7 +2,7 @@ import { NativeSelect } from '@mantine/core';
 import { IconFileText, IconHammer, IconPlus } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';

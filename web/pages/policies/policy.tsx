@@ -4,7 +4,7 @@ import { Box, Paper, Tabs, Title, VisuallyHidden } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
 import { lazy, Suspense, useRef, useState } from 'react';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ChangesAsked } from '../../parts/changes-asked.tsx';
 import { Failures, marksOf, Reach, TestCounts, TestsDiff } from '../../parts/policy-tests.tsx';

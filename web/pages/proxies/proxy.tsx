@@ -5,7 +5,7 @@ import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
 import { exactly } from '../../../server/domain/sought.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { duration, useNow } from '../../lib/time.ts';

@@ -2,7 +2,7 @@ import { Button, Group, Text, Textarea } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { useId, useState } from 'react';
 import { filled } from '../../lib/form.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Said } from '../../ui/hostile.tsx';
@@ -79,9 +79,9 @@ export function ThreadView({
           </Button>
         </Group>
       ) : null}
-      {resolved && !shown
-        ? null
-        : [{ ...first, version: thread.version }, ...answers].map((one) => (
+      {resolved && !shown ? null : (
+        <>
+          {[{ ...first, version: thread.version }, ...answers].map((one) => (
             <div key={one.id ?? one.decided_at} className="thread-entry">
               <Group gap={6}>
                 <strong>{name(one.decided_by)}</strong>
@@ -94,6 +94,8 @@ export function ThreadView({
               </div>
             </div>
           ))}
+        </>
+      )}
       {writes ? (
         answering ? (
           <CommentForm

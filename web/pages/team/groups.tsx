@@ -6,7 +6,7 @@ import { useState } from 'react';
 import { hasRole } from '../../../server/domain/principal.ts';
 import { confirmed } from '../../lib/errors.tsx';
 import { filled, useServerForm } from '../../lib/form.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { keepSettings } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';

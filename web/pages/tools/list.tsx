@@ -21,7 +21,7 @@ import { useState } from 'react';
 import { TOOL_STATUSES, type ToolStatus } from '../../../server/domain/tools.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { filled, useServerForm } from '../../lib/form.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';

@@ -8,7 +8,7 @@ import { exactly } from '../../../server/domain/sought.ts';
 import type { ToolDefinition } from '../../../server/domain/tools.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { filled } from '../../lib/form.ts';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';

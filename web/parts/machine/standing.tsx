@@ -1,7 +1,7 @@
 import { Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconLock, IconSend } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
-import { usePeople } from '../../lib/names.ts';
+import { usePeople } from '../../lib/people.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { type Asked, Shown } from '../../ui/states.tsx';
