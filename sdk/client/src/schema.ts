@@ -6226,9 +6226,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-mbvax1",
+                     *       "tenant_id": "t1-03wadg",
                      *       "user": {
-                     *         "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *         "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -6323,14 +6323,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8403w1gngh9jz73mp67zac6",
+                     *           "id": "ses_01m840tqhm0bbkvzwkdtp6fmhp",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:44:34.480Z",
-                     *           "last_seen_at": "2026-11-23T10:44:34.480Z",
-                     *           "expires_at": "2026-11-24T10:44:34.480Z"
+                     *           "created_at": "2026-11-23T10:57:03.540Z",
+                     *           "last_seen_at": "2026-11-23T10:57:03.540Z",
+                     *           "expires_at": "2026-11-24T10:57:03.540Z"
                      *         }
                      *       ]
                      *     }
@@ -6440,14 +6440,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8403w1gngh9jz73mp67zac6",
+                     *           "id": "ses_01m840tqhm0bbkvzwkdtp6fmhp",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:44:34.480Z",
-                     *           "last_seen_at": "2026-11-23T10:44:34.480Z",
-                     *           "expires_at": "2026-11-24T10:44:34.480Z"
+                     *           "created_at": "2026-11-23T10:57:03.540Z",
+                     *           "last_seen_at": "2026-11-23T10:57:03.540Z",
+                     *           "expires_at": "2026-11-24T10:57:03.540Z"
                      *         }
                      *       ]
                      *     }
@@ -6566,7 +6566,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "id": "usr_01m840tq5pmbq45fqtyybhert7",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -6574,13 +6574,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:44:34.114Z",
+                     *           "created_at": "2026-11-23T10:57:03.158Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -6588,8 +6588,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:44:34.313Z",
-                     *           "last_login": "2026-11-23T10:44:34.480Z",
+                     *           "created_at": "2026-11-23T10:57:03.409Z",
+                     *           "last_login": "2026-11-23T10:57:03.540Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -6637,7 +6637,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *       "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -6645,8 +6645,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-23T10:44:34.313Z",
-                     *       "last_login": "2026-11-23T10:44:34.480Z",
+                     *       "created_at": "2026-11-23T10:57:03.409Z",
+                     *       "last_login": "2026-11-23T10:57:03.540Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -6817,14 +6817,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8403zry768bq7d2x36b4szw",
+                     *           "id": "inv_01m840tssn3krj1fph87t9zyj4",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-23T10:44:38.302Z",
-                     *           "sent_at": "2026-11-23T10:44:38.302Z",
-                     *           "expires_at": "2026-11-30T10:44:38.302Z"
+                     *           "created_at": "2026-11-23T10:57:05.845Z",
+                     *           "sent_at": "2026-11-23T10:57:05.845Z",
+                     *           "expires_at": "2026-11-30T10:57:05.845Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7095,25 +7095,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8403zb1thhwbtpderyj0gxw",
+                     *           "id": "key_01m840tskjen0xdvv966dskef8",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *           "created_at": "2026-11-23T10:44:37.857Z"
+                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "created_at": "2026-11-23T10:57:05.653Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
+                     *           "id": "key_01m840tqcz76njnp5kn68as83c",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:34.300Z",
-                     *           "last_used_at": "2026-11-23T10:44:34.679Z"
+                     *           "created_by": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:03.393Z",
+                     *           "last_used_at": "2026-11-23T10:57:03.671Z"
                      *         }
                      *       ]
                      *     }
@@ -7170,14 +7170,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m840466acqdwpk31eqyb7f9q",
+                     *       "id": "key_01m840txhzdtx41btphm2s3r73",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-23T10:44:44.876Z"
+                     *       "created_at": "2026-11-23T10:57:09.696Z"
                      *     }
                      */
                     "application/json": {
@@ -7326,23 +7326,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8403zcpqpewzs341374a7dy",
+                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "owner_id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:44:37.911Z"
+                     *           "created_at": "2026-11-23T10:57:05.713Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m8403w3qbdqe5cvcbdas682f",
+                     *           "id": "agk_01m840tqjmdahesgy114zpjvvb",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "owner_id": "usr_01m840tq5pmbq45fqtyybhert7",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:44:34.561Z",
-                     *           "last_used_at": "2026-11-23T10:44:36.521Z"
+                     *           "created_at": "2026-11-23T10:57:03.573Z",
+                     *           "last_used_at": "2026-11-23T10:57:04.864Z"
                      *         }
                      *       ]
                      *     }
@@ -7400,13 +7400,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m840469x05drwgv0px1zqped",
+                     *       "id": "agk_01m840txjm1aj0zawzc19kvfne",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *       "created_at": "2026-11-23T10:44:44.990Z"
+                     *       "owner_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *       "created_at": "2026-11-23T10:57:09.717Z"
                      *     }
                      */
                     "application/json": {
@@ -7554,7 +7554,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-mbvax1",
+                     *       "audience": "https://control.example/tenants/t1-03wadg",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -7570,7 +7570,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-23T10:44:38.522Z",
+                     *           "created_at": "2026-11-23T10:57:06.004Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -7656,7 +7656,9 @@ export interface operations {
     };
     "workloadTrust-remove": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -7709,12 +7711,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *           "id": "usr_01m840tq5pmbq45fqtyybhert7",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *           "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -7944,11 +7946,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8403ztvregrdxpqq27cwp39",
+                     *           "id": "stc_01m840tsx9mxy21ydmrvk37met",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *           "created_at": "2026-11-23T10:44:38.363Z",
+                     *           "proposed_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "created_at": "2026-11-23T10:57:05.961Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8102,7 +8104,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-mbvax1"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-03wadg"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -8605,9 +8607,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:34.685Z",
-                     *           "updated_at": "2026-11-23T10:44:38.918Z",
+                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:03.684Z",
+                     *           "updated_at": "2026-11-23T10:57:06.104Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -8698,9 +8700,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *       "created_at": "2026-11-23T10:44:44.293Z",
-                     *       "updated_at": "2026-11-23T10:44:44.293Z",
+                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *       "created_at": "2026-11-23T10:57:09.165Z",
+                     *       "updated_at": "2026-11-23T10:57:09.165Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -9195,9 +9197,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *       "created_at": "2026-11-23T10:44:34.685Z",
-                     *       "updated_at": "2026-11-23T10:44:38.918Z",
+                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *       "created_at": "2026-11-23T10:57:03.684Z",
+                     *       "updated_at": "2026-11-23T10:57:06.104Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -9205,28 +9207,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:38.918Z",
+                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:06.104Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:34.685Z",
+                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:03.684Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *             "decided_at": "2026-11-23T10:44:36.443Z"
+                     *             "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *             "decided_at": "2026-11-23T10:57:04.825Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *               "decided_at": "2026-11-23T10:44:36.443Z"
+                     *               "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *               "decided_at": "2026-11-23T10:57:04.825Z"
                      *             }
                      *           ]
                      *         }
@@ -9400,9 +9402,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *       "created_at": "2026-11-23T10:44:34.685Z",
-                     *       "updated_at": "2026-11-23T10:44:44.581Z",
+                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *       "created_at": "2026-11-23T10:57:03.684Z",
+                     *       "updated_at": "2026-11-23T10:57:09.516Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -9816,20 +9818,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *       "created_at": "2026-11-23T10:44:34.685Z",
+                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *       "created_at": "2026-11-23T10:57:03.684Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *         "decided_at": "2026-11-23T10:44:36.443Z"
+                     *         "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *         "decided_at": "2026-11-23T10:57:04.825Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "decided_at": "2026-11-23T10:44:36.443Z"
+                     *           "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "decided_at": "2026-11-23T10:57:04.825Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -10116,7 +10118,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:44:38.918Z",
+                     *           "written_at": "2026-11-23T10:57:06.104Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -10168,12 +10170,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:44:38.918Z"
+                     *           "written_at": "2026-11-23T10:57:06.104Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-24T10:44:40.359Z",
+                     *       "since": "2026-10-24T10:57:06.781Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -10361,16 +10363,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-24T10:44:38.343Z",
-                     *         "to": "2026-11-23T10:44:38.343Z"
+                     *         "from": "2026-10-24T10:57:05.918Z",
+                     *         "to": "2026-11-23T10:57:05.918Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-23T10:44:38.343Z",
+                     *       "created_at": "2026-11-23T10:57:05.918Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-23T10:44:38.343Z",
+                     *       "finished_at": "2026-11-23T10:57:05.918Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -10529,16 +10531,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-24T10:44:38.343Z",
-                     *             "to": "2026-11-23T10:44:38.343Z"
+                     *             "from": "2026-10-24T10:57:05.918Z",
+                     *             "to": "2026-11-23T10:57:05.918Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-23T10:44:38.343Z",
+                     *           "created_at": "2026-11-23T10:57:05.918Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-23T10:44:38.343Z",
+                     *           "finished_at": "2026-11-23T10:57:05.918Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -10630,8 +10632,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *             "created_at": "2026-11-23T10:44:37.715Z",
+                     *             "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *             "created_at": "2026-11-23T10:57:05.560Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -10692,8 +10694,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *         "created_at": "2026-11-23T10:44:37.715Z",
+                     *         "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *         "created_at": "2026-11-23T10:57:05.560Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -10708,8 +10710,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:37.715Z",
+                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:05.560Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -10722,8 +10724,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8403vp2rg43y1t54cdvs5pv",
-                     *           "created_at": "2026-11-23T10:44:37.601Z",
+                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "created_at": "2026-11-23T10:57:05.475Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11144,9 +11146,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
-                     *           "first_seen_at": "2026-11-23T10:44:38.763Z",
-                     *           "last_seen_at": "2026-11-23T10:44:38.763Z",
+                     *           "key_id": "key_01m840tqcz76njnp5kn68as83c",
+                     *           "first_seen_at": "2026-11-23T10:57:06.080Z",
+                     *           "last_seen_at": "2026-11-23T10:57:06.080Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -11191,7 +11193,9 @@ export interface operations {
     };
     "proxies-remove": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -11245,18 +11249,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8403w3qbdqe5cvcbdas682f",
-                     *           "key_hash": "sha256:fc23efe0cd3d2bfac533c2cad77b0424bdd5552d8bb7a4c92b010999d6e0bf02",
+                     *           "id": "agk_01m840tqjmdahesgy114zpjvvb",
+                     *           "key_hash": "sha256:ffebc2937548d7dbe49a12a0a3e8686c0d8759f147ef1c945f4a371cd8523faa",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8403vp2rg43y1t54cdvs5pv"
+                     *           "owner_id": "usr_01m840tq5pmbq45fqtyybhert7"
                      *         },
                      *         {
-                     *           "id": "agk_01m8403zcpqpewzs341374a7dy",
-                     *           "key_hash": "sha256:de58c11324f43821cf6610e912796f33a2315d3e871c6b244ddb49072ed5ed75",
+                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
+                     *           "key_hash": "sha256:381149dddd8f158d34d5b9eb76caebbfbbe5635c927e0410c64d626f488113f1",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8403vw9acye5jv1mjrec2qm"
+                     *           "owner_id": "usr_01m840tqdhyn173cd94g75ez5b"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -11407,8 +11411,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-23T10:44:37.375Z",
-                     *           "last_seen": "2026-11-23T10:44:37.375Z"
+                     *           "first_seen": "2026-11-23T10:57:05.380Z",
+                     *           "last_seen": "2026-11-23T10:57:05.380Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -11465,8 +11469,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-23T10:44:37.375Z",
-                     *       "last_seen": "2026-11-23T10:44:37.375Z",
+                     *       "first_seen": "2026-11-23T10:57:05.380Z",
+                     *       "last_seen": "2026-11-23T10:57:05.380Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -11497,9 +11501,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-23T10:44:37.375Z",
-                     *           "last_seen": "2026-11-23T10:44:37.375Z",
-                     *           "reported_by": "key_01m8403vvvr0w8kcpdc3wdtc8b",
+                     *           "first_seen": "2026-11-23T10:57:05.380Z",
+                     *           "last_seen": "2026-11-23T10:57:05.380Z",
+                     *           "reported_by": "key_01m840tqcz76njnp5kn68as83c",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -11810,8 +11814,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-23T10:44:37.375Z",
-                     *           "last_seen": "2026-11-23T10:44:37.375Z",
+                     *           "first_seen": "2026-11-23T10:57:05.380Z",
+                     *           "last_seen": "2026-11-23T10:57:05.380Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -11933,7 +11937,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-23T10:44:38.729Z",
+                     *           "last_seen": "2026-11-23T10:57:06.071Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -11999,10 +12003,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-23T10:44:38.729Z",
+                     *       "last_seen": "2026-11-23T10:57:06.071Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8403vp2rg43y1t54cdvs5pv"
+                     *         "usr_01m840tq5pmbq45fqtyybhert7"
                      *       ]
                      *     }
                      */
@@ -12105,11 +12109,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
+                     *           "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8403w3qbdqe5cvcbdas682f",
+                     *           "opened_by": "agk_01m840tqjmdahesgy114zpjvvb",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -12131,8 +12135,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-23T11:44:36.937Z",
-                     *           "created_at": "2026-11-23T10:44:36.937Z",
+                     *           "expires_at": "2026-11-23T11:57:05.084Z",
+                     *           "created_at": "2026-11-23T10:57:05.084Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -12146,10 +12150,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8403vp2rg43y1t54cdvs5pv"
+                     *             "usr_01m840tq5pmbq45fqtyybhert7"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:8f5ff516d98444abc9f5953e0eec4bdd2e79db92d9c115269187fa30c59b9c42"
+                     *           "shown_hash": "sha256:4b6cbec97d86a39059cb354e2736230553b71214b29723d724cbbde483e3be35"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -12318,7 +12322,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-23T11:44:36.937Z"
+                     *           "next_expires_at": "2026-11-23T11:57:05.084Z"
                      *         }
                      *       ]
                      *     }
@@ -12438,7 +12442,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:44:41.502Z",
+                     *       "since": "2026-11-22T10:57:07.080Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -12494,11 +12498,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
+                     *       "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8403w3qbdqe5cvcbdas682f",
+                     *       "opened_by": "agk_01m840tqjmdahesgy114zpjvvb",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -12520,8 +12524,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-23T11:44:36.937Z",
-                     *       "created_at": "2026-11-23T10:44:36.937Z",
+                     *       "expires_at": "2026-11-23T11:57:05.084Z",
+                     *       "created_at": "2026-11-23T10:57:05.084Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -12535,10 +12539,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8403vp2rg43y1t54cdvs5pv"
+                     *         "usr_01m840tq5pmbq45fqtyybhert7"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:8f5ff516d98444abc9f5953e0eec4bdd2e79db92d9c115269187fa30c59b9c42"
+                     *       "shown_hash": "sha256:4b6cbec97d86a39059cb354e2736230553b71214b29723d724cbbde483e3be35"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -12799,15 +12803,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8404000wk7mz9cj2wffbbg1",
+                     *           "id": "stp_01m840tsytjecc9n7t8avck225",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *           "created_at": "2026-11-23T10:44:38.575Z",
+                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "created_at": "2026-11-23T10:57:06.016Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -12935,15 +12939,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8404000wk7mz9cj2wffbbg1",
+                     *       "id": "stp_01m840tsytjecc9n7t8avck225",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *       "created_at": "2026-11-23T10:44:38.575Z",
+                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *       "created_at": "2026-11-23T10:57:06.016Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -12954,7 +12958,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-23T10:44:38.763Z"
+                     *             "last_seen_at": "2026-11-23T10:57:06.080Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -13049,7 +13053,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8403zsn159bhh0rwc509wta",
+                     *           "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -13060,8 +13064,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-23T10:44:38.325Z",
-                     *           "updated_at": "2026-11-23T10:44:38.325Z"
+                     *           "created_at": "2026-11-23T10:57:05.890Z",
+                     *           "updated_at": "2026-11-23T10:57:05.890Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13180,7 +13184,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8403zsn159bhh0rwc509wta",
+                     *       "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -13191,8 +13195,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-23T10:44:38.325Z",
-                     *       "updated_at": "2026-11-23T10:44:38.325Z"
+                     *       "created_at": "2026-11-23T10:57:05.890Z",
+                     *       "updated_at": "2026-11-23T10:57:05.890Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -13398,6 +13402,22 @@ export interface operations {
                         payload?: {
                             [key: string]: unknown;
                         };
+                        /** @description of the request, as sent; HTTP adds host, content-length, connection and user-agent */
+                        headers: {
+                            [key: string]: string;
+                        };
+                        /** @description SHA-256 of the body sent, in hexadecimal */
+                        body_sha256: string;
+                        /** @description null if the destination did not answer */
+                        answer: {
+                            /** @description some of them, which help to find a fault */
+                            headers: {
+                                [key: string]: string;
+                            };
+                            /** @description the first 2 kB, as UTF-8. It is what the destination chose to answer */
+                            body: string;
+                            truncated: boolean;
+                        } | null;
                     };
                 };
             };
@@ -13440,7 +13460,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_3",
-                     *           "subscription_id": "sub_01m8403zsn159bhh0rwc509wta",
+                     *           "subscription_id": "sub_01m840tsv2w9kbzxgfy2223ez1",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -13449,7 +13469,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-23T10:44:38.705Z",
+                     *           "created_at": "2026-11-23T10:57:06.059Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -13499,7 +13519,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_3",
-                     *       "subscription_id": "sub_01m8403zsn159bhh0rwc509wta",
+                     *       "subscription_id": "sub_01m840tsv2w9kbzxgfy2223ez1",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -13508,7 +13528,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-23T10:44:38.705Z",
+                     *       "created_at": "2026-11-23T10:57:06.059Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -13622,7 +13642,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8403zsn159bhh0rwc509wta",
+                     *           "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -13882,13 +13902,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m84046be1y27d4z2ntww4vtk",
+                     *       "event_id": "evt_01m840txkwse3mab78j8mtzhze",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:ebb7407926e314db23dd2646f1160f0e2b1c1629ecaefcae9f3108a299b118f0",
+                     *       "bundle_hash": "sha256:24cbea6189d6597a7c9fdc1c8d52240cecfeef5e0679cce55dc95fc413ad6fe6",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 14719
+                     *       "evaluation_us": 34131
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -14027,13 +14047,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m84046hz7qkxavtbbcdj7wag",
+                     *       "event_id": "evt_01m840txnnqz1hqz146v4kx7jh",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:ebb7407926e314db23dd2646f1160f0e2b1c1629ecaefcae9f3108a299b118f0",
+                     *       "bundle_hash": "sha256:24cbea6189d6597a7c9fdc1c8d52240cecfeef5e0679cce55dc95fc413ad6fe6",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 372
+                     *       "evaluation_us": 402
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -14182,7 +14202,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-30780-5",
+                     *           "id": "event-25976-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -14195,10 +14215,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:44:38.729Z"
+                     *           "created_at": "2026-11-23T10:57:06.071Z"
                      *         },
                      *         {
-                     *           "id": "event-30780-4",
+                     *           "id": "event-25976-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -14211,7 +14231,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:44:38.729Z"
+                     *           "created_at": "2026-11-23T10:57:06.071Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -14257,12 +14277,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:44:42.308Z",
-                     *       "until": "2026-11-23T10:44:42.308Z",
+                     *       "since": "2026-11-22T10:57:07.638Z",
+                     *       "until": "2026-11-23T10:57:07.638Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T10:44:42.308Z",
+                     *           "at": "2026-11-22T10:57:07.638Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14270,7 +14290,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-22T11:44:42.308Z",
+                     *           "at": "2026-11-22T11:57:07.638Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14281,7 +14301,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-23T10:44:38.729Z"
+                     *         "at": "2026-11-23T10:57:06.071Z"
                      *       }
                      *     }
                      */
@@ -14332,8 +14352,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-23T10:44:37.277Z",
-                     *       "until": "2026-11-23T10:44:42.427Z",
+                     *       "since": "2026-11-23T10:57:05.317Z",
+                     *       "until": "2026-11-23T10:57:07.692Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -14344,7 +14364,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-23T10:44:37.000Z",
+                     *           "at": "2026-11-23T10:57:05.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14352,7 +14372,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-23T10:44:38.000Z",
+                     *           "at": "2026-11-23T10:57:06.000Z",
                      *           "allow": 1,
                      *           "allow_with_masking": 0,
                      *           "deny": 1,
@@ -14453,7 +14473,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
+                     *       "id": "evt_01m840trv2c4y2zzp65cbw80mz",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -14465,32 +14485,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 630709,
-                     *       "created_at": "2026-11-23T10:44:37.277Z",
+                     *       "evaluation_us": 367635,
+                     *       "created_at": "2026-11-23T10:57:05.317Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
-                     *       "key_id": "agk_01m8403w3qbdqe5cvcbdas682f",
+                     *       "escrow_id": "esc_01m840ts1wq6qjc5zr5pdq628n",
+                     *       "key_id": "agk_01m840tqjmdahesgy114zpjvvb",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-23T10:44:36.522Z",
+                     *       "timestamp": "2026-11-23T10:57:04.866Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:321d1f352909093ee820a67e5356c7e06388366ccf90355d6e94595d8d169b89",
-                     *       "input_hash": "sha256:6bbdb2856352b09c17dad7476955dc1f45ac92ed682f615100aa967ece8531b2",
-                     *       "action_ref": "sha256:8309773e3d29bf09379caa45867fd619549618f1060bd338ed4a3515dc0fa3ae",
-                     *       "trace_id": "bcb7bcd780cabeb3fdd1f881e3f08ae7",
-                     *       "span_id": "8c87927abe2d2e05",
+                     *       "ask_commit": "sha256:102f041c0408b9e84d81f7853834a07e11b8f4e64ef47959e2234ae75ad822fd",
+                     *       "input_hash": "sha256:98a93fdb41606acb9989d20d5c5de1b4d30dde64369aceb4d58b486c90fb5a1e",
+                     *       "action_ref": "sha256:21ff31ff2f24072f50fafcfef62327d1568fafdef3b0ced909b3d97e0355d772",
+                     *       "trace_id": "11161057cbec0ff8c0218293eca594e7",
+                     *       "span_id": "f8924f3494c6b4df",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:dedef614036636deb0343462281ba04d1366759af1c9faef51ffd024b321df63"
+                     *         "bundle_hash": "sha256:9c1401529295d96095bddfdc3944a5217b0f7010c3dab915253a9801c3581512"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a",
-                     *         "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
+                     *         "prev_hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3",
+                     *         "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -14531,7 +14551,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
+                     *       "event_id": "evt_01m840trv2c4y2zzp65cbw80mz",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -14586,13 +14606,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
+                     *       "event_id": "evt_01m840trv2c4y2zzp65cbw80mz",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:44:36.522Z",
-                     *         "owner": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *         "now": "2026-11-23T10:57:04.866Z",
+                     *         "owner": "usr_01m840tq5pmbq45fqtyybhert7",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -14601,8 +14621,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:44:36.522Z",
-                     *         "owner": "usr_01m8403vp2rg43y1t54cdvs5pv",
+                     *         "now": "2026-11-23T10:57:04.866Z",
+                     *         "owner": "usr_01m840tq5pmbq45fqtyybhert7",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -14844,10 +14864,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
-                     *       "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-mbvax1/forensics\n2\n5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989\n\n— control.test o+aL4SqFCTB9FCEdL3ILc46+HhYv4tIj5TgwaAhoKVjhoE5S+gLZ50bsjuDylnLU8nkkzprJ4ASfSjKBbig1DctMHQo=\n",
-                     *       "created_at": "2026-11-23T10:44:38.011Z"
+                     *       "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
+                     *       "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-03wadg/forensics\n2\n7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185\n\n— control.test 6FeuxHzv5yCRZUBKD6EpkIsLIM2hYpN9Kw8EY0/mfewc9X0Izt0j89XvimEXiVTFhgs2bQHKvVX1ZhYMEoRQpUYkdgM=\n",
+                     *       "created_at": "2026-11-23T10:57:05.779Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -14890,10 +14910,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
-                     *           "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-mbvax1/forensics\n2\n5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989\n\n— control.test o+aL4SqFCTB9FCEdL3ILc46+HhYv4tIj5TgwaAhoKVjhoE5S+gLZ50bsjuDylnLU8nkkzprJ4ASfSjKBbig1DctMHQo=\n",
-                     *           "created_at": "2026-11-23T10:44:38.011Z"
+                     *           "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
+                     *           "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-03wadg/forensics\n2\n7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185\n\n— control.test 6FeuxHzv5yCRZUBKD6EpkIsLIM2hYpN9Kw8EY0/mfewc9X0Izt0j89XvimEXiVTFhgs2bQHKvVX1ZhYMEoRQpUYkdgM=\n",
+                     *           "created_at": "2026-11-23T10:57:05.779Z"
                      *         }
                      *       ]
                      *     }
@@ -14985,18 +15005,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-23T10:44:37.277Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6\",\"received_at\":\"2026-11-23T10:44:37.277Z\",\"seq\":1,\"tenant_id\":\"t1-mbvax1\",\"v\":1}",
-                     *           "hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a",
-                     *           "computed_hash": "c07c067f5f921b3628602b2a8eaeb7679ec41610faa41d88e6c85b8a4dba484a"
+                     *           "received_at": "2026-11-23T10:57:05.317Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764\",\"received_at\":\"2026-11-23T10:57:05.317Z\",\"seq\":1,\"tenant_id\":\"t1-03wadg\",\"v\":1}",
+                     *           "hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3",
+                     *           "computed_hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8403y1ax2ssq15a5aj8xjaw",
-                     *           "received_at": "2026-11-23T10:44:37.277Z",
-                     *           "line": "{\"action_ref\":\"sha256:8309773e3d29bf09379caa45867fd619549618f1060bd338ed4a3515dc0fa3ae\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:321d1f352909093ee820a67e5356c7e06388366ccf90355d6e94595d8d169b89\",\"bundle_hash\":\"sha256:dedef614036636deb0343462281ba04d1366759af1c9faef51ffd024b321df63\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8403ye9v6qzs1x4g7v1dn7f\",\"evaluation_us\":630709,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8403y1ax2ssq15a5aj8xjaw\",\"input_hash\":\"sha256:6bbdb2856352b09c17dad7476955dc1f45ac92ed682f615100aa967ece8531b2\",\"key_id\":\"agk_01m8403w3qbdqe5cvcbdas682f\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:44:37.277Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"8c87927abe2d2e05\",\"tenant_id\":\"t1-mbvax1\",\"timestamp\":\"2026-11-23T10:44:36.522Z\",\"tool_name\":\"pay\",\"trace_id\":\"bcb7bcd780cabeb3fdd1f881e3f08ae7\",\"v\":1}",
-                     *           "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
-                     *           "computed_hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989"
+                     *           "id": "evt_01m840trv2c4y2zzp65cbw80mz",
+                     *           "received_at": "2026-11-23T10:57:05.317Z",
+                     *           "line": "{\"action_ref\":\"sha256:21ff31ff2f24072f50fafcfef62327d1568fafdef3b0ced909b3d97e0355d772\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:102f041c0408b9e84d81f7853834a07e11b8f4e64ef47959e2234ae75ad822fd\",\"bundle_hash\":\"sha256:9c1401529295d96095bddfdc3944a5217b0f7010c3dab915253a9801c3581512\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m840ts1wq6qjc5zr5pdq628n\",\"evaluation_us\":367635,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m840trv2c4y2zzp65cbw80mz\",\"input_hash\":\"sha256:98a93fdb41606acb9989d20d5c5de1b4d30dde64369aceb4d58b486c90fb5a1e\",\"key_id\":\"agk_01m840tqjmdahesgy114zpjvvb\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:57:05.317Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f8924f3494c6b4df\",\"tenant_id\":\"t1-03wadg\",\"timestamp\":\"2026-11-23T10:57:04.866Z\",\"tool_name\":\"pay\",\"trace_id\":\"11161057cbec0ff8c0218293eca594e7\",\"v\":1}",
+                     *           "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
+                     *           "computed_hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185"
                      *         }
                      *       ]
                      *     }
@@ -15205,12 +15225,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m84043vvqgs1nvv4v5jdwvae",
+                     *           "id": "aud_01m840tvp2afafnw72mb72rs1e",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-23T10:44:42.491Z",
+                     *           "created_at": "2026-11-23T10:57:07.778Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *             "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -15218,21 +15238,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8403y1ax2ssq15a5aj8xjaw"
+                     *             "id": "evt_01m840trv2c4y2zzp65cbw80mz"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m84043vp1yadsmpvtr595v4v",
-                     *           "prev_hash": "c0fb53d8ce95b1ff4b2e406cd0673e9942f16c149f289bcdf4245b520811ec54",
-                     *           "hash": "bca2674e61ff2be776fbba78e4bedd4b2621e273026ab183dac4bb4ac95a1a9c"
+                     *           "request_id": "req_01m840tvnvaw6p4h4stq18tfh0",
+                     *           "prev_hash": "6f21bebeab81f179ccb6478391fb54634f3edd7b97bb18587a4c1ee5125133d3",
+                     *           "hash": "f115cb2c4beec5e32fc6f815d543eedd811d90f40f17f73d96878dd13906c62c"
                      *         },
                      *         {
-                     *           "id": "aud_01m84040fv4veyff22a5dh16px",
+                     *           "id": "aud_01m840tt2mmyzfjndhcbsq26h6",
                      *           "seq": 25,
-                     *           "created_at": "2026-11-23T10:44:39.035Z",
+                     *           "created_at": "2026-11-23T10:57:06.132Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8403vvvr0w8kcpdc3wdtc8b",
+                     *             "id": "key_01m840tqcz76njnp5kn68as83c",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -15245,9 +15265,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m840408729dpy59658mjtmhx",
-                     *           "prev_hash": "3ca22aecd7c01c0b61ca12af20f78b718d0667db8381cb3518240001c99a05a9",
-                     *           "hash": "c0fb53d8ce95b1ff4b2e406cd0673e9942f16c149f289bcdf4245b520811ec54"
+                     *           "request_id": "req_01m840tt17kwc39c5m276316m4",
+                     *           "prev_hash": "a1736732644e5ed007c00c842962d16401371e9bc3f83751cf4506fbf84ccf98",
+                     *           "hash": "6f21bebeab81f179ccb6478391fb54634f3edd7b97bb18587a4c1ee5125133d3"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -15292,12 +15312,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m840401wtm7981zkdv573vf0",
+                     *       "id": "aud_01m840tsz5gnnez28pm2v94bn3",
                      *       "seq": 24,
-                     *       "created_at": "2026-11-23T10:44:38.588Z",
+                     *       "created_at": "2026-11-23T10:57:06.021Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8403vw9acye5jv1mjrec2qm",
+                     *         "id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -15305,14 +15325,14 @@ export interface operations {
                      *       "code": "STP001I",
                      *       "target": {
                      *         "type": "stop",
-                     *         "id": "stp_01m8404000wk7mz9cj2wffbbg1"
+                     *         "id": "stp_01m840tsytjecc9n7t8avck225"
                      *       },
                      *       "severity": "critical",
                      *       "reason": "it misbehaves",
                      *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m8403zzy0czq399zx6gny5a4",
-                     *       "prev_hash": "91cb3093f6060150c63028f9f8d177cc3187386abb55ea7b1c59c283b2dd8e96",
-                     *       "hash": "3ca22aecd7c01c0b61ca12af20f78b718d0667db8381cb3518240001c99a05a9"
+                     *       "request_id": "req_01m840tsys3nb89d8nhtn8nyee",
+                     *       "prev_hash": "67ec1c86623d8df42357281ff91c73dc9bb9fb055af6bac02a7932e93fcf1423",
+                     *       "hash": "a1736732644e5ed007c00c842962d16401371e9bc3f83751cf4506fbf84ccf98"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -15412,20 +15432,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m84046pg3njmgr37x6ccms8k",
+                     *       "package_id": "pkg_01m840txqkdd573t09bcp38dw2",
                      *       "purpose": "x",
-                     *       "from": "2026-10-23T10:44:45.392Z",
-                     *       "to": "2026-11-23T10:44:45.392Z",
+                     *       "from": "2026-10-23T10:57:09.875Z",
+                     *       "to": "2026-11-23T10:57:09.875Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:c63484a5801d872430e3621f8b63c5658bec0e1a8897c4781a8f0bae2f256dbd",
-                     *       "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
+                     *       "package_hash": "sha256:bb934442d4e0aabc14e9917025d8f0570d70c390046face0bcd16c41ce678cdc",
+                     *       "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
                      *       "size": 33792,
-                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *       "created_at": "2026-11-23T10:44:45.392Z"
+                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *       "created_at": "2026-11-23T10:57:09.875Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -15524,20 +15544,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8403zdnf5s20ha1wekpacrv",
+                     *           "package_id": "pkg_01m840tsq3dw9k061976b9gtr7",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-23T10:44:37.941Z",
-                     *           "to": "2026-11-23T10:44:37.941Z",
+                     *           "from": "2026-10-23T10:57:05.763Z",
+                     *           "to": "2026-11-23T10:57:05.763Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:f9f8aa56acc9125c4f40445b48055e732e7d65dcbcb98af854d7fcb522bacce2",
-                     *           "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
+                     *           "package_hash": "sha256:cbc6403d386479a33f8aeb239a4f6e76240db268d913421690186d950149e87a",
+                     *           "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *           "created_at": "2026-11-23T10:44:37.941Z"
+                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "created_at": "2026-11-23T10:57:05.763Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -15583,30 +15603,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8403zdnf5s20ha1wekpacrv",
+                     *       "package_id": "pkg_01m840tsq3dw9k061976b9gtr7",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-23T10:44:37.941Z",
-                     *       "to": "2026-11-23T10:44:37.941Z",
+                     *       "from": "2026-10-23T10:57:05.763Z",
+                     *       "to": "2026-11-23T10:57:05.763Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:f9f8aa56acc9125c4f40445b48055e732e7d65dcbcb98af854d7fcb522bacce2",
-                     *       "public_key_fingerprint": "sha256:8e2b12bd0d845d1fd14460bf9ca6aa81e152a3a8aab11794ad8117c4958f0cd6",
+                     *       "package_hash": "sha256:cbc6403d386479a33f8aeb239a4f6e76240db268d913421690186d950149e87a",
+                     *       "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
                      *       "size": 26112,
-                     *       "created_by": "usr_01m8403vw9acye5jv1mjrec2qm",
-                     *       "created_at": "2026-11-23T10:44:37.941Z",
+                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *       "created_at": "2026-11-23T10:57:05.763Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "b5dcf559c30e52c9b3ab3c9e85f869ec21be366f97d632154e4d8795dd2668d6"
+                     *           "sha256": "884da1b0a3975bc01f3534c74cb6722f6b7d6881a545e116121262c2383eae2f"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "b46af6451494feeaf164a0f15ff7678bb503f210624967b8873820d9ff80caec"
+                     *           "sha256": "2d7fa4e60928add46fd80e69dcb776e3a7badc47cce6e3bf4a9dce03f858c6ff"
                      *         }
                      *       ]
                      *     }
@@ -16015,7 +16035,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8403ye9v6qzs1x4g7v1dn7f",
+                     *       "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -16667,8 +16687,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "QY2Zd2Csm-cO85fkU4HjHrXZlRQy8k6GxGmPghoqw-0",
-                     *           "kid": "-fKy3EvB5-7oPHPiaPSTOHQeKkl493NEEaQBjnByEuI",
+                     *           "x": "PKp5QNramtyh9NNLyK0FhNmjc8EL4jUgihz6lEKQTC8",
+                     *           "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -16872,12 +16892,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "c3c41267e30588411698807ba0e129b170459834a2d25d91c58afb833553736d"
+                     *         "hash": "bbb34281f22cfcdecdf12a02e3a3d5e7251a8f8ff7fb6d412d86f76ce326f0d7"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "5eafb069bd9e7e74fe2947b72ea7109b126d912df2cc9e20bb64444a607f2989",
-                     *         "created_at": "2026-11-23T10:44:38.011Z"
+                     *         "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
+                     *         "created_at": "2026-11-23T10:57:05.779Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -16919,7 +16939,7 @@ export interface operations {
                      *       "records_checked": 27,
                      *       "head": {
                      *         "seq": 27,
-                     *         "hash": "d979695c4660c05f997579eba3a7b94e926270e234da98061c71159f36cc7975"
+                     *         "hash": "4b9a265e8abcd2e29ffb10911f5d9e7fc7da323240379b050b7aa194a64266ee"
                      *       },
                      *       "last_checkpoint": null,
                      *       "accepted_losses": []
