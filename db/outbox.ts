@@ -59,13 +59,18 @@ export interface News {
   at: number;
 }
 
-/** Notices that wait for a person. A letter then says how many holds there are, whether or not each left a notice. */
-const MOST_NOTICES = 100;
+/**
+ * Notices of holds that wait for a person, since agents make them; a letter counts the holds themselves. Reviews, which people
+ * ask for, each leave one: no agent keeps anybody from hearing of them.
+ */
+const MOST_HOLDS = 100;
 /** Citus takes the short form, `case p.pace when`, for a comparison that it can make beforehand. */
 const STRIDE = `(case when p.pace = 'daily' then interval '1 day' else interval '1 hour' end)`;
+/** Seconds of a person's own, so that not all letters are written at once. */
+const OWN = `make_interval(secs => hashtextextended(p.user_id, 0) & 511)`;
 /** When a person `p` is written to about what happens at `t.at`. */
 export const DUE = `case when p.pace = 'each' then t.at
-  else date_bin(${STRIDE}, t.at, 'epoch'::timestamptz + make_interval(hours => p.daily_hour)) + ${STRIDE} end`;
+  else date_bin(${STRIDE}, t.at - ${OWN}, 'epoch'::timestamptz + make_interval(hours => p.daily_hour)) + ${STRIDE} + ${OWN} end`;
 
 /**
  * Notes within the caller's transaction who is to be mailed about it: they are if and only if that commits. Whether the news
@@ -77,9 +82,10 @@ export async function addNews(em: EntityManager, tenantId: string, { kind, id, v
      select p.tenant_id, p.user_id, ?, ?, ?, t.at, ${DUE}
      from mail_preference p, (select ?::timestamptz as at) t
      where p.tenant_id = ? and ? = any(p.kinds)
-       and (select count(*) from mail_notice n where n.tenant_id = ? and n.user_id = p.user_id) < ${MOST_NOTICES}
+       and (? <> 'hold' or (select count(*) from mail_notice n
+         where n.tenant_id = ? and n.user_id = p.user_id and n.kind = 'hold') < ${MOST_HOLDS})
      order by p.user_id
      on conflict do nothing`,
-    [kind, id, version, new Date(at), tenantId, kind, tenantId],
+    [kind, id, version, new Date(at), tenantId, kind, kind, tenantId],
   );
 }

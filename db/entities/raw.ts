@@ -1,5 +1,6 @@
 import { defineEntity, p } from '@mikro-orm/postgresql';
 import { BLOCK_FIELDS, DERIVED_COLUMNS } from '../../server/domain/decision.ts';
+import type { MailKind } from '../../server/domain/mail.ts';
 import { tenantFilter, time } from './common.ts';
 
 /*
@@ -321,9 +322,8 @@ const MailPreference = defineEntity({
     kinds: p.array(),
     /** Of a daily letter, in UTC. */
     dailyHour: p.integer(),
-    /** So many letters were written in the hour that began then. */
-    sentSince: time().nullable(),
-    sent: p.integer(),
+    /** Of each kind: how many letters were written in the hour that began then. */
+    sent: p.json<Partial<Record<MailKind, { since: number; letters: number }>>>().columnType('jsonb'),
   },
   filters: tenantFilter,
 });

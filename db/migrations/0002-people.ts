@@ -102,7 +102,9 @@ export class People extends Migration {
         primary key (tenant_id, id)
       )`);
     this.addSql(`create index mail_message_next on mail_message (next_at)`);
-    // who wants to be mailed about what, and how many letters they got since when; nobody without a row
+    // what a person waits for, such as a link, before what brings news
+    this.addSql(`create index mail_message_first on mail_message ((user_id is not null), next_at)`);
+    // who wants to be mailed about what, and how many letters of each kind they got since when; nobody without a row
     this.addSql(`
       create table mail_preference (
         tenant_id text collate "C" not null references tenant,
@@ -110,8 +112,7 @@ export class People extends Migration {
         pace text not null check (pace in (${list(MAIL_PACES)})),
         kinds text[] not null,
         daily_hour integer not null check (daily_hour between 0 and 23),
-        sent_since timestamptz(3),
-        sent integer not null default 0,
+        sent jsonb not null default '{}',
         primary key (tenant_id, user_id),
         foreign key (tenant_id, user_id) references member
       )`);

@@ -78,14 +78,15 @@ export class MailQueue {
   }
 
   /**
-   * Sends letters that are due; resolves to how many were tried. Each is sent at least once: a process that dies between
+   * Sends letters that are due, those that bring somebody news last; resolves to how many were tried. Each is sent at least once: a process that dies between
    * the mail server's answer and the commit leaves it to be sent again, which does no harm. Any number of these may run
    * at once.
    */
   async sendDue(): Promise<number> {
     const now = new Date(this.#clock.now());
     let tried = 0;
-    const waiting = `select tenant_id from mail_message where next_at <= $1 group by 1 order by min(next_at) limit ${BATCH}`;
+    const waiting = `select tenant_id from mail_message where next_at <= $1 group by 1
+      order by min(next_at) filter (where user_id is null), min(next_at) limit ${BATCH}`;
     for (const only of await apart(this.#db, waiting, [now])) {
       const dropped = await this.#db.owner.query<{ id: string }>(
         `delete from mail_message where expires_at <= $1 and next_at <= $1 ${only()} returning id`,
@@ -94,7 +95,7 @@ export class MailQueue {
       for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time and is dropped');
       const { rows } = await this.#db.owner.query<Row>(
         `update mail_message m set attempts = attempts + 1, next_at = $2
-         from (select tenant_id, id from mail_message where next_at <= $1 ${only()} order by next_at limit ${BATCH}
+         from (select tenant_id, id from mail_message where next_at <= $1 ${only()} order by user_id is not null, next_at limit ${BATCH}
                for update skip locked) due
          where m.tenant_id = due.tenant_id and m.id = due.id ${only('m')}
          returning m.tenant_id, m.id, m.sealed, m.attempts`,

@@ -5,22 +5,23 @@ import type { Database, WriteAudit } from '../../db/index.ts';
 import { lockPeople } from '../../db/locks.ts';
 import { DUE } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
-import type { MailKind, MailPace } from '../domain/mail.ts';
+import { MAIL_KINDS, type MailKind, type MailPace } from '../domain/mail.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { neededFrom } from '../escrow/queries.ts';
+import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { digest, holdLetter, type Reader, reviewLetter, type Waiting } from './texts.ts';
 
-/** Letters that a person gets within an hour. What comes after that waits for the end of the hour, and comes in one. */
+/** Letters of each kind that a person gets within an hour. What comes after that waits for the end of the hour, and comes in one. */
 export const MOST_AN_HOUR = 10;
 const HOUR_MS = 3_600_000;
 /** Holds, and policies, that one letter lists. */
 const LISTED = 20;
-/** People who are written to before the next look at who is due first. */
-const BATCH = 20;
+/** People who are written to before the next look at who is due first. Each process takes them in an order of its own. */
+const BATCH = 100;
 /** Until somebody is tried again for whom a letter could not be written. */
 const RETRY_MS = 5 * 60_000;
 /** How long a letter about several things, or about a policy, is worth sending. */
@@ -39,7 +40,6 @@ const NOTHING: MailPreference = { pace: 'none', kinds: ['hold', 'review'], daily
 interface Notice {
   kind: MailKind;
   subject_id: string;
-  version: number;
 }
 
 interface Parts {
@@ -130,8 +130,20 @@ export class PersonMail {
     await em.execute('delete from mail_notice where tenant_id = ? and user_id = ?', [tenantId, userId]);
   }
 
+  /** Beside the job that sends: letters that are written hold up none that wait to be sent. */
+  job(): Job {
+    return {
+      name: 'mail to people',
+      everySeconds: 1,
+      run: async (signal) => {
+        while (!signal.aborted && (await this.writeDue()) > 0);
+      },
+    };
+  }
+
   /**
-   * Writes the letters that are due and queues them; resolves to how many people it has looked at. Any number of these may run
+   * Writes the letters that are due and queues them; resolves to how many people it has written to or
+   * had nothing for. Any number of these may run
    * at once, and be killed anywhere.
    */
   async writeDue(): Promise<number> {
@@ -150,10 +162,10 @@ export class PersonMail {
       [at],
     );
     let done = 0;
-    for (const { tenant_id: tenantId, user_id: userId } of rows) {
+    const shuffled = rows.map((row) => ({ ...row, place: Math.random() })).sort((a, b) => a.place - b.place);
+    for (const { tenant_id: tenantId, user_id: userId } of shuffled) {
       try {
-        await this.#writeTo(tenantId, userId, now);
-        done++;
+        if (await this.#writeTo(tenantId, userId, now)) done++;
       } catch (err) {
         log.error({ err, tenant: tenantId, user: userId }, 'a letter could not be written and will be retried');
         await db.owner.query(
@@ -165,61 +177,78 @@ export class PersonMail {
     return done;
   }
 
-  async #writeTo(tenantId: string, userId: string, now: number): Promise<void> {
+  /** Resolves to false where another process writes to this person. */
+  async #writeTo(tenantId: string, userId: string, now: number): Promise<boolean> {
     const { db, appUrl, queueMail } = this.#parts;
     const selfApproval = await this.#parts.selfApproval(tenantId);
     const at = new Date(now);
-    const due = [tenantId, userId, at];
-    await db.transaction(tenantId, async (em) => {
+    return db.transaction(tenantId, async (em) => {
       // a removal locks the person too: it comes before this, or finds what this has queued
       const person = (await lockPeople(em, tenantId, [userId])).get(userId);
-      // one process at a time writes to a person
-      const [preference] = await em.execute<{ pace: MailPace; sent_since: Date | null; sent: number }[]>(
-        `select pace, sent_since, sent from mail_preference where tenant_id = ? and user_id = ? for no key update`,
-        [tenantId, userId],
-      );
-      if (!person || person.removed || !preference) return this.#forgetPreference(em, tenantId, userId);
-      const notices = await em.execute<Notice[]>(
-        `select kind, subject_id, version from mail_notice where tenant_id = ? and user_id = ? and due_at <= ?
-         order by created_at, subject_id`,
-        due,
-      );
-      if (notices.length === 0) return;
-      const since = new Date(preference.sent_since ?? 0).getTime();
-      const within = now - since < HOUR_MS;
-      const left = MOST_AN_HOUR - (within ? preference.sent : 0);
-      if (left <= 0) {
-        await em.execute(`update mail_notice set due_at = ? where tenant_id = ? and user_id = ? and due_at <= ?`, [
-          new Date(since + HOUR_MS),
-          ...due,
-        ]);
-        return;
-      }
-      const single = preference.pace === 'each' && notices.length <= left;
-      const may = hasRole(person.roles as Role[], 'approver');
-      const waiting = may && (await waitingFor(em, tenantId, userId, { now, notices, single, selfApproval }));
-      const [names] = await em.execute<{ email: string; tenant: string }[]>(
-        `select m.email, t.name as tenant from member m join tenant t on t.tenant_id = m.tenant_id
-         where m.tenant_id = ? and m.id = ?`,
-        [tenantId, userId],
-      );
-      const letters = waiting
-        ? lettersOf({ to: names!.email, tenant: names!.tenant, appUrl }, waiting, single, now)
-        : [];
-      for (const { letter, until } of letters) await queueMail(em, tenantId, letter, until, userId);
-      await em.execute('delete from mail_notice where tenant_id = ? and user_id = ? and due_at <= ?', due);
-      await em.execute('update mail_preference set sent_since = ?, sent = ? where tenant_id = ? and user_id = ?', [
-        within ? new Date(since) : at,
-        (within ? preference.sent : 0) + letters.length,
+      const [any] = await em.execute<object[]>('select 1 from mail_preference where tenant_id = ? and user_id = ?', [
         tenantId,
         userId,
       ]);
+      if (!person || person.removed || !any) {
+        await this.#forgetPreference(em, tenantId, userId);
+        return true;
+      }
+      const [preference] = await em.execute<{ pace: MailPace; sent: Sent }[]>(
+        `select pace, sent from mail_preference where tenant_id = ? and user_id = ? for no key update skip locked`,
+        [tenantId, userId],
+      );
+      if (!preference) return false;
+      const { pace, sent } = preference;
+      const waiting = { now, userId, selfApproval, may: hasRole(person.roles as Role[], 'approver') };
+      const reader = { ...(await addressOf(em, tenantId, userId)), appUrl };
+      // each kind on its own where there is a letter for each: agents, who open holds, delay no news of reviews
+      for (const kinds of pace === 'each' ? MAIL_KINDS.map((kind) => [kind]) : [MAIL_KINDS]) {
+        const counted = sent[kinds[0]!];
+        const { since, letters: before } = counted && now - counted.since < HOUR_MS ? counted : { since: now, letters: 0 };
+        const left = MOST_AN_HOUR - before;
+        if (pace === 'each' && left <= 0) {
+          await em.execute(
+            `update mail_notice set due_at = ? where tenant_id = ? and user_id = ? and kind = ? and due_at <= ?`,
+            [new Date(since + HOUR_MS), tenantId, userId, kinds[0], at],
+          );
+          continue;
+        }
+        // one statement: a notice that commits meanwhile is either read here or stays
+        const notices = await em.execute<Notice[]>(
+          `delete from mail_notice where tenant_id = ? and user_id = ? and due_at <= ?
+             and kind in (select jsonb_array_elements_text(?::jsonb)) returning kind, subject_id`,
+          [tenantId, userId, at, JSON.stringify(kinds)],
+        );
+        if (notices.length === 0) continue;
+        const single = pace === 'each' && notices.length <= left;
+        const found = await waitingFor(em, tenantId, notices, single, waiting);
+        const letters = lettersOf(reader, found, single, now);
+        for (const { letter, until } of letters) await queueMail(em, tenantId, letter, until, userId);
+        for (const kind of kinds) sent[kind] = { since, letters: before + letters.length };
+      }
+      await em.execute('update mail_preference set sent = ?::jsonb where tenant_id = ? and user_id = ?', [
+        JSON.stringify(sent),
+        tenantId,
+        userId,
+      ]);
+      return true;
     });
   }
 }
 
+type Sent = Partial<Record<MailKind, { since: number; letters: number }>>;
+
+async function addressOf(em: EntityManager, tenantId: string, userId: string): Promise<{ to: string; tenant: string }> {
+  const [row] = await em.execute<{ to: string; tenant: string }[]>(
+    `select m.email as to, t.name as tenant from member m join tenant t on t.tenant_id = m.tenant_id
+     where m.tenant_id = ? and m.id = ?`,
+    [tenantId, userId],
+  );
+  return row!;
+}
+
 function lettersOf(reader: Reader, waiting: Waiting, single: boolean, now: number): { letter: Letter; until: Date }[] {
-  const { holds, heldInAll, reviews } = waiting;
+  const { holds, heldInAll, reviews, reviewsInAll } = waiting;
   const useful = new Date(now + USEFUL_MS);
   if (single) {
     return [
@@ -227,17 +256,19 @@ function lettersOf(reader: Reader, waiting: Waiting, single: boolean, now: numbe
       ...reviews.map((policy) => ({ letter: reviewLetter(reader, policy), until: useful })),
     ];
   }
-  return heldInAll + reviews.length > 0 ? [{ letter: digest(reader, waiting), until: useful }] : [];
+  return heldInAll + reviewsInAll > 0 ? [{ letter: digest(reader, waiting), until: useful }] : [];
 }
 
 /** What still waits for this person: for letters about one thing each, of what the notices name; else all held actions. */
 async function waitingFor(
   em: EntityManager,
   tenantId: string,
-  userId: string,
-  { now, notices, single, selfApproval }: { now: number; notices: Notice[]; single: boolean; selfApproval: boolean },
+  notices: readonly Notice[],
+  single: boolean,
+  { now, userId, selfApproval, may }: { now: number; userId: string; selfApproval: boolean; may: boolean },
 ): Promise<Waiting> {
-  const of = (kind: MailKind) => notices.filter((notice) => notice.kind === kind).map(({ subject_id }) => subject_id);
+  const of = (kind: MailKind) =>
+    may ? notices.filter((notice) => notice.kind === kind).map(({ subject_id }) => subject_id) : [];
   const [held, reviewed] = [of('hold'), of('review')];
   let holds: HoldRow[] = [];
   let heldInAll = 0;
@@ -250,10 +281,9 @@ async function waitingFor(
     });
   }
   const policies =
-    reviewed.length > 0
-      ? await em.find(Policy, { id: { $in: reviewed } }, { orderBy: { id: 'asc' }, limit: LISTED })
-      : [];
-  return { holds, heldInAll, reviews: policies.filter((policy) => waitsFor(policy, userId, selfApproval)) };
+    reviewed.length > 0 ? await em.find(Policy, { id: { $in: reviewed } }, { orderBy: { id: 'asc' } }) : [];
+  const reviews = policies.filter((policy) => waitsFor(policy, userId, selfApproval));
+  return { holds, heldInAll, reviews: reviews.slice(0, LISTED), reviewsInAll: reviews.length };
 }
 
 /** Whether somebody other than who wrote or submitted it is asked for. */

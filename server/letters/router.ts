@@ -9,7 +9,7 @@ import type { PersonMail } from './person-mail.ts';
 const fields = {
   pace: z
     .enum(['none', ...MAIL_PACES])
-    .describe('each: one mail for each, at most 10 an hour; hourly, daily: one mail with all that waits'),
+    .describe('each: one mail for each, at most 10 of a kind an hour; hourly, daily: one mail with all that waits'),
   kinds: z.array(z.enum(MAIL_KINDS)).min(1).max(MAIL_KINDS.length),
   daily_hour: z.int().min(0).max(23).describe('the hour of a daily mail, in UTC'),
 };

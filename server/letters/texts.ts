@@ -24,6 +24,8 @@ export interface Waiting {
   /** With those that are not among `holds`. */
   heldInAll: number;
   reviews: readonly PolicyRow[];
+  /** With those that are not among `reviews`. */
+  reviewsInAll: number;
 }
 
 interface Part {
@@ -82,16 +84,21 @@ export function reviewLetter(reader: Reader, policy: PolicyRow): Letter {
 }
 
 /** One letter about all that waits. */
-export function digest(reader: Reader, { holds, heldInAll, reviews }: Waiting): Letter {
+export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll }: Waiting): Letter {
   const counts = [
     heldInAll > 0 && `${heldInAll} held ${heldInAll === 1 ? 'action' : 'actions'}`,
-    reviews.length > 0 && `${reviews.length} policy ${reviews.length === 1 ? 'review' : 'reviews'}`,
+    reviewsInAll > 0 && `${reviewsInAll} policy ${reviewsInAll === 1 ? 'review' : 'reviews'}`,
   ].filter(Boolean);
-  const waits = heldInAll + reviews.length === 1 ? 'waits' : 'wait';
+  const waits = heldInAll + reviewsInAll === 1 ? 'waits' : 'wait';
   const more = heldInAll - holds.length;
   const inbox: Part = {
     facts: more > 0 ? [['Not listed here', `${more} more held ${more === 1 ? 'action' : 'actions'}`]] : [],
     links: [['All that waits for your vote', `${reader.appUrl}/approvals?mine=needed`]],
+  };
+  const further = reviewsInAll - reviews.length;
+  const queue: Part = {
+    facts: [['Not listed here', `${further} more policy ${further === 1 ? 'review' : 'reviews'}`]],
+    links: [['All that waits for a review', `${reader.appUrl}/review`]],
   };
   return letter(
     reader,
@@ -107,6 +114,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews }: Waiting): 
       }),
       ...(heldInAll > 0 ? [inbox] : []),
       ...reviews.map((policy) => reviewPart(reader, policy)),
+      ...(further > 0 ? [queue] : []),
     ],
   );
 }

@@ -137,6 +137,22 @@ describe('a letter', () => {
     mail.close();
   });
 
+  test('that a person waits for comes before any number of those that bring news', async () => {
+    const mail = sender(smtp.url);
+    const before = smtp.received.length;
+    for (let i = 0; i < 25; i++) {
+      await box.db.transaction('t', (em) =>
+        queueOf(mail).queue(em, 't', letter(`news${i}@example.test`), new Date(clock.now() + 900_000), 'usr_1'),
+      );
+    }
+    await queue('link@example.test');
+    await queueOf(mail).sendDue();
+    expect(smtp.received.slice(before).map(({ to }) => to[0])).toContain('link@example.test');
+    await sendAll(mail);
+    expect(smtp.received.length - before).toBe(26);
+    mail.close();
+  });
+
   test('goes to one address, whatever its text', async () => {
     const mail = sender(smtp.url);
     const before = smtp.received.length;

@@ -314,6 +314,89 @@ describe('an agent that floods', () => {
   });
 });
 
+describe('an agent that floods keeps nobody from reviews', () => {
+  /** So many policies of another person that wait for a review. */
+  async function submitted(w: World, count: number): Promise<void> {
+    await w.tenant.set({ approval_required: true });
+    const author = await w.tenant.person('author');
+    for (let i = 0; i < count; i++) {
+      await server.call(201, 'POST /v1/policies', author, { id: `fresh-${i}`, dsl_source: POLICY });
+      await server.call(200, `POST /v1/policies/fresh-${i}/submit`, author, {});
+    }
+  }
+
+  test('where more holds wait than leave a notice', async () => {
+    const w = await world();
+    const approver = await reader(w, 'hourly');
+    for (let i = 0; i < 101; i++) await w.hold();
+    await submitted(w, 1);
+    server.clock.advance(3_600_000);
+    await written();
+    expect(lettersTo(approver.email).map(subjectOf)).toEqual(['101 held actions and 1 policy review wait for you']);
+  });
+
+  test('where their holds have used up the letters of the hour', async () => {
+    const w = await world();
+    const approver = await reader(w, 'each');
+    for (let i = 0; i < MOST_AN_HOUR; i++) {
+      await w.hold();
+      await written();
+    }
+    await w.hold();
+    await submitted(w, 1);
+    await written();
+    const subjects = lettersTo(approver.email).map(subjectOf);
+    expect(subjects).toHaveLength(MOST_AN_HOUR + 1);
+    expect(subjects.at(-1)).toBe('A policy waits for your review: fresh-0');
+  });
+
+  test('and of many reviews each is listed or counted', async () => {
+    const w = await world();
+    const approver = await reader(w, 'hourly');
+    await submitted(w, 23);
+    server.clock.advance(3_600_000);
+    await written();
+    const [letter] = lettersTo(approver.email);
+    expect(subjectOf(letter!)).toBe('23 policy reviews wait for you');
+    expect(letter!.match(/^http:\/\/control\.test\/review\/fresh-\d+\r$/gm)).toHaveLength(20);
+    expect(letter).toContain('Not listed here: 3 more policy reviews');
+    expect(letter).toContain('\r\nhttp://control.test/review\r\n');
+  });
+});
+
+test('what is held while a letter is written is in the next one', async () => {
+  const w = await world();
+  const approver = await reader(w, 'each');
+  await w.hold();
+  const client = await server.core.db.owner.connect();
+  let writing: Promise<number>;
+  try {
+    // nothing can be queued for now
+    await client.query('begin; lock table mail_message in access exclusive mode');
+    writing = server.core.personMail.writeDue();
+    await expect
+      .poll(async () => {
+        const { rowCount } = await server.core.db.owner.query(
+          `select 1 from pg_locks where not granted and relation = 'mail_message'::regclass`,
+        );
+        return rowCount! > 0;
+      })
+      .toBe(true);
+    const id = await w.hold();
+    // due already when the letter was begun
+    await server.core.db.owner.query(
+      `update mail_notice set due_at = due_at - interval '1 hour' where tenant_id = $1 and subject_id = $2`,
+      [w.tenant.id, id],
+    );
+    await client.query('commit');
+  } finally {
+    client.release(true);
+  }
+  await writing;
+  await written();
+  expect(lettersTo(approver.email)).toHaveLength(2);
+});
+
 describe('a preference', () => {
   test('of one letter a day puts all into one, at that hour', async () => {
     const w = await world();
@@ -323,7 +406,8 @@ describe('a preference', () => {
     server.clock.advance(3_600_000 - 1000 * 60);
     await written();
     expect(lettersTo(approver.email)).toEqual([]);
-    server.clock.advance(3_600_000 + 1000 * 60);
+    // the hour, and what each person has of their own after it
+    server.clock.advance(3_600_000 + 11 * 60_000);
     await written();
     expect(lettersTo(approver.email).map(subjectOf)).toEqual(['3 held actions wait for you']);
   });
