@@ -204,7 +204,8 @@ export class PersonMail {
       // each kind on its own where there is a letter for each: agents, who open holds, delay no news of reviews
       for (const kinds of pace === 'each' ? MAIL_KINDS.map((kind) => [kind]) : [MAIL_KINDS]) {
         const counted = sent[kinds[0]!];
-        const { since, letters: before } = counted && now - counted.since < HOUR_MS ? counted : { since: now, letters: 0 };
+        const { since, letters: before } =
+          counted && now - counted.since < HOUR_MS ? counted : { since: now, letters: 0 };
         const left = MOST_AN_HOUR - before;
         if (pace === 'each' && left <= 0) {
           await em.execute(

@@ -6996,7 +6996,7 @@ export interface operations {
                      */
                     "application/json": {
                         /**
-                         * @description each: one mail for each, at most 10 an hour; hourly, daily: one mail with all that waits
+                         * @description each: one mail for each, at most 10 of a kind an hour; hourly, daily: one mail with all that waits
                          * @enum {string}
                          */
                         pace: "none" | "each" | "hourly" | "daily";
@@ -7039,7 +7039,7 @@ export interface operations {
                  */
                 "application/json": {
                     /**
-                     * @description each: one mail for each, at most 10 an hour; hourly, daily: one mail with all that waits
+                     * @description each: one mail for each, at most 10 of a kind an hour; hourly, daily: one mail with all that waits
                      * @enum {string}
                      */
                     pace: "none" | "each" | "hourly" | "daily";
