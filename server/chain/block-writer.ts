@@ -1,6 +1,9 @@
+import type pg from 'pg';
+import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
 import type { Job } from '../jobs/jobs.ts';
+import { each } from '../lib/each.ts';
 import { pause } from '../lib/pause.ts';
 import { Block, firstIn, lastIn } from './blocks.ts';
 import { hashOf } from './record.ts';
@@ -35,20 +38,13 @@ export class Blocks {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; seq: number }>(
       `select tenant_id, seq from chain_head where chain = 'forensics' and unsummarized`,
     );
-    const failures: unknown[] = [];
-    for (let chains = rows; chains.length > 0; ) {
+    for (let chains = rows; chains.length > 0 && !signal.aborted; ) {
       const left: typeof rows = [];
-      for (const chain of chains) {
-        if (signal.aborted) return;
-        try {
-          if (await this.#extend(chain.tenant_id, chain.seq, signal)) left.push(chain);
-        } catch (error) {
-          failures.push(error);
-        }
-      }
+      await each(chains, signal, async (chain) => {
+        if (await this.#extend(chain.tenant_id, chain.seq, signal)) left.push(chain);
+      });
       chains = left;
     }
-    if (failures.length > 0) throw new AggregateError(failures, `${failures.length} chains could not be summarized`);
   }
 
   /** Whether there is more to do. */
@@ -62,17 +58,37 @@ export class Blocks {
     for (const end = next + TURN; next < end && lastIn(next) <= head; next++) {
       if (signal.aborted) return false;
       const began = performance.now();
-      // another process was faster, or records are missing: the chain is looked at again in the next run
+      // another process was faster, or the chain is not what it was: it is looked at again in the next run
       if (!(await this.#summarize(tenantId, next))) return false;
       if (this.#busy()) await pause(REST * (performance.now() - began), signal);
     }
     if (lastIn(next) <= head) return true;
     // unless one more was completed meanwhile
-    await owner.query(
-      `update chain_head set unsummarized = false where tenant_id = $1 and chain = 'forensics' and seq < $2`,
-      [tenantId, lastIn(next)],
+    await this.#onto(tenantId, next, (client) =>
+      client.query(
+        `update chain_head set unsummarized = false where tenant_id = $1 and chain = 'forensics' and seq < $2`,
+        [tenantId, lastIn(next)],
+      ),
     );
     return false;
+  }
+
+  /**
+   * Runs `write` in one transaction, unless the summary before block `next` is gone.
+   *
+   * INVARIANT: up to the newest summary of a chain there is one of each block, since a search asks for the newest alone. Whoever
+   * deletes them, to have them made again, holds the head for update meanwhile. The appender's updates of it do not wait.
+   */
+  async #onto(tenantId: string, next: number, write: (client: pg.PoolClient) => Promise<pg.QueryResult>) {
+    return inTransaction(this.#db.owner, async (client) => {
+      await client.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for key share`, [tenantId]);
+      // a statement of its own: it sees what was committed while the one before it waited
+      const { rows } = await client.query<{ block: number }>(
+        'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
+        [tenantId],
+      );
+      return (rows[0]?.block ?? -1) === next - 1 && (await write(client)).rowCount === 1;
+    });
   }
 
   async #summarize(tenantId: string, number: number): Promise<boolean> {
@@ -86,21 +102,22 @@ export class Blocks {
          where tenant_id = $1 and seq between $2 and $3 order by seq`,
         [tenantId, from, from + READ - 1, end],
       );
-      if (rows.length !== READ) return false;
+      // a record that is missing keeps no other record out of it
       for (const { seq, line } of rows)
         block.add(seq, fast.agrees(seq, Buffer.from(line)) ? fast.fields : parsed(line));
-      hash = rows.at(-1)!.hash;
+      hash = rows.at(-1)?.hash ?? null;
     }
     const { seen, ...fields } = block.summary();
     // the hash of the last record stands for all of them: the database may be another by now, a standby that lacks some
-    const { rowCount } = await this.#db.owner.query(
-      `insert into forensic_block (tenant_id, block, seen, ${BLOCK_FIELDS.join(', ')})
-       select $1, $2::int, $3::bytea, ${BLOCK_FIELDS.map((_, n) => `$${n + 6}::text`).join(', ')}
-       where exists (select from forensic_record where tenant_id = $1 and seq = $4::bigint and hash = $5::bytea)
-       on conflict do nothing`,
-      [tenantId, number, seen, end, hash, ...BLOCK_FIELDS.map((field) => fields[field])],
+    return this.#onto(tenantId, number, (client) =>
+      client.query(
+        `insert into forensic_block (tenant_id, block, seen, ${BLOCK_FIELDS.join(', ')})
+         select $1, $2::int, $3::bytea, ${BLOCK_FIELDS.map((_, n) => `$${n + 6}::text`).join(', ')}
+         where exists (select from forensic_record where tenant_id = $1 and seq = $4::bigint and hash = $5::bytea)
+         on conflict do nothing`,
+        [tenantId, number, seen, end, hash, ...BLOCK_FIELDS.map((field) => fields[field])],
+      ),
     );
-    return rowCount === 1;
   }
 }
 

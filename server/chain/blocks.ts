@@ -1,4 +1,5 @@
 import { BLOCK_FIELDS, type BlockField, DERIVED_COLUMNS } from '../domain/decision.ts';
+import { idHash } from './record.ts';
 
 /**
  * Summaries of blocks of a decision chain: which of a block's records have which values. A search that has no index reads
@@ -133,7 +134,7 @@ const MOST_BITS = 2 ** 16;
 
 /** Where a value is marked in a filter of 2^16 bits, and by their lowest bits in a smaller one. */
 function bitsOf(field: BlockField, number: number): readonly [number, number] {
-  let mixed = number ^ Math.imul(BLOCK_FIELDS.indexOf(field) + 1, 0x9e3779b1);
+  let mixed = number ^ idHash(field);
   mixed = Math.imul(mixed ^ (mixed >>> 16), 0x85ebca6b);
   mixed = Math.imul(mixed ^ (mixed >>> 13), 0xc2b2ae35);
   mixed ^= mixed >>> 16;

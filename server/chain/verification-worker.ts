@@ -105,7 +105,7 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
     const reason = `checkpoint ${statements.filed} is in the checkpoint file and missing in the database`;
     statements.fault({ seq: statements.filed, reason });
   }
-  summaries?.finish(end, statements);
+  await summaries?.finish(end, statements);
   if (chain === 'forensics') await compareInputs(client, statements, tenantId, rests);
   const verdict = verifier.finish({ head });
   const fault = statements.first;
@@ -272,6 +272,8 @@ class Summaries {
   readonly #newest: number;
   readonly #block = new Block();
   #loaded = new Map<number, Summary>();
+  /** The first block up to the newest that had none. */
+  #missing: number | undefined;
 
   private constructor(client: pg.Client, tenantId: string, newest: number) {
     this.#client = client;
@@ -302,14 +304,21 @@ class Summaries {
     const block = blockOf(seq);
     if (seq !== lastIn(block) || block > this.#newest) return;
     const summary = this.#loaded.get(block);
-    if (summary && this.#block.agrees(summary)) return;
-    const what = summary ? 'differs from their texts' : 'is missing';
-    this.#fault(block, what, statements);
+    if (!summary) this.#missing ??= block;
+    else if (!this.#block.agrees(summary)) this.#fault(block, 'differs from their texts', statements);
   }
 
-  finish(end: number, statements: Statements): void {
-    if (this.#newest >= 0 && lastIn(this.#newest) > end)
-      this.#fault(this.#newest, 'is of more than there are', statements);
+  async finish(end: number, statements: Statements): Promise<void> {
+    const isMissing = this.#missing !== undefined;
+    const isBeyond = this.#newest >= 0 && lastIn(this.#newest) > end;
+    if (!isMissing && !isBeyond) return;
+    // all of them may have been deleted meanwhile, to be made again
+    const { rows } = await this.#client.query<{ block: number }>(
+      'select block from forensic_block where tenant_id = $1 and block >= $2 order by block limit 1',
+      [this.#tenantId, this.#missing ?? this.#newest],
+    );
+    if (rows[0] && isMissing && rows[0].block > this.#missing!) this.#fault(this.#missing!, 'is missing', statements);
+    if (rows[0] && isBeyond) this.#fault(this.#newest, 'is of more than there are', statements);
   }
 
   #fault(block: number, what: string, statements: Statements): void {

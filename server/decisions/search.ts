@@ -161,8 +161,12 @@ async function partsOf(client: pg.PoolClient, range: Range, filters: EventFilter
   if (end < first) return scanned(first, last);
   const blocks = { ...range, last: end };
   const newest = scanned(end + 1, last);
-  const others: ReadPart = (most) =>
-    findInBlocks(client, blocks, sought, most, (seqs) => readEach(client, blocks, filters, seqs));
+  const others: ReadPart = async (most, scanRecords) => {
+    const part = await findInBlocks(client, blocks, sought, most, (seqs) => readEach(client, blocks, filters, seqs));
+    // some were deleted meanwhile, to be made again: what they knew was not asked
+    const isWhole = (await summarizedTo(client, range.tenantId)) >= end;
+    return isWhole ? part : scan(client, blocks, filters, most, scanRecords);
+  };
   return ascending ? [others, ...newest] : [...newest, others];
 }
 

@@ -78,6 +78,77 @@ describe('blocks are summarized', () => {
   });
 });
 
+describe('summaries that are deleted, to be made again', () => {
+  /** Begins to delete those of a tenant as accepting a loss does, has `work` run into it, and commits. */
+  async function deletedMeanwhile(tenantId: string, work: () => Promise<unknown>): Promise<void> {
+    const held = await box.db.owner.connect();
+    try {
+      await held.query('begin');
+      await held.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for update`, [tenantId]);
+      const working = work();
+      await until(async () => {
+        const { rows } = await sql(
+          `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for key share'`,
+        );
+        return rows.length > 0;
+      }, 'what was read is to be stored');
+      await held.query('delete from forensic_block where tenant_id = $1', [tenantId]);
+      await held.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [tenantId]);
+      await held.query('commit');
+      await working;
+    } finally {
+      held.release();
+    }
+  }
+
+  test.each([
+    ['in the middle of a turn', 2 * BLOCK_RECORDS],
+    ['when all was done but to say so', 1],
+  ])('%s, leave no gap below those that follow', async (_, more) => {
+    const tenantId = await newTenant(box.db);
+    await append(tenantId, BLOCK_RECORDS);
+    await summarize();
+    await append(tenantId, more);
+    await sql(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, tenantId);
+    await deletedMeanwhile(tenantId, () => summarize());
+    expect(await blocksOf(tenantId)).toEqual([]);
+    await summarize();
+    expect(await blocksOf(tenantId)).toEqual(more === 1 ? [0] : [0, 1, 2]);
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
+  });
+
+  test('are no fault to a verification, and one alone is', async () => {
+    const tenantId = await newTenant(box.db);
+    await append(tenantId, 2 * BLOCK_RECORDS);
+    await summarize();
+    const held = await box.db.owner.connect();
+    try {
+      // holds the verification after it asked for the newest summary, before it reads any
+      await held.query('begin; lock table chain_alarm in access exclusive mode');
+      const verdict = verify(tenantId);
+      await until(async () => {
+        const { rows } = await held.query(
+          `select from pg_locks where not granted and relation = 'chain_alarm'::regclass`,
+        );
+        return rows.length > 0;
+      }, 'the verification waits');
+      await held.query('delete from forensic_block where tenant_id = $1', [tenantId]);
+      await held.query('commit');
+      expect(await verdict).toMatchObject({ verified: true });
+    } finally {
+      held.release();
+    }
+  });
+});
+
+test('a record that is missing keeps no other out of the summaries', async () => {
+  const tenantId = await newTenant(box.db);
+  await append(tenantId, 2 * BLOCK_RECORDS);
+  await sql('delete from forensic_record where tenant_id = $1 and seq = 9', tenantId);
+  await summarize();
+  expect(await blocksOf(tenantId)).toEqual([0, 1]);
+});
+
 describe('verification compares summaries with the texts', () => {
   let tenantId: string;
   const flipped = (column: string) =>

@@ -7,7 +7,7 @@ import { BLOCK_FIELDS, type BlockField } from '../../server/domain/decision.ts';
 const anyBlock = fc
   .tuple(
     fc.integer({ min: 0, max: 5 }),
-    fc.array(fc.constantFrom(1, 2, 3, 130, 3000), { minLength: 8, maxLength: 8 }),
+    fc.array(fc.constantFrom(1, 2, 3, 130, 3000), { minLength: BLOCK_FIELDS.length, maxLength: BLOCK_FIELDS.length }),
     fc.integer(),
   )
   .map(([number, values, seed]) => {
@@ -40,7 +40,7 @@ describe('the summary of a block', () => {
     fc.assert(
       fc.property(
         anyBlock,
-        fc.array(fc.tuple(fc.nat(7), fc.nat(BLOCK_RECORDS - 1)), { minLength: 1, maxLength: 3 }),
+        fc.array(fc.tuple(fc.nat(BLOCK_FIELDS.length - 1), fc.nat(BLOCK_RECORDS - 1)), { minLength: 1, maxLength: 3 }),
         (of, picks) => {
           const summary = of.block.summary();
           expect(of.block.agrees(summary)).toBe(true);
@@ -70,7 +70,7 @@ describe('the summary of a block', () => {
     fc.assert(
       fc.property(
         anyBlock,
-        fc.nat(7),
+        fc.nat(BLOCK_FIELDS.length - 1),
         fc.nat(),
         fc.constantFrom(...edits),
         ({ number, block, records }, n, at, edit) => {

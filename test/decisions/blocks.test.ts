@@ -153,6 +153,29 @@ describe('a search by the summaries of blocks', () => {
     expect(await all(tenantId, traced)).toEqual(naive(traced));
   });
 
+  test('misses nothing while the summaries are deleted, to be made again', async () => {
+    const q = { policy_id: VALUES.policy_id[0], limit: 1000 };
+    const kept = await box.db.owner.query('select * from forensic_block where tenant_id = $1', [tenantId]);
+    let deleted = 0;
+    const readOnly: typeof box.db.readOnly = (of, work) =>
+      box.db.readOnly(of, (client) => {
+        const query = async (text: string, values?: unknown[]) => {
+          const result = await client.query(text, values);
+          // after the newest was asked for
+          if (text.startsWith('select block from forensic_block') && deleted++ === 0) {
+            await box.db.owner.query('delete from forensic_block where tenant_id = $1', [tenantId]);
+          }
+          return result;
+        };
+        return work({ query } as typeof client);
+      });
+    const { events } = await searchEvents({ readOnly }, tenantId, q);
+    expect(events.map(({ id }) => id)).toEqual(naive(q).slice(0, 1000));
+    expect([kept.rows.length, deleted]).toEqual([2, 2]);
+    await box.db.owner.query(`update chain_head set unsummarized = true where tenant_id = $1`, [tenantId]);
+    await summarize();
+  });
+
   test('sees only its tenant', async () => {
     const other = await newTenant(box.db);
     await appender.append(other, [{ event: event({ policy_id: 'pol' }) }]);
