@@ -81,7 +81,9 @@ export class Blocks {
    */
   async #onto(tenantId: string, next: number, write: (client: pg.PoolClient) => Promise<pg.QueryResult>) {
     return inTransaction(this.#db.owner, async (client) => {
-      await client.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for key share`, [tenantId]);
+      await client.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for key share`, [
+        tenantId,
+      ]);
       // a statement of its own: it sees what was committed while the one before it waited
       const { rows } = await client.query<{ block: number }>(
         'select block from forensic_block where tenant_id = $1 order by block desc limit 1',

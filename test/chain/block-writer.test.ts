@@ -93,7 +93,9 @@ describe('summaries that are deleted, to be made again', () => {
         return rows.length > 0;
       }, 'what was read is to be stored');
       await held.query('delete from forensic_block where tenant_id = $1', [tenantId]);
-      await held.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [tenantId]);
+      await held.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [
+        tenantId,
+      ]);
       await held.query('commit');
       await working;
     } finally {
