@@ -23,21 +23,23 @@ describeInBrowser('the shell', () => {
     const world = await makeWorld(server);
     const visitor = await browser.visitor(world.credential.admin);
     const source = readFileSync(new URL('../../web/routes.tsx', import.meta.url), 'utf8');
-    const ids: Record<string, string> = {
-      '/policies/$id': world.policy,
-      '/review/$id': world.policy,
-      '/approvals/$id': world.hold,
-      '/subscriptions/$id': world.subscription,
-      '/lists/$name': 'read_file',
-      '/decisions/$id': world.event,
-      '/forensics/packages/$id': world.package,
+    const ids: Record<string, readonly string[]> = {
+      '/policies/$id': [world.policy],
+      '/review/$id': [world.policy],
+      '/approvals/$id': [world.hold],
+      '/subscriptions/$id': [world.subscription],
+      '/subscriptions/$id/deliveries/$delivery': [world.subscription, world.delivery],
+      '/lists/$name': ['read_file'],
+      '/decisions/$id': [world.event],
+      '/forensics/packages/$id': [world.package],
     };
     const paths = [...source.matchAll(/^ {2}path: '([^']+)'/gm)].map(([, path]) => path!);
     expect(paths.length).toBeGreaterThan(18);
     for (const path of paths.filter((one) => one !== '/sign-in')) {
       expect(path.includes('$') ? ids[path] : path, path).toBeTruthy();
       // a request that the server refuses, or an error in the page, fails the visit
-      await visitor.open(`${path.replace(/\$\w+/, ids[path] ?? '')}?nonsense=1&page=zzz`);
+      const given = [...(ids[path] ?? [])];
+      await visitor.open(`${path.replace(/\$\w+/g, () => given.shift()!)}?nonsense=1&page=zzz`);
       await visitor.page.getByRole('heading', { level: 1 }).waitFor();
     }
   });
