@@ -35,11 +35,16 @@ export async function wasValid(
 ): Promise<boolean> {
   const { rows } = await owner.query<{ valid: boolean }>(
     `select exists (
-       select from tenant_parcel p where p.tenant_id = $1
-         and (p.source = 'session' and p.content->>'id' = $3
-           or p.source in ('api_key', 'agent_key', 'workload_token') and p.content->>'id' = (
-             select c.content->>'id' from tenant_parcel c
-             where c.tenant_id = $1 and c.source = 'credential' and c.content->>'hash' = $4))
+       select from tenant_parcel p
+       where p.tenant_id = $1 and p.source in ('session', 'api_key', 'agent_key', 'workload_token')
+         and p.content->>'id' in ($3, (
+           select c.content->>'id' from tenant_parcel c
+           where c.tenant_id = $1 and c.source = 'credential' and c.content->>'hash' = $4))
+         and (p.source = 'session') = (p.content->>'id' = $3)
+         and not exists (
+           select from tenant_parcel m where m.tenant_id = $1 and m.source = 'member' and p.source = 'api_key'
+             and m.content->>'id' = p.content->>'created_by'
+             and (m.content->>'removed_at' is not null or not m.content->'roles' ? 'admin'))
          and p.content->>'revoked_at' is null
          and p.content->>'unconfirmed_since' is null
          and coalesce((p.content->>'expires_at')::timestamptz > $2, true)) as valid`,

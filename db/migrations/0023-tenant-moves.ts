@@ -28,6 +28,14 @@ export class TenantMoves extends Migration {
         content jsonb not null,
         primary key (tenant_id, source, place)
       )`);
+    // whoever has a credential is found again, and nothing else is looked for
+    this.addSql(`create index tenant_parcel_credential on tenant_parcel (tenant_id, source, (content->>'id'))
+      where source in ('session', 'api_key', 'agent_key', 'workload_token')`);
+    this.addSql(
+      `create index tenant_parcel_member on tenant_parcel (tenant_id, (content->>'id')) where source = 'member'`,
+    );
+    this.addSql(`create index tenant_parcel_hash on tenant_parcel (tenant_id, (content->>'hash'))
+      where source = 'credential'`);
     // what the installation signed that a tenant came from is verified with these
     this.addSql(`
       create table former_key (

@@ -7,7 +7,7 @@ import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
-import { appendNotes, checkpointFile } from './checkpoint-file.ts';
+import { appendNotes, checkpointFile, highestInFile } from './checkpoint-file.ts';
 import { AcknowledgedHeads, type KnownHead } from './heads.ts';
 import { chainOrigin, isSuperseded } from './loss.ts';
 import { signHead } from './note.ts';
@@ -71,6 +71,14 @@ export class ChainClosed extends AppError {
 interface ChainId {
   readonly tenantId: string;
   readonly chain: ChainName;
+}
+
+/** The tenant's records are complete in another installation, or are on their way there. */
+class Departed extends AppError {
+  constructor() {
+    super('UNAVAILABLE', 'the tenant is moving to another installation', { headers: { 'retry-after': '2' } });
+    this.name = 'Departed';
+  }
 }
 
 const SWEEP_MS = 10_000;
@@ -322,7 +330,9 @@ export class Checkpoints {
           await this.inspect(tenantId, chain);
           inARow = 0;
         } catch (err) {
-          if (!(err instanceof ChainClosed)) {
+          // what this process remembers of it is of no use here any more
+          if (err instanceof Departed) this.acknowledged.forget(tenantId, chain);
+          else if (!(err instanceof ChainClosed)) {
             left.push({ tenantId, chain });
             if (++inARow > MOST_IN_A_ROW || left.length > MOST_LEFT) throw err;
           }
@@ -385,12 +395,9 @@ export class Checkpoints {
       if (unreadable !== undefined) log.fatal({ tenant: tenantId, chain }, `${unreadable}; it is not signed any more`);
       return;
     }
-    // its records are complete where they went
     if (head.seq === 0 && (await departureOf(this.#options.db.owner, tenantId))) {
       this.#closed.delete(key);
-      throw new AppError('UNAVAILABLE', 'the tenant is moving to another installation', {
-        headers: { 'retry-after': '2' },
-      });
+      throw new Departed();
     }
     const first = !this.#closed.has(key);
     this.#closed.set(key, { at: performance.now() });
@@ -512,6 +519,23 @@ export class Checkpoints {
       } catch (error) {
         log.error({ err: error }, 'the listener for checkpoints failed');
       }
+    }
+  }
+
+  /**
+   * For a tenant that has just arrived: writes down outside the database what it is known to have, as for a chain that was
+   * signed here. From then on a tail that is cut is noticed, also when nobody uses the tenant.
+   */
+  async adopt(tenantId: string): Promise<void> {
+    const { directory, keys } = this.#options;
+    for (const chain of ['audit', 'forensics'] as const) {
+      const latest = await this.latest(tenantId, chain);
+      if (!latest) continue;
+      const { generation } = await this.inspect(tenantId, chain);
+      this.acknowledged.acknowledge(tenantId, chain, { seq: latest.seq, hash: latest.hash, generation });
+      if (directory === undefined) continue;
+      const filed = await highestInFile(directory, tenantId, chain, keys(tenantId, chain));
+      if (filed.every(({ seq }) => seq < latest.seq)) this.publish([latest]);
     }
   }
 

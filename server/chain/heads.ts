@@ -44,6 +44,12 @@ export class AcknowledgedHeads {
     this.#timer ??= setTimeout(() => this.#send(), FLUSH_MS).unref();
   }
 
+  /** Forgets what this process remembers of a chain: its tenant has moved to another installation. */
+  forget(tenantId: string, chain: ChainName): void {
+    this.#heads.delete(`${chain} ${tenantId}`);
+    this.#unsent.delete(`${chain} ${tenantId}`);
+  }
+
   /** What this process remembers. */
   local(tenantId: string, chain: ChainName): KnownHead | undefined {
     return this.#heads.get(`${chain} ${tenantId}`);

@@ -36,11 +36,20 @@ export interface ChainLoss {
   lost: { seq: number; hash: string };
 }
 
+/** Up to where a former key counts: the last record, and the number of losses that had been accepted by then. */
+export interface NoteLimit {
+  readonly seq: number;
+  readonly generation: number;
+}
+
 /**
- * A key whose signature counts. One of an installation that the tenant came from counts for the records up to the move: whoever
- * has its private key states nothing about what came after.
+ * A key whose signature counts. One of an installation that the tenant came from counts up to the move.
+ *
+ * INVARIANT: whoever has its private key states nothing about what came after, and voids nothing: a later loss would supersede
+ * what is signed here, so it counts for no generation beyond the one that arrived, which is that of all that is signed here.
  */
-export type NoteKey = KeyObject | { readonly publicKey: KeyObject; readonly upTo: number };
+export type NoteKey = KeyObject | { readonly publicKey: KeyObject; readonly upTo: NoteLimit };
+const UNLIMITED: NoteLimit = { seq: Number.POSITIVE_INFINITY, generation: Number.POSITIVE_INFINITY };
 
 function rawPublicKey(key: KeyObject): Buffer {
   return Buffer.from(key.export({ format: 'jwk' }).x as string, 'base64url');
@@ -72,9 +81,9 @@ export function openHead(note: string, keys: readonly NoteKey[]): ChainHead {
   if (type !== HEAD_TYPE) throw new Error('the note is not a chain head of a known version');
   if (lines.length > 5 || !HASH.test(hash ?? '')) throw new Error('the note is malformed');
   const head = { origin: origin!, seq: whole(seq), hash: hash! };
-  if (head.seq > upTo) throw new Error(`the key of the note counts up to record ${upTo}`);
-  if (generation === undefined) return head;
-  return { ...head, generation: whole(/^generation (\d+)$/.exec(generation)?.[1]) };
+  const losses = generation === undefined ? 0 : whole(/^generation (\d+)$/.exec(generation)?.[1]);
+  assertWithin(upTo, head.seq, losses);
+  return losses === 0 ? head : { ...head, generation: losses };
 }
 
 /** Signs the acceptance of a loss. */
@@ -95,12 +104,13 @@ export function openLoss(note: string, keys: readonly NoteKey[]): ChainLoss {
   };
   if (more.length > 0) throw new Error('the note is malformed');
   const last = place(kept, 'kept');
+  const losses = whole(/^generation (\d+)$/.exec(generation)?.[1]);
   // the note is in the record after it
-  if (last.seq >= upTo) throw new Error(`the key of the note counts up to record ${upTo}`);
+  assertWithin(upTo, last.seq + 1, losses);
   return {
     origin: origin!,
     kept: last,
-    generation: whole(/^generation (\d+)$/.exec(generation)?.[1]),
+    generation: losses,
     agreed: agreed === 'agreed 0' ? 0 : whole(/^agreed (\d+)$/.exec(agreed)?.[1]),
     lost: place(lost, 'lost'),
   };
@@ -121,8 +131,13 @@ function signNote(lines: readonly string[], privateKey: KeyObject, publicKey: Ke
   return `${text}\n— ${name} ${signature.toString('base64')}\n`;
 }
 
-/** The lines of a note's text, of which the second is the origin, and the last record about which its signature counts. */
-function openNote(note: string, keys: readonly NoteKey[]): { lines: string[]; upTo: number } {
+function assertWithin(upTo: NoteLimit, seq: number, generation: number): void {
+  if (seq > upTo.seq) throw new Error(`the key of the note counts up to record ${upTo.seq}`);
+  if (generation > upTo.generation) throw new Error(`the key of the note counts up to loss ${upTo.generation}`);
+}
+
+/** The lines of a note's text, of which the second is the origin, and up to where its signature counts. */
+function openNote(note: string, keys: readonly NoteKey[]): { lines: string[]; upTo: NoteLimit } {
   const gap = note.indexOf('\n\n');
   if (gap < 0 || !note.endsWith('\n')) throw new Error('the note has no signature block');
   const text = note.slice(0, gap + 1);
@@ -130,19 +145,18 @@ function openNote(note: string, keys: readonly NoteKey[]): { lines: string[]; up
   const origin = lines[1];
   if (!origin || lines.length < 4) throw new Error('the note is malformed');
   const host = origin.split('/')[0];
-  let upTo = 0;
+  let upTo: NoteLimit | undefined;
   for (const line of note.slice(gap + 2, -1).split('\n')) {
     const [, name, data = ''] = /^— (\S+) (\S+)$/.exec(line) ?? [];
     const bytes = Buffer.from(data, 'base64');
     if (!name || bytes.toString('base64') !== data) throw new Error('a signature line of the note is malformed');
     // A note may carry signatures by others; their keys are not known here.
     for (const each of keys) {
-      const { publicKey: key, upTo: most } =
-        'upTo' in each ? each : { publicKey: each, upTo: Number.POSITIVE_INFINITY };
+      const { publicKey: key, upTo: most } = 'upTo' in each ? each : { publicKey: each, upTo: UNLIMITED };
       if (name !== host || bytes.length !== 68 || !keyHash(name, key).equals(bytes.subarray(0, 4))) continue;
-      if (most > upTo && verify(null, Buffer.from(text), key, bytes.subarray(4))) upTo = most;
+      if (most.seq > (upTo?.seq ?? 0) && verify(null, Buffer.from(text), key, bytes.subarray(4))) upTo = most;
     }
   }
-  if (upTo === 0) throw new Error('no signature of the note is by a known key');
+  if (!upTo) throw new Error('no signature of the note is by a known key');
   return { lines, upTo };
 }

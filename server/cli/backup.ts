@@ -86,10 +86,10 @@ export const backup = command({
   },
 });
 
-/** What a restore ends would go on in a parcel that is put back. */
+/** In a backup from between two places, a parcel would bring back to life what a restore ends. */
 async function assertNobodyMoves(client: pg.Client): Promise<void> {
   const { rows } = await client.query<{ tenant_id: string }>(
-    `select tenant_id from tenant_move where direction = 'out' and state <> 'moved' limit 1`,
+    `select tenant_id from tenant_move where state in ('fencing', 'fenced', 'copying') limit 1`,
   );
   if (rows[0]) {
     throw new CommandError(

@@ -18,6 +18,7 @@ import type { Config } from '../config.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { type FormerKey, type FormerLimits, keysOfChain, openFormerKey, sealFormerKey } from '../keys/keyring.ts';
 import { targetPlace } from '../subscriptions/fan-out.ts';
+import { historyPlace } from '../subscriptions/outcomes.ts';
 import { sealPlace } from '../subscriptions/subscription-row.ts';
 import { secretContext as changePlace } from '../tenants/settings-changes.ts';
 import { copyParts } from './backup.ts';
@@ -485,22 +486,27 @@ async function addFormerKeys(
      ) as bundles`,
     [tenantId],
   );
-  const upTo: FormerLimits = {
-    forensics: heads.get('forensics')?.seq ?? 0,
-    audit: heads.get('audit')?.seq ?? 0,
-    bundles: rows[0]!.bundles,
-  };
   const { rows: earlier } = await source.client.query<{ kid: string; sealed: string }>(
     `select content->>'kid' as kid, content->>'sealed' as sealed from tenant_parcel
      where tenant_id = $1 and source = 'former_key'`,
     [tenantId],
   );
+  const before = earlier.map(({ kid, sealed }) =>
+    openFormerKey(source.core.box, { tenant_id: tenantId, kid, sealed: bytesOf(sealed) }),
+  );
+  const limit = async (chain: ChainName) => {
+    const losses = await readLosses(source.client, tenantId, chain, keysHere(source.core, before, tenantId, chain));
+    return { seq: heads.get(chain)?.seq ?? 0, generation: losses.at(-1)?.generation ?? 0 };
+  };
+  const upTo: FormerLimits = {
+    forensics: await limit('forensics'),
+    audit: await limit('audit'),
+    bundles: rows[0]!.bundles,
+  };
   const own = target.core.keyring.all.map(({ kid }) => kid);
   const former = [
     ...source.core.keyring.all.map(({ kid, publicKey }): FormerKey => ({ tenantId, kid, publicKey, upTo })),
-    ...earlier.map(({ kid, sealed }) =>
-      openFormerKey(source.core.box, { tenant_id: tenantId, kid, sealed: bytesOf(sealed) }),
-    ),
+    ...before,
   ].filter((key) => !own.includes(key.kid));
   await transaction(target, tenantId, async (client) => {
     await client.query('delete from former_key where tenant_id = $1', [tenantId]);
@@ -667,10 +673,20 @@ export async function undoMove({ source, target, tenantId }: Move): Promise<{ re
 
 async function putBack(source: Side, tenantId: string): Promise<void> {
   await transaction(source, tenantId, async (client) => {
-    for (const { name, columns } of await tablesOf(client)) {
+    const tables = await tablesOf(client);
+    const out = await client.query<MoveRow>(
+      `select state from tenant_move where tenant_id = $1 and direction = 'out' for update`,
+      [tenantId],
+    );
+    if (out.rows[0]?.state === 'fenced') {
+      // what a request that was under way left in a table that refers to no tenant: what was lifted out counts
+      for (const { name } of tables.toReversed()) {
+        await client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
+      }
+    }
+    for (const { name, columns } of tables) {
       const from = `(select content from tenant_parcel where tenant_id = $1 and source = '${name}' order by place) r`;
-      // what a request that was under way left behind gives way to nothing: it was never acknowledged
-      await client.query(`${insertInto(name, columns, from, 'r.content')} on conflict do nothing`, [tenantId]);
+      await client.query(insertInto(name, columns, from, 'r.content'), [tenantId]);
     }
     await client.query('delete from tenant_parcel where tenant_id = $1', [tenantId]);
     await client.query(`delete from tenant_move where tenant_id = $1 and direction = 'out'`, [tenantId]);
@@ -749,21 +765,26 @@ async function headsOfParcel({ client }: Side, tenantId: string): Promise<Map<Ch
  * at the target nothing would open it.
  */
 function resealed(source: Side, target: Side, table: string, content: string): string {
-  const marked = `\\x01${source.core.box.keyId.toString('hex')}`;
-  if (!content.includes(JSON.stringify(marked).slice(1, -1))) return content;
+  const head = Buffer.concat([Buffer.from([1]), source.core.box.keyId]);
+  // as bytea, or within jsonb
+  const marks = [`\\x${head.toString('hex')}`, head.toString('base64')] as const;
+  if (!marks.some((mark) => content.includes(JSON.stringify(mark).slice(1, -1)))) return content;
   const row = JSON.parse(content) as Record<string, unknown>;
-  const sealed: Record<string, string> = {};
-  for (const [column, value] of Object.entries(row)) {
-    if (typeof value !== 'string' || !value.startsWith(marked)) continue;
-    const place = placeOf(`${table}.${column}`, String(row.tenant_id), String(row.id));
-    if (place === undefined) throw new Error(`${table}.${column} holds a secret that a move does not know`);
-    sealed[column] = `\\x${target.core.box.seal(source.core.box.open(bytesOf(value), place), place).toString('hex')}`;
-  }
-  // numbers of the text stay as they are: only what was sealed is replaced
-  return Object.entries(sealed).reduce(
-    (text, [column, value]) => text.replace(JSON.stringify(row[column]), () => JSON.stringify(value)),
-    content,
-  );
+  let text = content;
+  const visit = (value: unknown, name: string): void => {
+    if (typeof value === 'object') for (const [key, one] of Object.entries(value ?? {})) visit(one, `${name}.${key}`);
+    const form = typeof value === 'string' ? marks.findIndex((mark) => value.startsWith(mark)) : -1;
+    if (typeof value !== 'string' || form < 0) return;
+    const place = placeOf(name.replaceAll(/\.\d+/g, '[]'), String(row.tenant_id), String(row.id));
+    if (place === undefined) throw new Error(`${name} holds a secret that a move does not know`);
+    const secret = source.core.box.open(form === 0 ? bytesOf(value) : Buffer.from(value, 'base64'), place);
+    const sealed = target.core.box.seal(secret, place);
+    const there = form === 0 ? `\\x${sealed.toString('hex')}` : sealed.toString('base64');
+    // the rest of the text stays as it is, numbers above all
+    text = text.replaceAll(JSON.stringify(value), () => JSON.stringify(there));
+  };
+  visit(row, table);
+  return text;
 }
 
 function placeOf(column: string, tenantId: string, id: string): string | undefined {
@@ -774,6 +795,8 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
       return changePlace(tenantId, id);
     case 'delivery_lane.target_sealed':
       return targetPlace(tenantId, id);
+    case 'delivery.history[].headers_sealed':
+      return historyPlace({ tenantId, deliveryId: id });
     case 'subscription.url_sealed':
       return sealPlace(tenantId, id, 'url');
     case 'subscription.secret_sealed':

@@ -48,9 +48,15 @@ export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey &
 
 /** Up to which record of each chain, and up to which bundle, a former key counts. */
 export interface FormerLimits {
-  readonly forensics: number;
-  readonly audit: number;
+  readonly forensics: ChainLimit;
+  readonly audit: ChainLimit;
   readonly bundles: number;
+}
+
+/** A record, and how many losses had been accepted by then. */
+interface ChainLimit {
+  readonly seq: number;
+  readonly generation: number;
 }
 
 /**
@@ -101,7 +107,7 @@ export function keysOfChain(
   former: readonly FormerKey[],
   tenantId: string,
   chain: 'forensics' | 'audit',
-): (KeyObject | { publicKey: KeyObject; upTo: number })[] {
+): (KeyObject | { publicKey: KeyObject; upTo: ChainLimit })[] {
   const here = former.filter((key) => key.tenantId === tenantId);
   return [...own, ...here.map(({ publicKey, upTo }) => ({ publicKey, upTo: upTo[chain] }))];
 }

@@ -29,18 +29,18 @@ export interface StoredOutcome {
 export type StoredExchange = Omit<Exchange, 'headers'> & { headers_sealed: string };
 
 export function sealExchange(box: SecretBox, place: DeliveryPlace, { headers, ...rest }: Exchange): StoredExchange {
-  return { ...rest, headers_sealed: box.seal(JSON.stringify(headers), sealContext(place)).toString('base64') };
+  return { ...rest, headers_sealed: box.seal(JSON.stringify(headers), historyPlace(place)).toString('base64') };
 }
 
 export function openHeaders(box: SecretBox, place: DeliveryPlace, sealed: string): Exchange['headers'] {
-  return JSON.parse(box.open(Buffer.from(sealed, 'base64'), sealContext(place)).toString());
+  return JSON.parse(box.open(Buffer.from(sealed, 'base64'), historyPlace(place)).toString());
 }
 
 interface DeliveryPlace {
   tenantId: string;
   deliveryId: string;
 }
-const sealContext = ({ tenantId, deliveryId }: DeliveryPlace) => `${tenantId}/delivery/${deliveryId}/history`;
+export const historyPlace = ({ tenantId, deliveryId }: DeliveryPlace) => `${tenantId}/delivery/${deliveryId}/history`;
 
 /**
  * Makes the commit of a single-statement transaction asynchronous. If the database crashes, the most recent outcomes and

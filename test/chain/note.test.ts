@@ -40,7 +40,7 @@ describe('a checkpoint note', () => {
   });
 
   test('of a former key counts up to the move, and says so beyond it', () => {
-    const upTo = (seq: number) => [{ publicKey, upTo: seq }];
+    const upTo = (seq: number, generation = 1) => [{ publicKey, upTo: { seq, generation } }];
     expect(openHead(note, upTo(1000))).toEqual(head);
     expect(() => openHead(note, upTo(999))).toThrow('counts up to record 999');
     // a key that is also the installation's own counts without an end
@@ -49,6 +49,11 @@ describe('a checkpoint note', () => {
     const accepted = signLoss(loss, privateKey, publicKey);
     expect(openLoss(accepted, upTo(10)).kept.seq).toBe(9);
     expect(() => openLoss(accepted, upTo(9))).toThrow('counts up to record 9');
+    // a loss that was never accepted would void whatever is signed here
+    expect(() => openLoss(accepted, upTo(10, 0))).toThrow('counts up to loss 0');
+    const late = signHead({ ...head, generation: 2 }, privateKey, publicKey);
+    expect(openHead(late, upTo(1000, 2)).generation).toBe(2);
+    expect(() => openHead(late, upTo(1000, 1))).toThrow('counts up to loss 1');
   });
 
   test('does not verify if any one bit is flipped', () => {

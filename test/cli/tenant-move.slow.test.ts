@@ -1,13 +1,15 @@
 import { writeFileSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
 import path from 'node:path';
 import { expect, test } from 'vitest';
 import { LONG_TRANSACTION } from '../../db/client.ts';
-import { signHead } from '../../server/chain/note.ts';
+import { signHead, signLoss } from '../../server/chain/note.ts';
 import { forgetMoved, type Move, moveTenant, undoAlone, undoMove, withSide } from '../../server/cli/tenant-move.ts';
 import type { Config } from '../../server/config.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { isDatabaseFault } from '../../server/lib/database-fault.ts';
+import { sealExchange } from '../../server/subscriptions/outcomes.ts';
 import { sealPlace } from '../../server/subscriptions/subscription-row.ts';
 import { deploy, event, GUARD, makeWorld, sql } from '../helpers/api.ts';
 import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
@@ -70,6 +72,15 @@ async function verdicts(server: TestServer, who: Credential): Promise<Verdict[]>
 const report = (server: TestServer, who: Credential, ids: readonly string[]) =>
   server.call(202, 'POST /v1/events/ingest', who, { events: ids.map((event_id) => event({ event_id })) });
 
+async function hashAt(server: TestServer, tenantId: string, seq: number): Promise<string | undefined> {
+  const rows = await sql<{ hash: Buffer }>(
+    server,
+    'select hash from forensic_record where tenant_id = $1 and seq = $2',
+    [tenantId, seq],
+  );
+  return rows[0]?.hash.toString('hex');
+}
+
 /** A tenant with a few decisions. */
 async function used(server: TestServer): Promise<{ tenant: TestTenant; proxy: Credential }> {
   const tenant = await server.tenant();
@@ -105,7 +116,7 @@ const TIMES_OF_JOBS = Object.fromEntries(
 const mapSealed = (row: Record<string, unknown>) =>
   Object.fromEntries(
     Object.entries(row)
-      .filter(([column]) => /sealed|client_secret/.test(column))
+      .filter(([column]) => /sealed|client_secret|^history$/.test(column))
       .map(([c, v]) => [c, v && 's']),
   );
 
@@ -118,6 +129,13 @@ test('a tenant moves with everything: what was there is there, and works', async
   ).body;
   const dead = keys.find(({ prefix }) => revoked.key!.startsWith(prefix))!;
   await source.call(204, `DELETE /v1/keys/${dead.id}`, credential.admin);
+  const at = { tenantId: tenant.id, deliveryId: world.delivery };
+  const exchange = { headers: { 'webhook-id': 'x' }, body_sha256: 'sha256:0', answer: null };
+  const attempt = { at: new Date().toISOString(), result: 'DELIVERED', http_status: 204, duration_ms: 1, reason: null };
+  await sql(source, 'update delivery set history = $2 where tenant_id = $1', [
+    tenant.id,
+    JSON.stringify([{ ...attempt, ...sealExchange(source.core.box, at, exchange) }]),
+  ]);
   const proxy = await tenant.key('proxy');
   const bundle = await source.call(200, 'GET /v1/policies/bundle', proxy);
   const before = await rowsOf(source, tenant.id);
@@ -188,6 +206,10 @@ test('a tenant moves with everything: what was there is there, and works', async
 
   const again = { id: tenant.id, name: 'Another', adminEmail: 'x@example.test' };
   await expect(source.core.tenants.create(again, OPERATOR)).rejects.toThrow('has moved');
+
+  const path = `/v1/subscriptions/${world.subscription}/deliveries/${world.delivery}`;
+  const delivery = await target.call<{ history: { headers: unknown }[] }>(200, `GET ${path}`, person);
+  expect(delivery.body.history.at(-1)).toMatchObject({ headers: { 'webhook-id': 'x' } });
 
   // again: nothing to do; and no way back but another move
   expect(await moved(tenant.id)).toEqual(result);
@@ -392,6 +414,49 @@ test('a request that was let in before the fence and writes after it is asked to
   await report(target, proxy, [`late-${tenant.id}`]);
 });
 
+test('undone, the tenant has what was lifted out, whatever a late request left behind', async () => {
+  const { tenant } = await used(source);
+  const count = (units: number) =>
+    sql(
+      source,
+      `insert into limit_counter (tenant_id, rule_id, kind, key, window_ends_at, units, shares)
+       values ($1, 'guard#1', 'budget', 'k', now() + interval '1 day', $2, '{}')`,
+      [tenant.id, units],
+    );
+  await count(70);
+  await killedAt(tenant.id, 'copying the rest');
+  // it refers to no tenant: the fence does not stop it
+  await count(1);
+  await undone(tenant.id);
+  const rows = await sql(source, 'select units from limit_counter where tenant_id = $1', [tenant.id]);
+  expect(rows).toEqual([{ units: '70' }]);
+});
+
+test('the heads of a tenant that arrived are known outside the database at once', async () => {
+  const { tenant } = await used(source);
+  await moved(tenant.id);
+  const files = () =>
+    Promise.all(
+      CHAINS.map((chain) =>
+        readFile(path.join(target.dataDir, 'checkpoints', `${tenant.id}.${chain}.txt`), 'utf8').catch(() => ''),
+      ),
+    );
+  await expect.poll(files, { timeout: 10_000 }).toEqual(CHAINS.map(() => expect.stringContaining('elsewhere.test')));
+  // nobody has used it since: whoever cuts its tail needs no key, and is noticed
+  await sql(target, 'delete from chain_checkpoint where tenant_id = $1', [tenant.id]);
+  await sql(target, 'delete from forensic_record where tenant_id = $1 and seq > 2', [tenant.id]);
+  await sql(
+    target,
+    `update chain_head set seq = 2, hash = (select hash from forensic_record where tenant_id = $1 and seq = 2)
+     where tenant_id = $1 and chain = 'forensics'`,
+    [tenant.id],
+  );
+  await expect(target.core.checkpoints.inspect(tenant.id, 'forensics')).rejects.toThrow('closed');
+  // at the source nothing is missed: what was remembered there has gone with the tenant
+  await source.core.checkpoints.inspectAll();
+  expect(source.core.checkpoints.closed).toBe(0);
+});
+
 test('what cannot move is refused before anything changes', async () => {
   const { tenant, proxy } = await used(source);
   await expect(moved(tenant.id, [source, source])).rejects.toThrow('another run moves');
@@ -453,6 +518,18 @@ test('attack: with the private key of the source and the database of the target,
   const [decisions] = await verdicts(target, tenant.admin);
   expect(decisions).toMatchObject({ verified: false });
   expect(decisions!.reason).toContain(`the key of the note counts up to record ${forensics_seq}`);
+  await sql(target, 'delete from chain_checkpoint where tenant_id = $1 and note = $2', [tenant.id, note]);
+  // a loss that was never accepted, at a place where the source may speak, would void all that the target has signed
+  const place = { seq: 1, hash: (await hashAt(target, tenant.id, 1))! };
+  const loss = { origin, kept: place, generation: 1000, agreed: 0, lost: place };
+  const voided = signLoss(loss, current.privateKey, current.publicKey);
+  await sql(
+    target,
+    `update forensic_record set event_id = 'loss_forensics_1000_x', line = $2 where tenant_id = $1 and seq = 2`,
+    [tenant.id, JSON.stringify({ note: voided, received_at: new Date().toISOString(), reason: 'none' })],
+  );
+  const [attacked] = await verdicts(target, tenant.admin);
+  expect(attacked).toMatchObject({ verified: false, accepted_losses: [] });
   // and of another tenant it verifies nothing at all
   expect(target.core.keyring.ofChain('another', 'forensics')).toHaveLength(target.core.keyring.all.length);
 });

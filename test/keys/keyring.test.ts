@@ -103,13 +103,13 @@ test('a key that was inserted or altered in the table is refused: nothing it sig
 test('a former key verifies what it signed of its tenant before the move, and nothing else', async () => {
   const { publicKey } = newSigningKey();
   const kid = keyThumbprint(publicKey);
-  const upTo = { forensics: 10, audit: 5, bundles: 3 };
+  const upTo = { forensics: { seq: 10, generation: 0 }, audit: { seq: 5, generation: 1 }, bundles: 3 };
   const row = sealFormerKey(new SecretBox(master), { tenantId: 'moved', kid, publicKey, upTo });
   const add = (tenantId: string, sealed: Buffer) =>
     box.db.owner.query('insert into former_key (tenant_id, kid, sealed) values ($1, $2, $3)', [tenantId, kid, sealed]);
   await add('moved', row.sealed);
   const keyring = await open();
-  expect(keyring.ofChain('moved', 'audit').at(-1)).toMatchObject({ upTo: 5 });
+  expect(keyring.ofChain('moved', 'audit').at(-1)).toMatchObject({ upTo: { seq: 5, generation: 1 } });
   expect(keyring.ofChain('other', 'audit')).toHaveLength(keyring.all.length);
   expect(keyring.ofBundle(kid, { tenant: 'moved', seq: 3 })).toBeDefined();
   expect(keyring.ofBundle(kid, { tenant: 'moved', seq: 4 })).toBeUndefined();
