@@ -110,16 +110,20 @@ export class Blocks {
       hash = rows.at(-1)?.hash ?? null;
     }
     const { seen, ...fields } = block.summary();
-    // the hash of the last record stands for all of them: the database may be another by now, a standby that lacks some
-    return this.#onto(tenantId, number, (client) =>
-      client.query(
+    return this.#onto(tenantId, number, async (client) => {
+      // it stands for all of them: the database may be another by now, a standby that lacks some
+      const last = await client.query('select from forensic_record where tenant_id = $1 and seq = $2 and hash = $3', [
+        tenantId,
+        end,
+        hash,
+      ]);
+      if (last.rowCount === 0) return last;
+      return client.query(
         `insert into forensic_block (tenant_id, block, seen, ${BLOCK_FIELDS.join(', ')})
-         select $1, $2::int, $3::bytea, ${BLOCK_FIELDS.map((_, n) => `$${n + 6}::text`).join(', ')}
-         where exists (select from forensic_record where tenant_id = $1 and seq = $4::bigint and hash = $5::bytea)
-         on conflict do nothing`,
-        [tenantId, number, seen, end, hash, ...BLOCK_FIELDS.map((field) => fields[field])],
-      ),
-    );
+         values ($1, $2, $3, ${BLOCK_FIELDS.map((_, n) => `$${n + 4}`).join(', ')}) on conflict do nothing`,
+        [tenantId, number, seen, ...BLOCK_FIELDS.map((field) => fields[field])],
+      );
+    });
   }
 }
 

@@ -17,6 +17,16 @@ const summarize = (busy = false) => new Blocks({ db: box.db, busy: () => busy })
 const verify = (tenantId: string) =>
   verifyChain(box.url, tenantId, 'forensics', { keys: [signer.publicKey], chunk: 3000 });
 
+/** What was read is to be stored, and somebody else holds the head of the chain. */
+const untilItWaits = () =>
+  until(async () => {
+    const { rows } = await sql(
+      `select from pg_stat_activity
+       where datname = current_database() and wait_event_type = 'Lock' and query like '%for key share'`,
+    );
+    return rows.length > 0;
+  }, 'the summarizer waits');
+
 async function append(tenantId: string, count: number, given: Partial<DecisionEvent> = {}): Promise<void> {
   const writer = appenderOn(box.db);
   for (let left = count; left > 0; left -= 1000) await writer.append(tenantId, eventsOf(Math.min(left, 1000), given));
@@ -56,15 +66,10 @@ describe('blocks are summarized', () => {
     await append(tenantId, BLOCK_RECORDS);
     const held = await box.db.owner.connect();
     try {
-      await held.query('begin; lock table forensic_block in share mode');
+      await held.query('begin');
+      await held.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for update`, [tenantId]);
       const summarized = summarize();
-      await until(async () => {
-        const { rows } = await held.query(
-          `select from pg_locks where not granted and relation = 'forensic_block'::regclass`,
-        );
-        return rows.length > 0;
-      }, 'what was read is to be stored');
-      // the statement that waits sees what is committed when it goes on
+      await untilItWaits();
       await held.query(`update forensic_record set hash = '\\x00' where tenant_id = $1 and seq = $2`, [
         tenantId,
         BLOCK_RECORDS,
@@ -86,12 +91,7 @@ describe('summaries that are deleted, to be made again', () => {
       await held.query('begin');
       await held.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for update`, [tenantId]);
       const working = work();
-      await until(async () => {
-        const { rows } = await sql(
-          `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for key share'`,
-        );
-        return rows.length > 0;
-      }, 'what was read is to be stored');
+      await untilItWaits();
       await held.query('delete from forensic_block where tenant_id = $1', [tenantId]);
       await held.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [
         tenantId,
