@@ -14,7 +14,7 @@ export interface ActorHost<Command, Result> {
    * Sends the command to the tenant's actor and resolves with its result; any further promise is the kind's. Commands
    * of one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with
    * what the kind threw; with UNAVAILABLE if the ownership was lost twice in a row, after `stop`, when too much waits for
-   * actors to open, and when there is no result within PATIENCE_MS: the command may then be handled or not.
+   * actors to open, and when there is no result within PATIENCE_MS: a command that was not begun by then never is.
    */
   send(tenantId: string, command: Command): Promise<Result>;
   /** Has other processes take over, where there are any. Commands are still accepted, and reach the new owner. */
@@ -35,9 +35,10 @@ export interface ActorKind<Actor, Command, Result> {
 /** A caller has an answer within this time, whatever is waited for. */
 export const PATIENCE_MS = 5000;
 
-/** How much may wait for actors to open: of all tenants, and of one. */
+/** How much may wait for actors to open. */
 const WAITING_BYTES = 64 * 1024 * 1024;
-const WAITING_BYTES_OF_TENANT = WAITING_BYTES / 4;
+/** What one tenant has waiting is at most this part of what is left for the others. */
+const SHARE = 1 / 3;
 const COMMAND_BYTES = 1024;
 
 /** An actor that may not be open yet. */
@@ -48,8 +49,12 @@ export interface Opening<Actor> {
 }
 
 /**
- * The commands that wait for actors to open. They are bounded here, because a kind sees only those that it handles: an actor
- * that does not open holds up neither the memory of the process nor, by using up the room, the tenants of others.
+ * The commands that wait for actors to open. They are bounded here, because a kind sees only those that it handles. A tenant
+ * whose actor does not open may have a quarter of an empty room, and less the fuller it is, so there is some for the small
+ * commands of others until the actors of dozens do not open.
+ *
+ * INVARIANT: a command whose caller has been refused is not handled any more. The caller sends it again, perhaps with other
+ * content under the same idempotency key, and what is handled then must not be the one before.
  */
 export class WaitingRoom<Actor, Command> {
   readonly #kind: ActorKind<Actor, Command, unknown>;
@@ -59,26 +64,40 @@ export class WaitingRoom<Actor, Command> {
     this.#kind = kind;
   }
 
-  /** Resolves to the actor once it is open. Rejects with UNAVAILABLE when there is no room to wait. */
-  async wait(actor: Opening<Actor>, command: Command): Promise<Actor> {
+  /**
+   * Resolves to the actor once it is open. Rejects with UNAVAILABLE when there is no room to wait, and at the time `until` (of
+   * performance.now()): the room that the command took is free then.
+   */
+  async wait(actor: Opening<Actor>, command: Command, until: number): Promise<Actor> {
     const size = this.#kind.size?.(command) ?? COMMAND_BYTES;
-    // one that is larger than the room of a tenant has it for itself
-    const full = actor.waiting > 0 && actor.waiting + size > WAITING_BYTES_OF_TENANT;
-    if (full || this.#waiting + size > WAITING_BYTES) throw unavailable('too much waits for the tenant to be opened');
+    if (actor.waiting + size > SHARE * (WAITING_BYTES - this.#waiting - size))
+      throw unavailable('too much waits for the tenant to be opened');
     this.#waiting += size;
     actor.waiting += size;
+    const late = Promise.withResolvers<never>();
+    const timer = setTimeout(() => late.reject(noAnswer()), Math.max(0, until - performance.now()));
     try {
-      return await actor.opened;
+      return await Promise.race([actor.opened, late.promise]);
     } finally {
+      clearTimeout(timer);
       this.#waiting -= size;
       actor.waiting -= size;
     }
   }
 }
 
+/** Throws UNAVAILABLE from the time `until` (of performance.now()) on: the caller of the command has been refused. */
+export function assertInTime(until: number): void {
+  if (performance.now() >= until) throw noAnswer();
+}
+
 /** Ends what a caller waits for in time. */
 export function patience(ms: number): Deadlines {
-  return new Deadlines(ms, () => unavailable('the process that writes for this tenant does not answer'));
+  return new Deadlines(ms, noAnswer);
+}
+
+function noAnswer(): AppError {
+  return unavailable('the process that writes for this tenant does not answer');
 }
 
 export function unavailable(detail: string, cause?: unknown): AppError {
@@ -98,6 +117,7 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #kind: ActorKind<Actor, Command, Result>;
   readonly #actors = new Map<string, Slot<Actor>>();
   readonly #room: WaitingRoom<Actor, Command>;
+  readonly #patienceMs: number;
   readonly #inTime: Deadlines;
   #underWay = 0;
   #idle: (() => void) | undefined;
@@ -106,22 +126,23 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
   constructor(kind: ActorKind<Actor, Command, Result>, options: { patienceMs?: number } = {}) {
     this.#kind = kind;
     this.#room = new WaitingRoom(kind);
-    this.#inTime = patience(options.patienceMs ?? PATIENCE_MS);
+    this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
+    this.#inTime = patience(this.#patienceMs);
   }
 
   async send(tenantId: string, command: Command): Promise<Result> {
     if (this.#stopped) throw unavailable('the server is shutting down');
-    return this.#inTime.of(this.#deliver(tenantId, command));
+    return this.#inTime.of(this.#deliver(tenantId, command, performance.now() + this.#patienceMs));
   }
 
   /** There is no other process. */
   leave(): void {}
 
-  async #deliver(tenantId: string, command: Command): Promise<Result> {
+  async #deliver(tenantId: string, command: Command, until: number): Promise<Result> {
     this.#underWay++;
     try {
-      return await this.#handle(tenantId, command).catch((error) => {
-        if (error instanceof Fenced) return this.#handle(tenantId, command);
+      return await this.#handle(tenantId, command, until).catch((error) => {
+        if (error instanceof Fenced) return this.#handle(tenantId, command, until);
         throw error;
       });
     } finally {
@@ -129,10 +150,12 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
     }
   }
 
-  async #handle(tenantId: string, command: Command): Promise<Result> {
+  async #handle(tenantId: string, command: Command, until: number): Promise<Result> {
     const slot = this.#slot(tenantId);
     try {
-      return await this.#kind.handle(slot.actor ?? (await this.#room.wait(slot, command)), command);
+      const actor = slot.actor ?? (await this.#room.wait(slot, command, until));
+      assertInTime(until);
+      return await this.#kind.handle(actor, command);
     } catch (error) {
       if (error instanceof Fenced) this.#drop(tenantId, slot);
       throw error;
@@ -144,7 +167,11 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
     if (this.#underWay > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
     const slots = [...this.#actors.values()];
     this.#actors.clear();
-    for (const { actor } of slots) if (actor !== undefined) await this.#kind.close?.(actor);
+    for (const { opened } of slots) {
+      // one that failed to open is not closed
+      const actor = await opened.catch(() => undefined);
+      if (actor !== undefined) await this.#kind.close?.(actor);
+    }
   }
 
   #slot(tenantId: string): Slot<Actor> {

@@ -64,12 +64,13 @@ class Peer {
 }
 
 /**
- * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant and command; a
+ * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant, command and the milliseconds
+ * that its caller still waits; a
  * question whether the receiver is there, or the request to let go of a bucket; or an answer.
  */
 type Part =
   | ['beat', boolean]
-  | ['call', number, string, unknown]
+  | ['call', number, string, unknown, number]
   | ['here?', number]
   | ['here', number, boolean]
   | ['release', number, number]
@@ -107,7 +108,7 @@ export class Peers {
   readonly id = randomBytes(12).toString('base64url');
   readonly #redis: RedisLink;
   readonly #log: Log;
-  readonly #serve: (tenantId: string, command: unknown) => Promise<unknown>;
+  readonly #serve: (tenantId: string, command: unknown, until: number) => Promise<unknown>;
   readonly #release: (bucket: number, asker: Process) => Promise<boolean>;
   readonly #changed: () => void;
   readonly #silenceMs: number;
@@ -133,8 +134,11 @@ export class Peers {
   constructor(parts: {
     redis: RedisLink;
     log: Log;
-    /** Handles a call from another process. Throws Moved if this process does not own the tenant. */
-    serve: (tenantId: string, command: unknown) => Promise<unknown>;
+    /**
+     * Handles a call from another process, unless its caller has been refused, which is at `until` (of performance.now()).
+     * Throws Moved if this process does not own the tenant.
+     */
+    serve: (tenantId: string, command: unknown, until: number) => Promise<unknown>;
     /** Lets go of a bucket that another process is about to take. Resolves to false if it stays here. */
     release: (bucket: number, asker: Process) => Promise<boolean>;
     /** Whether this process takes buckets. */
@@ -209,7 +213,7 @@ export class Peers {
    * Sends the command to another process. Rejects with PeerGone, Moved, NoAnswer or Unsent if, as far as is known, it was not
    * executed; with the error that it threw there; or with UNAVAILABLE if too many calls already wait.
    */
-  call(id: string, tenantId: string, command: string): Promise<unknown> {
+  call(id: string, tenantId: string, command: string, until: number): Promise<unknown> {
     const peer = this.#peer(id);
     if (peer.calls.size >= WAITING_CALLS || peer.chars + command.length > WAITING_CHARS) {
       throw new AppError('UNAVAILABLE', 'too many calls wait for the process that writes for this tenant', {
@@ -222,7 +226,7 @@ export class Peers {
       const chars = command.length;
       peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
-      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`, number);
+      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command},${until - now}]`, number);
     });
   }
 
@@ -426,7 +430,7 @@ export class Peers {
     else void this.#meet(from);
     for (const part of parts) {
       if (part[0] === 'beat') this.#heard(from, part[1]);
-      else if (part[0] === 'call') this.#answer(from, part[1], part[2], part[3]);
+      else if (part[0] === 'call') this.#answer(from, part);
       else if (part[0] === 'here?') this.#send(from, `["here",${part[1]},${this.#takes}]`);
       else if (part[0] === 'release') this.#letGo(from, part[1], part[2]);
       else if (part[0] === 'here' || part[0] === 'released') {
@@ -452,8 +456,8 @@ export class Peers {
     );
   }
 
-  #answer(from: string, number: number, tenantId: string, command: unknown): void {
-    this.#serve(tenantId, command).then(
+  #answer(from: string, [, number, tenantId, command, left]: Extract<Part, ['call', ...unknown[]]>): void {
+    this.#serve(tenantId, command, performance.now() + left).then(
       (result) => this.#send(from, `["result",${number},${JSON.stringify(result ?? null)}]`),
       (error: Error) => {
         if (error instanceof Moved || error instanceof Fenced) this.#send(from, `["moved",${number}]`);

@@ -6,6 +6,7 @@ import { BUCKETS, bucketOf, ownerOf, type Process } from './buckets.ts';
 import {
   type ActorHost,
   type ActorKind,
+  assertInTime,
   Fenced,
   type Opening,
   PATIENCE_MS,
@@ -99,7 +100,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       log: options.log,
       silenceMs: this.#answerMs,
       takes: options.takes ?? true,
-      serve: (tenantId, command) => this.#serve(tenantId, command as Command),
+      serve: (tenantId, command, until) => this.#serve(tenantId, command as Command, until),
       release: (bucket, asker) => this.#release(bucket, asker),
       changed: () => this.#rebalance(),
     });
@@ -140,7 +141,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   async send(tenantId: string, command: Command): Promise<Result> {
     if (this.#stopped) throw unavailable('the server is shutting down');
-    return this.#inTime.of(this.#deliver(tenantId, command));
+    return this.#inTime.of(this.#deliver(tenantId, command, performance.now() + this.#patienceMs));
   }
 
   leave(): void {
@@ -166,30 +167,29 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   // --- commands
 
-  async #deliver(tenantId: string, command: Command): Promise<Result> {
+  async #deliver(tenantId: string, command: Command, until: number): Promise<Result> {
     this.#underWay++;
     try {
-      return await this.#tryUntilDone(tenantId, command);
+      return await this.#tryUntilDone(tenantId, command, until);
     } finally {
       if (--this.#underWay === 0) this.#idle?.();
     }
   }
 
-  async #tryUntilDone(tenantId: string, command: Command): Promise<Result> {
+  async #tryUntilDone(tenantId: string, command: Command, until: number): Promise<Result> {
     const began = performance.now();
     const number = bucketOf(tenantId);
     let text: string | undefined;
     for (let attempt = 0; ; attempt++) {
+      assertInTime(until);
       const owner = this.#ownerOf(number);
       try {
-        if (owner === this.id) return await this.#handle(number, tenantId, command);
+        if (owner === this.id) return await this.#handle(number, tenantId, command, until);
         text ??= JSON.stringify(command);
-        return (await this.#peers.call(owner, tenantId, text)) as Result;
+        return (await this.#peers.call(owner, tenantId, text, until)) as Result;
       } catch (error) {
         if (!RETRIED.some((kind) => error instanceof kind)) throw error;
         const waited = performance.now() - began;
-        if (waited >= this.#patienceMs)
-          throw unavailable('the process that writes for this tenant does not answer', error);
         const refused = error instanceof NoAnswer || (error instanceof Moved && waited > this.#answerMs / 2);
         // unless the owner is another one by now
         if (refused && owner !== this.id && this.#ownerOf(number) === owner) this.#bypass(number, owner);
@@ -202,14 +202,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   /** Handles a command forwarded by another process. It is not forwarded again: the sender looks up the owner. */
-  async #serve(tenantId: string, command: Command): Promise<Result> {
+  async #serve(tenantId: string, command: Command, until: number): Promise<Result> {
     const number = bucketOf(tenantId);
     // one that stops opens nothing that nobody would close
     if (this.#stopped || this.#ownerOf(number) !== this.id) throw new Moved();
-    return this.#handle(number, tenantId, command);
+    return this.#handle(number, tenantId, command, until);
   }
 
-  async #handle(number: number, tenantId: string, command: Command): Promise<Result> {
+  async #handle(number: number, tenantId: string, command: Command, until: number): Promise<Result> {
     const bucket = this.#bucket(number);
     if (bucket.leaving) {
       await bucket.leaving;
@@ -219,7 +219,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     slot.underWay++;
     slot.usedAt = performance.now();
     try {
-      return await this.#kind.handle(slot.actor ?? (await this.#room.wait(slot, command)), command);
+      const actor = slot.actor ?? (await this.#room.wait(slot, command, until));
+      assertInTime(until);
+      return await this.#kind.handle(actor, command);
     } catch (error) {
       if (error instanceof Fenced) this.#lost(bucket, tenantId, slot);
       throw error;

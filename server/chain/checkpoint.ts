@@ -91,9 +91,9 @@ const PAGE = 500;
 const HURRIED = 200;
 const REST = 100;
 const RETRY_MS = 2000;
-/** After so many chains in a row that could not be compared, the database is taken to be away. */
+/** After so many chains in a row that could not be compared, the database may be away: it is left alone for a moment. */
 const MOST_IN_A_ROW = 20;
-/** Chains that are remembered because they could not be compared. */
+/** Chains that are remembered because they could not be compared. With more, all are compared once more. */
 const MOST_LEFT = 10_000;
 /** A closed chain is compared again after this time, so that writers resume soon after the operator's act. */
 const CLOSED_MS = 1000;
@@ -319,6 +319,7 @@ export class Checkpoints {
 
   async #inspectEach(): Promise<void> {
     const left: ChainId[] = [];
+    let forgotten = 0;
     let looked = 0;
     let inARow = 0;
     /** False when the look is over: this process stops, or it begins again from the newest. */
@@ -333,8 +334,9 @@ export class Checkpoints {
           // what this process remembers of it is of no use here any more
           if (err instanceof Departed) this.acknowledged.forget(tenantId, chain);
           else if (!(err instanceof ChainClosed)) {
-            left.push({ tenantId, chain });
-            if (++inARow > MOST_IN_A_ROW || left.length > MOST_LEFT) throw err;
+            if (left.length < MOST_LEFT) left.push({ tenantId, chain });
+            else forgotten++;
+            if (++inARow % MOST_IN_A_ROW === 0) await pause(RETRY_MS, this.#stopping.signal);
           }
         }
         if (++looked > HURRIED) await pause((performance.now() - began) * REST, this.#stopping.signal);
@@ -342,14 +344,14 @@ export class Checkpoints {
       return true;
     };
     for await (const chains of this.#pages()) if (!(await inspectThese(chains))) return;
+    if (forgotten > 0) throw new Error(`${left.length + forgotten} chains could not be compared`);
     while (left.length > 0) {
       this.#options.log.warn(
         { chains: left.length },
         'chains could not be compared with what is known; tried again soon',
       );
       await pause(RETRY_MS, this.#stopping.signal);
-      inARow = 0;
-      if (!(await inspectThese(left.splice(0, MOST_IN_A_ROW)))) return;
+      if (!(await inspectThese(left.splice(0)))) return;
     }
   }
 

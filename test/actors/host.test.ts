@@ -1,6 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { type ActorKind, Fenced, LocalHost } from '../../server/actors/host.ts';
+import { until } from '../helpers/until.ts';
 
 interface Counter {
   tenantId: string;
@@ -87,7 +88,7 @@ describe('a local host', () => {
     expect(await host.send('a', 1)).toBe('a:1');
   });
 
-  test('whoever waits for an actor to open has an answer in time, and its command is done once it is open', async () => {
+  test('whoever waits for an actor to open has an answer in time, and the command is not handled afterwards', async () => {
     const kind = new Adding();
     const opening = Promise.withResolvers<void>();
     const { open } = kind;
@@ -96,31 +97,68 @@ describe('a local host', () => {
       return open.call(kind, tenantId);
     };
     const host = new LocalHost(kind, { patienceMs: 30 });
-    await expect(host.send('a', 1)).rejects.toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
+    for (let n = 0; n < 2; n++) {
+      const refused = { problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } };
+      await expect(host.send('a', 100)).rejects.toMatchObject(refused);
+    }
     expect(await host.send('b', 1)).toBe('b:1');
     opening.resolve();
+    await until(() => kind.opened.includes('a'), 'it is open');
+    expect(await host.send('a', 1)).toBe('a:1');
     await host.stop();
-    expect(kind.closed).toEqual(['a', 'b']);
+    expect(kind.closed.sort()).toEqual(['a', 'b']);
   });
 
-  test('what waits for an actor to open is bounded, and one tenant leaves room for the others', async () => {
+  test('a command that was fenced off is not handled once more after its time', async () => {
+    const handled: number[] = [];
+    const fenced = Promise.withResolvers<void>();
+    const kind: ActorKind<string, number, string> = {
+      open: async (tenantId) => tenantId,
+      handle: async (_actor, command) => {
+        handled.push(command);
+        await fenced.promise;
+        throw new Fenced();
+      },
+    };
+    const host = new LocalHost(kind, { patienceMs: 30 });
+    await expect(host.send('a', 1)).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
+    fenced.resolve();
+    await host.stop();
+    expect(handled).toEqual([1]);
+  });
+
+  test('what waits for actors to open is bounded; its room is free as soon as its callers have been refused', async () => {
+    const opening = Promise.withResolvers<void>();
+    const stuck = (tenantId: string) => tenantId.startsWith('stuck');
     const kind: ActorKind<string, number, string> = {
       open: async (tenantId) => {
-        if (tenantId === 'a') await opening.promise;
+        if (stuck(tenantId)) await opening.promise;
         return tenantId;
       },
-      handle: async (tenantId, megabytes) => `${tenantId}:${megabytes}`,
-      size: (megabytes) => megabytes * 1024 * 1024,
+      handle: async (tenantId, kilobytes) => `${tenantId}:${kilobytes}`,
+      size: (kilobytes) => kilobytes * 1024,
     };
-    const opening = Promise.withResolvers<void>();
-    const host = new LocalHost(kind, { patienceMs: 60_000 });
-    const waiting = [host.send('a', 10), host.send('a', 6)];
-    await expect(host.send('a', 1)).rejects.toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
-    expect(await host.send('b', 20)).toBe('b:20');
+    const host = new LocalHost(kind, { patienceMs: 300 });
+    const tooMuch = { problem: 'UNAVAILABLE', message: expect.stringContaining('too much waits') };
+    const late = { problem: 'UNAVAILABLE', message: expect.stringContaining('does not answer') };
+    const answerOf = (tenantId: string, kilobytes: number) =>
+      host.send(tenantId, kilobytes).catch((reason: unknown) => reason);
+    const large = 16 * 1024;
+    const first = answerOf('stuck', large);
+    expect(await answerOf('stuck', 1)).toMatchObject(tooMuch);
+    // as much as they get: however many tenants wait, there is room for one command of the next
+    const others = Array.from({ length: 20 }, (_, n) =>
+      Promise.all([8192, 4096, 2048, 1024, 512, 256, 128, 64].map((size) => answerOf(`stuck${n}`, size))),
+    );
+    const small = answerOf('stuck too', 1);
+    expect(await answerOf('open', 1)).toBe('open:1');
+    expect(await first).toMatchObject(late);
+    expect(await small).toMatchObject(late);
+    await Promise.all(others);
+    const again = async () => expect(await answerOf('stuck', large)).toMatchObject(late);
+    await until(() => again().then(() => true, () => false), 'it has its room again');
     opening.resolve();
-    expect(await Promise.all(waiting)).toEqual(['a:10', 'a:6']);
-    // once it is open nothing waits
-    expect(await host.send('a', 1000)).toBe('a:1000');
+    await host.stop();
   });
 
   test('stop waits for commands in progress, closes the actors and refuses the rest', async () => {

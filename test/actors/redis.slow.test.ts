@@ -205,7 +205,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     for (const message of heard) expect(message.toString('latin1')).not.toMatch(/secret|call|from/);
 
     const forged = (number: number) =>
-      JSON.stringify({ from: 'x'.repeat(16), number, parts: [['call', 1, 't', { id: `forged ${number}` }]] });
+      JSON.stringify({ from: 'x'.repeat(16), number, parts: [['call', 1, 't', { id: `forged ${number}` }, 60_000]] });
     await link.commands.publish(channel, forged(1));
     // sealed, but for another place
     await link.commands.publish(channel, link.seal('elsewhere', forged(2)));
@@ -312,7 +312,10 @@ describe.skipIf(noRedis)('the host of several processes', () => {
       expect(answer).toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
     }
     await until(() => other.send('t', { id: 'meanwhile' }).catch(() => false), 'other tenants are served');
+    // nothing whose caller has been refused is handled later, here or where it was forwarded to
     opening.resolve();
+    await until(() => owner.send(slow, { id: 'later' }).catch(() => false), 'it is open');
+    expect(authority.written.filter((id) => !['first', 'meanwhile'].includes(id))).toEqual(['later']);
   });
 
   test('a process whose SUBSCRIBE is answered too late connects again and joins the others', {
@@ -452,7 +455,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     });
     let sent = 0;
     const call = (tenantId: string) => {
-      const parts = [['call', ++sent, tenantId, { id: `${sent}` }]];
+      const parts = [['call', ++sent, tenantId, { id: `${sent}` }, 60_000]];
       return link.commands.publish(channel, link.seal(channel, JSON.stringify({ from: caller, number: sent, parts })));
     };
     const stuck = Promise.withResolvers<void>();

@@ -4,6 +4,7 @@ import { event } from '../helpers/api.ts';
 import { untilBlocked } from '../helpers/locks.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
+import { enforce } from '../proxy/support.ts';
 
 const server = useServer({});
 
@@ -11,6 +12,8 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
   timeout: 30_000,
 }, async () => {
   const [stuck, other] = [await server.tenant(), await server.tenant()];
+  await enforce(server, stuck, 'p', '@id("r") permit(principal, action, resource);');
+  const agent = await stuck.agent('bot', 'clerk');
   const { db } = server.core;
   const ingest = async (key: string, event_id: string) => {
     const response = await fetch(`${server.url}/v1/events/ingest`, {
@@ -20,15 +23,32 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
     });
     return { status: response.status, again: response.headers.has('retry-after') };
   };
+  const evaluate = async () => {
+    const response = await fetch(`${server.url}/v1/evaluate`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${agent.key}`, 'content-type': 'application/json' },
+      body: JSON.stringify({ action_type: 'tool_call', tool_name: 'pay', arguments: { n: 1 }, call_id: 'call-1' }),
+    });
+    const body = (await response.json()) as { decision?: string; event_id?: string };
+    return { status: response.status, again: response.headers.has('retry-after'), ...body };
+  };
   expect(await ingest(other.admin.key, 'before')).toEqual({ status: 202, again: false });
   await inTransaction(db.owner, async (client) => {
     await client.query(LONG_TRANSACTION);
     // what a chain is compared with when it is opened cannot be read, for longer than anybody may wait
     await client.query('lock table chain_alarm in access exclusive mode');
-    const waiting = ingest(stuck.admin.key, 'waiting');
+    const [waiting, asking] = [ingest(stuck.admin.key, 'waiting'), evaluate()];
     await untilBlocked(db, 1);
     expect(await ingest(other.admin.key, 'meanwhile')).toEqual({ status: 202, again: false });
     expect(await waiting).toEqual({ status: 503, again: true });
+    expect(await asking).toMatchObject({ status: 503, again: true });
   });
   await until(async () => (await ingest(stuck.admin.key, 'waiting')).status === 202, 'it is opened');
+  // what is asked for again is decided once: nothing of the refused attempt is recorded afterwards
+  const answer = await until(async () => {
+    const found = await evaluate();
+    return found.status === 200 && found;
+  }, 'it is decided');
+  expect(answer).toMatchObject({ decision: 'allow' });
+  expect(await evaluate()).toEqual(answer);
 });

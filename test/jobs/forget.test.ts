@@ -42,30 +42,29 @@ test('what is renewed while it is being forgotten stays', async () => {
   await box.db.owner.query('delete from limit_take');
 });
 
-test('a table that fails keeps no other from its turn, nor a part of a job the next; the failures are reported', async () => {
+test('a table that fails keeps no other from its turn, nor a part of a job another; the failures are reported', async () => {
   await take('ended');
   const job = forgetJob('forget', [
     { forget: (signal) => forgetEnded(box.db, [{ ...takes, table: 'nowhere' }, takes], signal) },
-    { forget: () => take('the next part') },
+    { forget: () => take('another part', new Date('2022-01-01')) },
   ]);
   const error = await job.run(goOn).catch((reason: unknown) => reason);
   expect((error as AggregateError).errors[0].message).toContain('"nowhere" does not exist');
-  expect(await left()).toEqual(['the next part']);
+  expect(await left()).toEqual(['another part']);
   await box.db.owner.query('delete from limit_take');
 });
 
 test('an aborted job begins nothing more', async () => {
   await take('ended');
   const aborter = new AbortController();
-  const job = forgetJob('forget', [
-    {
-      forget: async (signal) => {
-        aborter.abort();
-        await forgetEnded(box.db, [takes], signal);
-      },
+  let begun = 0;
+  const part = {
+    forget: async (signal: AbortSignal) => {
+      begun++;
+      aborter.abort();
+      await forgetEnded(box.db, [takes], signal);
     },
-    { forget: () => take('the next part') },
-  ]);
-  await job.run(aborter.signal);
-  expect(await left()).toEqual(['ended']);
+  };
+  await forgetJob('forget', [part, part]).run(aborter.signal);
+  expect([begun, await left()]).toEqual([1, ['ended']]);
 });
