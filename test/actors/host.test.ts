@@ -156,7 +156,14 @@ describe('a local host', () => {
     expect(await small).toMatchObject(late);
     await Promise.all(others);
     const again = async () => expect(await answerOf('stuck', large)).toMatchObject(late);
-    await until(() => again().then(() => true, () => false), 'it has its room again');
+    await until(
+      () =>
+        again().then(
+          () => true,
+          () => false,
+        ),
+      'it has its room again',
+    );
     opening.resolve();
     await host.stop();
   });
