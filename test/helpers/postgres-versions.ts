@@ -1,8 +1,8 @@
 import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync } from 'node:fs';
-import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { linkLibraries } from '../../db/embedded.ts';
+import { ownFolder } from './own-folder.ts';
 
 /**
  * The versions of PostgreSQL before the embedded one, as packages of the same makers. Never a dependency: `npm run matrix`
@@ -10,7 +10,7 @@ import { linkLibraries } from '../../db/embedded.ts';
  */
 const VERSIONS = { 15: '15.18.0-beta.17', 16: '16.14.0-beta.17', 17: '17.10.0-beta.17' } as const;
 
-const FOLDER = process.env.SVC_TEST_POSTGRES ?? path.join(tmpdir(), 'svc-test-postgres');
+const FOLDER = process.env.SVC_TEST_POSTGRES ?? ownFolder('svc-test-postgres');
 const nativeOf = (version: string) => path.join(FOLDER, 'node_modules', `postgres-${version}`, 'native');
 
 /** Those that are there, oldest first, with the directory of their programs. */

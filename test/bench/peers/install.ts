@@ -1,8 +1,8 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync, lstatSync, mkdirSync, readdirSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { tmpdir } from 'node:os';
 import path from 'node:path';
+import { ownFolder } from '../../helpers/own-folder.ts';
 import type { BenchContext, Figure } from '../lib.ts';
 
 /** What people would use instead. Never a dependency: `npm run bench -- peers` installs them into a folder of its own. */
@@ -19,7 +19,7 @@ const PEERS = {
 } as const;
 type Peer = keyof typeof PEERS;
 
-const FOLDER = process.env.SVC_BENCH_PEERS ?? path.join(tmpdir(), 'svc-bench-peers');
+const FOLDER = process.env.SVC_BENCH_PEERS ?? ownFolder('svc-bench-peers');
 const MODULES = path.join(FOLDER, 'node_modules');
 
 /** The module of a peer; undefined where it is not installed. */
