@@ -2,7 +2,7 @@ import { chmodSync, rmSync, symlinkSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { expect, test } from 'vitest';
-import { ownFolder } from './helpers/own-folder.ts';
+import { ownFolder } from '../helpers/own-folder.ts';
 
 test('what others could have filled is not used', () => {
   const name = `svc-own-${process.pid}`;
