@@ -87,6 +87,7 @@ import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
 import { SuiteWatch } from './policy/suite-watch.ts';
+import { Questions } from './policy/questions.ts';
 import { PolicyTexts } from './policy/texts.ts';
 import { Fleet, SILENT_POLLS, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
@@ -451,6 +452,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     simulations,
     lists,
     listQueries,
+    questions: new Questions({ db, clock, audit }),
     fleet,
     stops,
     tools,

@@ -165,6 +165,21 @@ const PolicyTests = defineEntity({
   filters: tenantFilter,
 });
 
+/** A request that authors try policies on. */
+const SavedQuestion = defineEntity({
+  name: 'SavedQuestion',
+  tableName: 'saved_question',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    name: p.text(),
+    request: p.json<object>().columnType('jsonb'),
+    createdBy: p.string(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
 /** A call that an agent named, and what it was answered. */
 const AgentCall = defineEntity({
   name: 'AgentCall',
@@ -612,6 +627,7 @@ export const rawEntities = [
   MailNotice,
   MailPreference,
   PolicyBundle,
+  SavedQuestion,
   SignInLink,
   SignInRequest,
   SigningKey,

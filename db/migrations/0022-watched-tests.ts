@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** What the tests of enforced policies found when they last ran by themselves: see server/policy/suite-watch.ts. */
+/** What the tests of enforced policies found when they last ran by themselves (server/policy/suite-watch.ts); saved questions. */
 export class WatchedTests extends Migration {
   override name = '0022-watched-tests';
 
@@ -16,10 +16,28 @@ export class WatchedTests extends Migration {
         primary key (tenant_id, policy_id),
         foreign key (tenant_id, policy_id) references policy
       )`);
-    for (const sql of wall('policy_tests', 'select, insert, update, delete')) this.addSql(sql);
+    // requests under a name: see server/policy/questions.ts
+    this.addSql(`
+      create table saved_question (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        name text collate "C" not null,
+        request jsonb not null,
+        created_by text collate "C" not null,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, id),
+        unique (tenant_id, name)
+      )`);
+    for (const [table, grants] of [
+      ['policy_tests', 'select, insert, update, delete'],
+      ['saved_question', 'select, insert, delete'],
+    ] as const) {
+      for (const sql of wall(table, grants)) this.addSql(sql);
+    }
   }
 
   override down(): void {
+    this.addSql('drop table saved_question');
     this.addSql('drop table policy_tests');
   }
 }

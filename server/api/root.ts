@@ -41,6 +41,7 @@ import type { Lists } from '../policy/lists.ts';
 import { listsRouter } from '../policy/lists-router.ts';
 import type { Policies } from '../policy/policies.ts';
 import type { PolicyQueries } from '../policy/queries.ts';
+import { type Questions, questionsRouter } from '../policy/questions.ts';
 import { policyRouter } from '../policy/router.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
 import type { PolicyTexts } from '../policy/texts.ts';
@@ -90,6 +91,7 @@ export interface Services {
   simulations: Simulations;
   lists: Lists;
   listQueries: ListQueries;
+  questions: Questions;
   fleet: Fleet;
   stops: Stops;
   tools: Tools;
@@ -135,6 +137,7 @@ export function buildRouter(s: Services) {
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
+    questions: questionsRouter(s.questions),
     rules: rulesRouter(s.db, s.rulesInForce),
     decisionTests: decisionTestsRouter(s.decisionTests),
     simulations: simulationsRouter(s.simulations),

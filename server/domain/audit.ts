@@ -213,6 +213,8 @@ export const AUDIT_ACTIONS = {
   'agent.labeled': 'AGT001I',
   'simulation.started': 'SIM001I',
   'simulation.cancelled': 'SIM002I',
+  'saved_question.created': 'QST001I',
+  'saved_question.deleted': 'QST002I',
   'list.changed': 'LST001I',
   'list.approved': 'LST002I',
   'list.approval_refused': 'LST002E',

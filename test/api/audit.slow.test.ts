@@ -90,6 +90,15 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     await server.call(200, 'POST /v1/proxies/heartbeat', w.tenant.admin, BODIES['POST /v1/proxies/heartbeat']);
     w.ids = { proxy_id: 'proxy-1' };
   },
+  'POST /v1/questions': async (w) => {
+    w.body = { ...BODIES['POST /v1/questions'], name: `of ${w.tenant.id}, ${Math.random()}` };
+  },
+  'DELETE /v1/questions/{id}': async (w) => {
+    const saved = await server.call<{ id: string }>(201, 'POST /v1/questions', w.credential.admin, {
+      ...BODIES['POST /v1/questions'],
+    });
+    w.ids = { id: saved.body.id };
+  },
   'DELETE /v1/sessions': (w) => w.tenant.enter(w.user),
   'DELETE /v1/users/{id}/sessions/{session_id}': async (w) => {
     const other = await w.tenant.person('viewer');

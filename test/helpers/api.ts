@@ -245,6 +245,11 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/keys/{id}/rotate': { overlap_seconds: 3600 },
   'POST /v1/agent-keys/{id}/rotate': { overlap_seconds: 3600 },
   'DELETE /v1/keys/{id}': {},
+  'POST /v1/questions': {
+    name: 'a refund',
+    request: { agent_id: 'agent-1', agent_role: 'clerk', action_type: 'tool_call', tool_name: 'read' },
+  },
+  'DELETE /v1/questions/{id}': {},
   'PUT /v1/mail-preferences': { pace: 'hourly', kinds: ['hold'], daily_hour: 7 },
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
@@ -301,6 +306,8 @@ export interface World {
   trust: string;
   /** A record of the audit log. */
   audit: string;
+  /** A saved question. */
+  question: string;
   /** A change of settings that waits. */
   settingsChange: string;
   stop: string;
@@ -351,6 +358,10 @@ export async function makeWorld(server: TestServer): Promise<World> {
   );
   const other = { target_kind: 'agent', target_id: 'agent-8', reason: 'it misbehaves' };
   const stopped = await server.call<{ id: string }>(201, 'POST /v1/stops', admin, other);
+  const question = await server.call<{ id: string }>(201, 'POST /v1/questions', admin, {
+    ...BODIES['POST /v1/questions'],
+    name: 'kept',
+  });
   const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
     tenant,
@@ -367,6 +378,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     subscription: subscription.body.id,
     trust,
     audit: audit.body.records[0]!.id,
+    question: question.body.id,
     settingsChange: change.body.waiting.id,
     stop: stopped.body.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
@@ -442,6 +454,7 @@ export function idOf(world: World, path: string): string {
   const [, kind] = /^\/v1\/([\w-]+)(?:\/|$)/.exec(path) ?? [];
   const ids: Record<string, string> = {
     policies: world.policy,
+    questions: world.question,
     escrow: world.hold,
     events: world.event,
     keys: world.key,

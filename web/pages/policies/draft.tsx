@@ -70,7 +70,13 @@ export function Draft({
       },
     }),
   );
-  const blocker = useBlocker({ shouldBlockFn: () => dirty, enableBeforeUnload: () => dirty, withResolver: true });
+  const blocker = useBlocker({
+    // the saved question that stands beside the draft can change without leaving it
+    shouldBlockFn: ({ current, next }) =>
+      dirty && (current.pathname !== next.pathname || tabOf(current.search) !== tabOf(next.search)),
+    enableBeforeUnload: () => dirty,
+    withResolver: true,
+  });
   const mayWrite = me.has('author');
   const submit = () => {
     if (!dirty || broken) return;
@@ -176,3 +182,5 @@ export function Draft({
     </>
   );
 }
+
+const tabOf = (search: object) => ('tab' in search ? search.tab : undefined) ?? 'text';

@@ -154,6 +154,8 @@ function LiveTests({ policy: { id, live_version: version } }: { policy: PolicyDe
 
 /** The text of a policy, checked while it is written, with the reach of its tests beside each line. */
 function Workbench({ policy }: { policy: PolicyDetail }) {
+  const { ask } = route.useSearch();
+  const navigate = route.useNavigate();
   const [broken, setBroken] = useState(false);
   const [run, setRun] = useState<Answers['policies']['test']>();
   const newest = useRef('');
@@ -192,7 +194,13 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
         ) : null
       }
       beside={({ editor, text }) => (
-        <TryIt policyId={policy.id} text={text} goTo={(line) => editor.current?.goTo(line)} />
+        <TryIt
+          policyId={policy.id}
+          text={text}
+          goTo={(line) => editor.current?.goTo(line)}
+          asked={ask}
+          ask={(id) => void navigate({ search: (old) => ({ ...old, ask: id }), replace: true, resetScroll: false })}
+        />
       )}
     />
   );

@@ -27,12 +27,19 @@ export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter 
 export const TABS = ['text', 'tests', 'diff', 'rules', 'history', 'machine'] as const;
 export type PolicyTab = (typeof TABS)[number];
 
-export function readPolicyTab(search: Record<string, unknown>): { tab?: PolicyTab; from?: number; to?: number } {
+export function readPolicyTab(search: Record<string, unknown>): {
+  tab?: PolicyTab;
+  from?: number;
+  to?: number;
+  /** A saved question. */
+  ask?: string;
+} {
   const version = (value: unknown) =>
     Number.isInteger(Number(value)) && Number(value) > 0 ? Number(value) : undefined;
   return {
     ...(TABS.includes(search.tab as PolicyTab) && { tab: search.tab as PolicyTab }),
     ...(version(search.from) && { from: version(search.from) }),
     ...(version(search.to) && { to: version(search.to) }),
+    ...(typeof search.ask === 'string' && /^qst_\w{1,60}$/.test(search.ask) && { ask: search.ask }),
   };
 }

@@ -6,10 +6,12 @@ import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 import { useServerForm } from '../../lib/form.ts';
 import { type HandedRequest, requestFor, requestTaken } from '../../lib/handed-request.ts';
+import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
+import { Questions } from './questions.tsx';
 
 type Result = Answers['policies']['try'];
 type Verdict = NonNullable<Result['verdict']>;
@@ -48,6 +50,23 @@ function argumentsOf(text: string): Record<string, unknown> {
   return args as Record<string, unknown>;
 }
 
+/** The request of a form whose arguments are a JSON object. */
+function requestOf(values: Form) {
+  const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = values;
+  return {
+    agent_id,
+    agent_role,
+    action_type,
+    tool_name,
+    arguments: argumentsOf(values.arguments),
+    ...(method && { method }),
+    ...(resource && { resource }),
+    ...(values.estimated_value && { estimated_value: Number(values.estimated_value) }),
+    ...(value_currency && { value_currency }),
+    ...(values.risk_score && { risk_score: Number(values.risk_score) }),
+  };
+}
+
 /** A request as the form has it; what the form has no field for is left out. */
 function formOf(request: HandedRequest): Partial<Form> {
   const texts = Object.keys(EMPTY).flatMap((name) => {
@@ -63,8 +82,14 @@ export function TryIt({
   text,
   example,
   goTo,
+  asked,
+  ask,
 }: {
   policyId?: string;
+  /** The saved question that the address names. */
+  asked?: string | undefined;
+  /** Puts one into the address. */
+  ask?: (id: string | undefined) => void;
   /** The current text, read when the request is tried. */
   text: () => string;
   example?: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
@@ -96,25 +121,10 @@ export function TryIt({
   const own = settings.data?.action_types;
   const types = [...ACTION_TYPES.write, ...(own?.write ?? []), ...ACTION_TYPES.read, ...(own?.read ?? [])];
 
+  const me = useMe();
   const run = (values: Form) => {
     localStorage.setItem(key, JSON.stringify(values));
-    const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = values;
-    attempt.mutate({
-      ...(policyId && { id: policyId }),
-      dsl_source: text(),
-      request: {
-        agent_id,
-        agent_role,
-        action_type,
-        tool_name,
-        arguments: argumentsOf(values.arguments),
-        ...(method && { method }),
-        ...(resource && { resource }),
-        ...(values.estimated_value && { estimated_value: Number(values.estimated_value) }),
-        ...(value_currency && { value_currency }),
-        ...(values.risk_score && { risk_score: Number(values.risk_score) }),
-      },
-    });
+    attempt.mutate({ ...(policyId && { id: policyId }), dsl_source: text(), request: requestOf(values) });
   };
 
   return (
@@ -125,6 +135,16 @@ export function TryIt({
       <Text size="sm" c="dimmed" mb="sm">
         Evaluates this text together with all live policies. Nothing is recorded.
       </Text>
+      {me.has('author') ? (
+        <Questions
+          policyId={policyId}
+          text={text}
+          asked={asked}
+          ask={ask}
+          show={(request) => form.setValues({ ...EMPTY, ...formOf(request) })}
+          request={() => (form.validate().hasErrors ? undefined : requestOf(form.getValues()))}
+        />
+      ) : null}
       <form onSubmit={form.onSubmit(run)}>
         <Stack gap="xs">
           <Group grow gap="xs">
