@@ -2,15 +2,26 @@ import { expect, test } from 'vitest';
 import { type Credential, useServer } from '../helpers/server.ts';
 
 const server = useServer();
-const request = { agent_id: 'bot', agent_role: 'clerk', action_type: 'tool_call', tool_name: 'pay', arguments: { amount: 5 } };
+const request = {
+  agent_id: 'bot',
+  agent_role: 'clerk',
+  action_type: 'tool_call',
+  tool_name: 'pay',
+  arguments: { amount: 5 },
+};
 const list = async (who: Credential) =>
   (await server.call<{ questions: { id: string; name: string }[] }>(200, 'GET /v1/questions', who)).body.questions;
 
 test('a question is the tenant’s: its authors read, save and delete it, and nobody else', async () => {
   const [tenant, other] = [await server.tenant(), await server.tenant()];
   const [author, colleague] = [await tenant.person('author'), await tenant.person('approver')];
-  const { body } = await server.call<{ id: string }>(201, 'POST /v1/questions', author, { name: 'five euros', request });
-  expect(await list(colleague)).toMatchObject([{ id: body.id, name: 'five euros', request, created_by: author.userId }]);
+  const { body } = await server.call<{ id: string }>(201, 'POST /v1/questions', author, {
+    name: 'five euros',
+    request,
+  });
+  expect(await list(colleague)).toMatchObject([
+    { id: body.id, name: 'five euros', request, created_by: author.userId },
+  ]);
   const foreign = await other.person('admin');
   expect(await list(foreign)).toEqual([]);
   await server.call(404, `DELETE /v1/questions/${body.id}`, foreign);

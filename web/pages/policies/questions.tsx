@@ -162,7 +162,8 @@ function AskAll({
     },
   });
   const broken = all.data?.find(({ result }) => !result.valid)?.result.errors[0];
-  const changed = all.data?.filter(({ result: { live, verdict } }) => live && live.decision !== verdict?.decision) ?? [];
+  const changed =
+    all.data?.filter(({ result: { live, verdict } }) => live && live.decision !== verdict?.decision) ?? [];
   return (
     <div>
       <Button size="xs" variant="default" loading={all.isPending} onClick={() => all.mutate()}>
@@ -183,7 +184,8 @@ function AskAll({
             <ul className="plain-list">
               {all.data.map(({ question, result: { verdict, live } }) => (
                 <li key={question.id}>
-                  <Hostile text={question.name} />: {verdict ? <DecisionTag decision={verdict.decision} /> : 'no answer'}
+                  <Hostile text={question.name} />:{' '}
+                  {verdict ? <DecisionTag decision={verdict.decision} /> : 'no answer'}
                   {live && live.decision !== verdict?.decision ? (
                     <>
                       {' '}
