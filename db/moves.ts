@@ -1,26 +1,94 @@
 import type pg from 'pg';
+import type { SecretBox } from '../server/lib/crypto.ts';
 
 /*
  * Where a tenant went that leaves this installation, see server/cli/tenant-move.ts: a row of `tenant_move` in the direction `out`.
  */
 
-/** Of a row of `tenant_move`: the tenant's rows are not in their tables any more. */
-export const AWAY = `direction = 'out' and state in ('fenced', 'moved')`;
-
 export interface Departure {
+  readonly id: string;
   /** `fencing`: its rows are still here, and no request may change them any more. */
   readonly state: 'fencing' | 'fenced' | 'moved';
-  /** The public address of the installation that it goes to. */
+  /** The installation that it goes to. */
+  readonly other: string;
+  /** Its public address. */
   readonly address: string;
+  /** The last record of each chain here; none while it is `fencing`. */
+  readonly heads: Readonly<Partial<Record<'audit' | 'forensics', DepartingHead>>>;
 }
 
-/** Whether a tenant leaves or has left, and where to. */
-export async function departureOf(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<Departure | undefined> {
-  const { rows } = await owner.query<Departure>(
-    `select state, address from tenant_move where tenant_id = $1 and direction = 'out'`,
+interface DepartingHead {
+  readonly seq: number;
+  /** BLAKE3 in hex. */
+  readonly hash: string;
+}
+
+const place = (tenantId: string) => `${tenantId}/tenant_move/out/sealed`;
+
+/** What says on its row that this installation wrote it. */
+export function sealDeparture(box: SecretBox, tenantId: string, departure: Departure): Buffer {
+  return box.seal(JSON.stringify(departure), place(tenantId));
+}
+
+/**
+ * Whether a tenant leaves or has left, and where to.
+ *
+ * INVARIANT: a row that was not sealed with the master key, or says something else than its seal, counts as none: who can write to
+ * the table neither sends a tenant's people to another address nor lets a chain that was lost pass for one that has left.
+ */
+export async function departureOf(
+  owner: Pick<pg.ClientBase, 'query'>,
+  box: SecretBox,
+  tenantId: string,
+): Promise<Departure | undefined> {
+  return (await departures(owner, box, tenantId)).get(tenantId);
+}
+
+/** All tenants that leave or have left, or one of them; undefined for a row that counts as none. */
+export async function departures(
+  client: Pick<pg.ClientBase, 'query'>,
+  box: SecretBox,
+  tenantId: string | null = null,
+): Promise<Map<string, Departure | undefined>> {
+  const { rows } = await client.query<DepartureRow>(
+    `select tenant_id, id, state, other, address, sealed from tenant_move
+     where direction = 'out' and ($1::text is null or tenant_id = $1) order by tenant_id`,
     [tenantId],
   );
-  return rows[0];
+  return new Map(rows.map((row) => [row.tenant_id, opened(box, row)]));
+}
+
+interface DepartureRow extends Omit<Departure, 'heads'> {
+  readonly tenant_id: string;
+  readonly sealed: Buffer;
+}
+
+function opened(box: SecretBox, row: DepartureRow): Departure | undefined {
+  try {
+    const departure = JSON.parse(box.open(row.sealed, place(row.tenant_id)).toString()) as Departure;
+    const same = (['id', 'state', 'other', 'address'] as const).every((name) => departure[name] === row[name]);
+    return same ? departure : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Whether a tenant that left had this record of a chain, as far as its heads here say. */
+export function hasLeftWith(
+  departure: Departure | undefined,
+  chain: 'audit' | 'forensics',
+  known: DepartingHead,
+): boolean {
+  const head = departure?.heads[chain];
+  return head !== undefined && (known.seq < head.seq || (known.seq === head.seq && known.hash === head.hash));
+}
+
+/** Whether anything says that a tenant leaves or has left; for words alone. */
+export async function isLeaving(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<boolean> {
+  const { rowCount } = await owner.query(`select 1 from tenant_move where tenant_id = $1 and direction = 'out'`, [
+    tenantId,
+  ]);
+  return rowCount === 1;
 }
 
 /**

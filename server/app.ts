@@ -3,6 +3,7 @@ import path from 'node:path';
 import { collectDefaultMetrics, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { migrate, openDatabase, type WriteAudit } from '../db/index.ts';
+import { departureOf } from '../db/moves.ts';
 import { readinessOf } from '../db/readiness.ts';
 import { awaitStandby } from '../db/replication.ts';
 import { deliveryMachine } from '../machines/delivery.ts';
@@ -363,6 +364,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     keys: keysOf,
     directory,
     acknowledged,
+    departure: (tenantId) => departureOf(db.owner, box, tenantId),
   });
   const acceptLossOf: Core['acceptLoss'] = (...what) =>
     acceptLoss(
@@ -657,9 +659,9 @@ export async function createProgram(parts: Parts): Promise<Program> {
   };
 }
 
-function authenticatorOf({ db, sessions, redis }: Core, clock: Clock, log: Log): Authenticator {
+function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: Log): Authenticator {
   const shared = redis && new RedisLookups<ValidCredential | null>(redis, 'credential', () => db.horizon());
-  return new Authenticator(db, sessions, clock, log, shared);
+  return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.owner, box, tenantId));
 }
 
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */

@@ -574,6 +574,7 @@ const TenantMove = defineEntity({
     /** Its public address. */
     address: p.text(),
     changedAt: time(),
+    sealed: p.blob().nullable(),
   },
   filters: tenantFilter,
 });

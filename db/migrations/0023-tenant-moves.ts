@@ -15,7 +15,10 @@ export class TenantMoves extends Migration {
         other text collate "C" not null,
         address text not null,
         changed_at timestamptz(3) not null,
+        -- of a departure all of it, with its last records: see db/moves.ts
+        sealed bytea,
         primary key (tenant_id, direction),
+        check ((direction = 'out') = (sealed is not null)),
         check (state in ('fencing', 'fenced', 'moved') and direction = 'out'
           or state in ('copying', 'arrived', 'cancelled') and direction = 'in')
       )`);

@@ -1,5 +1,5 @@
 import type { Database } from '../../db/index.ts';
-import { departureOf, wasValid } from '../../db/moves.ts';
+import { type Departure, wasValid } from '../../db/moves.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
 import { readSecret, secretHash } from '../domain/secret.ts';
 import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
@@ -33,6 +33,8 @@ export class Authenticator {
   readonly #sessions: Sessions;
   readonly #clock: Clock;
   readonly #log: Log;
+  /** Whether a tenant leaves for another installation; without it none does. */
+  readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   readonly #lookups: Lookups<ValidCredential | null>;
   /** When the next use of each credential is stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
@@ -43,7 +45,9 @@ export class Authenticator {
     clock: Clock,
     log: Log,
     shared?: SharedLookups<ValidCredential | null>,
+    departure?: (tenantId: string) => Promise<Departure | undefined>,
   ) {
+    this.#departure = departure;
     this.#db = db;
     this.#sessions = sessions;
     this.#clock = clock;
@@ -96,7 +100,7 @@ export class Authenticator {
     if (tenantId === undefined) return null;
     const found = await lookUp();
     // asked afterwards: it may have been lifted out in between
-    const departure = await departureOf(this.#db.owner, tenantId);
+    const departure = await this.#departure?.(tenantId);
     if (!departure) return found;
     const now = new Date(this.#clock.now());
     const valid = found

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
-import { AWAY, departureOf } from '../../db/moves.ts';
+import { type Departure, hasLeftWith } from '../../db/moves.ts';
 import { addEventBy, type OutboxEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -42,6 +42,8 @@ export interface CheckpointOptions {
   /** Asked for each signature, so that a rotated key is used immediately. */
   signer: () => Signer;
   keys: KeysOf;
+  /** Whether a tenant has left for another installation; by default none does. */
+  departure?: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   /** Where the checkpoint files go; without it there are none. */
   directory?: string | undefined;
   /** What was acknowledged; by default only what this process acknowledges through `acknowledged`. */
@@ -379,8 +381,7 @@ export class Checkpoints {
     for await (const known of this.comparison.chains(PAGE)) {
       const { rows } = await owner.query<Row>(
         `select x.tenant_id, x.chain from unnest($1::text[], $2::text[]) x (tenant_id, chain)
-         where not exists (select from chain_head h where h.tenant_id = x.tenant_id and h.chain = x.chain)
-           and not exists (select from tenant_move m where m.tenant_id = x.tenant_id and ${AWAY})`,
+         where not exists (select from chain_head h where h.tenant_id = x.tenant_id and h.chain = x.chain)`,
         [known.map(({ tenantId }) => tenantId), known.map(({ chain }) => chain)],
       );
       yield found(rows);
@@ -397,7 +398,7 @@ export class Checkpoints {
       if (unreadable !== undefined) log.fatal({ tenant: tenantId, chain }, `${unreadable}; it is not signed any more`);
       return;
     }
-    if (head.seq === 0 && (await departureOf(this.#options.db.owner, tenantId))) {
+    if (head.seq === 0 && hasLeftWith(await this.#options.departure?.(tenantId), chain, contradiction.known)) {
       this.#closed.delete(key);
       throw new Departed();
     }

@@ -1,5 +1,5 @@
 import pg from 'pg';
-import { departureOf } from '../../db/moves.ts';
+import { isLeaving } from '../../db/moves.ts';
 import { Fenced } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
@@ -211,8 +211,7 @@ export class Writer {
       if (error instanceof ChainClosed) throw error;
       if ((error as ServerError).code === '23503') {
         // whoever was let in before it left is not told that its records are refused for good
-        if (await departureOf(owner, tenantId))
-          throw unavailable('the tenant is moving to another installation', error);
+        if (await isLeaving(owner, tenantId)) throw unavailable('the tenant is moving to another installation', error);
         throw new AppError('NOT_FOUND', 'there is no such tenant');
       }
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');

@@ -3,7 +3,7 @@ import path from 'node:path';
 import type pg from 'pg';
 import { objectionTo } from '../../db/applied.ts';
 import { type Citus, citusOf } from '../../db/citus.ts';
-import { AWAY } from '../../db/moves.ts';
+import { departures, hasLeftWith } from '../../db/moves.ts';
 import { PrimaryClient } from '../../db/primary.ts';
 import { lacksStandby } from '../../db/replication.ts';
 import { assertSame, isShared, NoSession } from '../../db/session.ts';
@@ -677,11 +677,27 @@ async function checkKnown(
         .map(chainOfFile)
         .filter((of) => of !== undefined)
     : [];
-  const { rows: gone } = await client.query<{ tenant_id: string }>(`select tenant_id from tenant_move where ${AWAY}`);
-  const away = new Set(gone.map(({ tenant_id }) => tenant_id));
+  const key = findMasterKey(config);
+  const left = key ? await departures(client, new SecretBox(key)) : new Map<string, undefined>();
+  for (const [tenantId, departure] of left) {
+    if (!departure) {
+      const remedy = 'the table was changed: find out by whom, then restore the row from a backup or delete it';
+      report(
+        'FAIL',
+        'tenant moves',
+        `what says that ${tenantId} has left was not written by this installation`,
+        remedy,
+      );
+    } else if (departure.state === 'moved') {
+      const { rowCount } = await client.query('select 1 from forensic_record where tenant_id = $1 limit 1', [tenantId]);
+      const what = `${tenantId} has moved to ${departure.address}`;
+      const remedy = 'when you are sure, run "svc tenant move" with --forget: nothing is erased in it any more';
+      if (rowCount) report('warn', 'tenant moves', `${what}; its records are still here`, remedy);
+      else report('ok', 'tenant moves', what);
+    }
+  }
   let wrong = 0;
   for (const { tenantId, chain } of files) {
-    if (away.has(tenantId)) continue;
     const name = `${tenantId}/${chain}`;
     try {
       const keys = keysOf(tenantId, chain);
@@ -692,7 +708,7 @@ async function checkKnown(
           `select hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = $2`,
           [tenantId, seq],
         );
-        if (rows[0]?.hash.toString('hex') === hash) continue;
+        if (rows[0]?.hash.toString('hex') === hash || hasLeftWith(left.get(tenantId), chain, { seq, hash })) continue;
         wrong++;
         const which = generation ? ` (after loss ${generation})` : '';
         report('FAIL', 'checkpoint file', `${name} does not hold checkpoint ${seq} of its file${which}`, advice);

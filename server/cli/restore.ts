@@ -7,7 +7,7 @@ import pg from 'pg';
 import type { z } from 'zod';
 import { claimDatabase } from '../../db/claim.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
-import { AWAY } from '../../db/moves.ts';
+import { departures, hasLeftWith } from '../../db/moves.ts';
 import { PrimaryClient } from '../../db/primary.ts';
 import type { LossWithin } from '../chain/accept-loss.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
@@ -125,7 +125,7 @@ async function load(
     assertSealed(manifestText, seal, box);
     await assertOpens(client, box);
     const { keys, keysOf } = await readSigningKeys(client, box);
-    const beyond = await recordsBeyond(client, options.checkpoints, keysOf);
+    const beyond = await recordsBeyond(client, options.checkpoints, keysOf, box);
     if (beyond.length > 0 && !options.behind) {
       throw new CommandError(
         `the backup lacks records that are known to exist:\n  ${beyond.join('\n  ')}\n` +
@@ -232,7 +232,7 @@ async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<{ key
 }
 
 /** Records in the checkpoint files that the restored chains lack or have with another hash. */
-async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysOf): Promise<string[]> {
+async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysOf, box: SecretBox): Promise<string[]> {
   const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
   const found: string[] = [];
   for (const { tenant_id } of tenants) {
@@ -261,15 +261,14 @@ async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysO
     }
   }
   // a tenant that the backup lacks has only its checkpoint files left, as has one that had moved away
-  const { rows: moved } = await client.query<{ tenant_id: string }>(`select tenant_id from tenant_move where ${AWAY}`);
-  const held = new Set([...tenants, ...moved].map(({ tenant_id }) => tenant_id));
+  const left = await departures(client, box);
+  const held = new Set(tenants.map(({ tenant_id }) => tenant_id));
   for (const name of await filesOf(directory)) {
     const of = chainOfFile(name);
     if (!of || held.has(of.tenantId)) continue;
     try {
-      const seqs = (await highestInFile(directory, of.tenantId, of.chain, keysOf(of.tenantId, of.chain))).map(
-        ({ seq }) => seq,
-      );
+      const heads = await highestInFile(directory, of.tenantId, of.chain, keysOf(of.tenantId, of.chain));
+      const seqs = heads.filter((head) => !hasLeftWith(left.get(of.tenantId), of.chain, head)).map(({ seq }) => seq);
       if (seqs.length === 0) continue;
       found.push(
         `tenant ${of.tenantId}, ${of.chain}: record ${Math.max(...seqs)} was signed and the tenant is missing`,

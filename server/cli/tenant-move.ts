@@ -4,6 +4,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import pg from 'pg';
 import { citusOf } from '../../db/citus.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
+import { type Departure, departures, sealDeparture } from '../../db/moves.ts';
 import { addEventBy } from '../../db/outbox.ts';
 import type { Core } from '../app.ts';
 import { secretContext as ssoPlace } from '../auth/sso/connections.ts';
@@ -99,7 +100,7 @@ export interface Moved {
 
 interface MoveRow {
   id: string;
-  state: 'fencing' | 'fenced' | 'moved' | 'copying' | 'arrived' | 'cancelled';
+  state: 'copying' | 'arrived' | 'cancelled';
   other: string;
   address: string;
 }
@@ -159,7 +160,7 @@ export async function moveTenant(move: Move): Promise<Moved> {
     await tell('lifting the tenant out');
     await lift(source, tenantId);
     await tell('copying the rest');
-    const heads = await headsOfParcel(source, tenantId);
+    const heads = await headsOf(source, tenantId);
     for (const chain of CHAINS) {
       await copies.get(chain)!.upTo(heads.get(chain)?.seq ?? 0);
       copies.get(chain)!.finish(heads.get(chain));
@@ -171,17 +172,19 @@ export async function moveTenant(move: Move): Promise<Moved> {
     await unpack(move, begun.id, heads, former, tell);
   }
   await tell('flipped');
-  await source.client.query(
-    `update tenant_move set state = 'moved', changed_at = now()
-     where tenant_id = $1 and direction = 'out' and id = $2 and state = 'fenced'`,
-    [tenantId, begun.id],
-  );
-  const heads = await headsOfParcel(source, tenantId);
+  const departure = (await leaving(source, tenantId))!;
+  if (departure.state === 'fenced') {
+    // whatever the row there says: it is not said here that a tenant is where it is not
+    const there = (await hasTenant(target, tenantId)) || (await leaving(target, tenantId));
+    if (!there) throw new CommandError(`${tenantId} has not arrived`);
+    await depart(source, source.client, tenantId, { ...departure, state: 'moved' });
+  }
+  const { heads } = departure;
   return {
     tenant_id: tenantId,
     address: target.config.baseUrl,
-    forensics_seq: heads.get('forensics')?.seq ?? 0,
-    audit_seq: heads.get('audit')?.seq ?? 0,
+    forensics_seq: heads.forensics?.seq ?? 0,
+    audit_seq: heads.audit?.seq ?? 0,
   };
 }
 
@@ -190,11 +193,11 @@ async function begin({
   source,
   target,
   tenantId,
-}: Move): Promise<{ id: string; state: 'copying' | 'arrived'; out?: MoveRow }> {
+}: Move): Promise<{ id: string; state: 'copying' | 'arrived'; out?: Departure }> {
   if (source.installation === target.installation)
     throw new CommandError('source and target are the same installation');
-  const out = await rowOf(source, tenantId, 'out');
-  const into = await rowOf(target, tenantId, 'in');
+  const out = await leaving(source, tenantId);
+  const into = await arriving(target, tenantId);
   if (out && out.other !== target.installation) {
     throw new CommandError(`${tenantId} ${out.state === 'moved' ? 'has moved' : 'is moving'} to ${out.address}`);
   }
@@ -316,11 +319,8 @@ class Copy {
 /** From here on every process of the source refuses the tenant's credentials. */
 async function fence(source: Side, target: Side, tenantId: string, id: string): Promise<void> {
   await transaction(source, tenantId, async (client) => {
-    await client.query(
-      `insert into tenant_move (tenant_id, direction, id, state, other, address, changed_at)
-       values ($1, 'out', $2, 'fencing', $3, $4, now())`,
-      [tenantId, id, target.installation, target.config.baseUrl],
-    );
+    const { installation: other, config } = target;
+    await depart(source, client, tenantId, { id, state: 'fencing', other, address: config.baseUrl, heads: {} });
   });
 }
 
@@ -348,11 +348,8 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
   for (const chain of CHAINS) known.set(chain, await checkpoints.comparison.knowledge(tenantId, chain));
   await transaction(source, tenantId, async (client) => {
     await client.query(LOCK);
-    const out = await client.query<MoveRow>(
-      `select state, address from tenant_move where tenant_id = $1 and direction = 'out' for update`,
-      [tenantId],
-    );
-    if (out.rows[0]?.state !== 'fencing') return;
+    const departure = await leaving(source, tenantId);
+    if (departure?.state !== 'fencing') return;
     // waits for who has added a row of the tenant, and lets nobody add another one
     await client.query('select from tenant where tenant_id = $1 for update', [tenantId]);
     await client.query('select from chain_head where tenant_id = $1 order by chain for update', [tenantId]);
@@ -365,16 +362,18 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
         action: 'tenant.departed',
         target: { type: 'tenant', id: tenantId },
         severity: 'critical',
-        detail: `to ${out.rows[0].address}; the last checkpoints here are signed with ${kid}`,
+        detail: `to ${departure.address}; the last checkpoints here are signed with ${kid}`,
         beforeHash: fingerprint,
       },
       { now: Date.now(), fingerprint: () => fingerprint },
     );
+    const heads: Partial<Record<ChainName, ChainPosition>> = {};
     for (const chain of CHAINS) {
       const standing = await checkpoints.comparison.standing(client, tenantId, chain, known.get(chain)!);
       const { contradiction, unreadable, head, generation, signed } = standing;
       const objection = contradiction?.reason ?? unreadable;
       if (objection !== undefined) throw new CommandError(`the ${chain} chain cannot move: ${objection}`);
+      if (head.seq > 0) heads[chain] = head;
       if (head.seq > signed) await signHere(source, client, tenantId, chain, { ...head, generation });
     }
     for (const { name } of (await tablesOf(client)).toReversed()) {
@@ -385,10 +384,7 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
         [tenantId],
       );
     }
-    await client.query(
-      `update tenant_move set state = 'fenced', changed_at = now() where tenant_id = $1 and direction = 'out'`,
-      [tenantId],
-    );
+    await depart(source, client, tenantId, { ...departure, state: 'fenced', heads });
   });
 }
 
@@ -636,7 +632,7 @@ function keysHere({ keyring }: Core, former: readonly FormerKey[], tenantId: str
  * has flipped and comes back has the tenant too.
  */
 export async function undoAlone(source: Side, tenantId: string): Promise<void> {
-  const out = await rowOf(source, tenantId, 'out');
+  const out = await leaving(source, tenantId);
   if (!out) throw new CommandError(`${tenantId} is not moving`);
   if (out.state === 'moved') throw new CommandError(`${tenantId} has moved to ${out.address}`);
   await putBack(source, tenantId);
@@ -644,10 +640,10 @@ export async function undoAlone(source: Side, tenantId: string): Promise<void> {
 
 /** Ends a move that has not flipped: the tenant goes on at the source, and the target forgets what it has copied. */
 export async function undoMove({ source, target, tenantId }: Move): Promise<{ restored: boolean }> {
-  const out = await rowOf(source, tenantId, 'out');
+  const out = await leaving(source, tenantId);
   if (out?.state === 'moved')
     throw new CommandError(`${tenantId} has moved to ${out.address}: move it back from there`);
-  const into = await rowOf(target, tenantId, 'in');
+  const into = await arriving(target, tenantId);
   const id = out?.id ?? (into?.other === source.installation && into.state === 'copying' ? into.id : undefined);
   if (id === undefined) throw new CommandError(`${tenantId} is not moving`);
   if (out && out.other !== target.installation) throw new CommandError(`${tenantId} is moving to ${out.address}`);
@@ -659,7 +655,7 @@ export async function undoMove({ source, target, tenantId }: Move): Promise<{ re
      where tenant_move.id = excluded.id and tenant_move.state = 'copying'`,
     [tenantId, id, source.installation, source.config.baseUrl],
   );
-  const now = await rowOf(target, tenantId, 'in');
+  const now = await arriving(target, tenantId);
   if (now?.id === id && now.state === 'arrived') {
     throw new CommandError(`${tenantId} has arrived: run the move again to finish it, or move it back from there`);
   }
@@ -674,11 +670,7 @@ export async function undoMove({ source, target, tenantId }: Move): Promise<{ re
 async function putBack(source: Side, tenantId: string): Promise<void> {
   await transaction(source, tenantId, async (client) => {
     const tables = await tablesOf(client);
-    const out = await client.query<MoveRow>(
-      `select state from tenant_move where tenant_id = $1 and direction = 'out' for update`,
-      [tenantId],
-    );
-    if (out.rows[0]?.state === 'fenced') {
+    if ((await leaving(source, tenantId))?.state === 'fenced') {
       // what a request that was under way left in a table that refers to no tenant: what was lifted out counts
       for (const { name } of tables.toReversed()) {
         await client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
@@ -707,7 +699,7 @@ async function putBack(source: Side, tenantId: string): Promise<void> {
 
 /** Deletes what a source still has of a tenant that has moved. What tells holders of a valid credential where it is stays. */
 export async function forgetMoved(source: Side, tenantId: string): Promise<void> {
-  const out = await rowOf(source, tenantId, 'out');
+  const out = await leaving(source, tenantId);
   if (out?.state !== 'moved') throw new CommandError(`${tenantId} has not moved away from here`);
   await forgetRecords(source, tenantId);
   // what a request that was under way left in a table that refers to no tenant
@@ -722,10 +714,32 @@ export async function forgetMoved(source: Side, tenantId: string): Promise<void>
 
 // --- parts
 
-async function rowOf({ client }: Side, tenantId: string, direction: 'in' | 'out'): Promise<MoveRow | undefined> {
+/** What the source says of a departure. Throws for a row that it did not write: nothing is done on its word. */
+async function leaving({ core, client }: Side, tenantId: string): Promise<Departure | undefined> {
+  const said = await departures(client, core.box, tenantId);
+  if (said.size > 0 && !said.get(tenantId)) {
+    throw new CommandError(`what says that ${tenantId} leaves was not written by this installation: see svc doctor`);
+  }
+  return said.get(tenantId);
+}
+
+/** Writes down how far a departure is. */
+async function depart({ core }: Side, client: pg.Client, tenantId: string, departure: Departure): Promise<void> {
+  const { id, state, other, address } = departure;
+  await client.query(
+    `insert into tenant_move (tenant_id, direction, id, state, other, address, changed_at, sealed)
+     values ($1, 'out', $2, $3, $4, $5, now(), $6)
+     on conflict (tenant_id, direction) do update
+     set id = excluded.id, state = excluded.state, other = excluded.other, address = excluded.address, changed_at = now(),
+       sealed = excluded.sealed`,
+    [tenantId, id, state, other, address, sealDeparture(core.box, tenantId, departure)],
+  );
+}
+
+async function arriving({ client }: Side, tenantId: string): Promise<MoveRow | undefined> {
   const { rows } = await client.query<MoveRow>(
-    'select id, state, other, address from tenant_move where tenant_id = $1 and direction = $2',
-    [tenantId, direction],
+    `select id, state, other, address from tenant_move where tenant_id = $1 and direction = 'in'`,
+    [tenantId],
   );
   return rows[0];
 }
@@ -751,13 +765,8 @@ function insertInto(table: string, columns: readonly string[], from: string, con
     from ${from}, jsonb_populate_record(null::${table}, ${content}) p where p.tenant_id = $1`;
 }
 
-async function headsOfParcel({ client }: Side, tenantId: string): Promise<Map<ChainName, ChainPosition>> {
-  const { rows } = await client.query<{ chain: ChainName; seq: number; hash: string }>(
-    `select content->>'chain' as chain, (content->>'seq')::bigint as seq, content->>'hash' as hash from tenant_parcel
-     where tenant_id = $1 and source = 'chain_head' and (content->>'seq')::bigint > 0`,
-    [tenantId],
-  );
-  return new Map(rows.map(({ chain, seq, hash }) => [chain, { seq, hash: bytesOf(hash).toString('hex') }]));
+async function headsOf(source: Side, tenantId: string): Promise<Map<ChainName, ChainPosition>> {
+  return new Map(Object.entries((await leaving(source, tenantId))?.heads ?? {})) as Map<ChainName, ChainPosition>;
 }
 
 /**

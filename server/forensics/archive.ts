@@ -1,6 +1,6 @@
 import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
-import { type ChainHead, openHead } from '../chain/note.ts';
+import { type ChainHead, type NoteKey, openHead } from '../chain/note.ts';
 import { LOSS_EVENT, RECORD_ALG } from '../chain/record.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
@@ -95,6 +95,8 @@ export interface PackageParts {
   bundles: (hashes: ReadonlySet<string>) => Promise<readonly PackedBundle[]>;
   /** The key that `sign` signs with, then the retired ones that signed checkpoints and bundles in the package. */
   keys: readonly [KeyObject, ...KeyObject[]];
+  /** The keys of the checkpoints, with what each counts for. */
+  signers: readonly NoteKey[];
   /** 64 bytes of Ed25519. */
   sign(bytes: Uint8Array): Uint8Array;
 }
@@ -115,7 +117,7 @@ export async function writePackage(
   parts: PackageParts,
   write: (bytes: Uint8Array) => Promise<void> | void,
 ): Promise<{ package_hash: string; size: number; manifest: Manifest }> {
-  const heads = openNotes(parts.checkpoints, parts.keys, parts.tenant_id);
+  const heads = openNotes(parts.checkpoints, parts.signers, parts.tenant_id);
   const check = new RangeCheck(parts.tenant_id, parts.start, parts.prev_hash_before_first, parts.span, heads);
   const records = new Sums();
   const lead = new Sums();
@@ -431,7 +433,7 @@ export function splitNotes(file: string): string[] {
 }
 
 /** Opens the notes, and refuses one that is not about this tenant's decision chain. */
-export function openNotes(notes: readonly string[], keys: readonly KeyObject[], tenantId: string): ChainHead[] {
+export function openNotes(notes: readonly string[], keys: readonly NoteKey[], tenantId: string): ChainHead[] {
   return notes.map((note) => {
     const head = openHead(note, keys);
     if (head.origin !== `${head.origin.split('/')[0]}/${tenantId}/forensics`) {

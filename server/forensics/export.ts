@@ -172,6 +172,7 @@ export class Evidence {
               ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey),
               ...this.#keyring.formerOf(tenantId).map((key) => key.publicKey),
             ],
+            signers: this.#keyring.ofChain(tenantId, 'forensics'),
             sign: (data) => sign(null, data, current.privateKey),
           },
           (bytes) => chunks.write(bytes),

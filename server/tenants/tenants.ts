@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type pg from 'pg';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { departureOf } from '../../db/moves.ts';
+import { isLeaving } from '../../db/moves.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -46,7 +46,7 @@ export class Tenants {
     const tenantId = input.id ?? newId('ten', now.getTime());
     const adminId = newId('usr', now.getTime());
     // what is known of its chains here would contradict another one's
-    if (await departureOf(this.#db.owner, tenantId)) {
+    if (await isLeaving(this.#db.owner, tenantId)) {
       throw new AppError('CONFLICT', 'the tenant with this id has moved to another installation');
     }
     // only the owner may add tenants; the row commits before the first scoped transaction can refer to it

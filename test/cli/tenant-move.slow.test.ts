@@ -8,6 +8,7 @@ import { forgetMoved, type Move, moveTenant, undoAlone, undoMove, withSide } fro
 import type { Config } from '../../server/config.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
+import { checkPackage } from '../../server/forensics/check-package.ts';
 import { isDatabaseFault } from '../../server/lib/database-fault.ts';
 import { sealExchange } from '../../server/subscriptions/outcomes.ts';
 import { sealPlace } from '../../server/subscriptions/subscription-row.ts';
@@ -79,6 +80,13 @@ async function hashAt(server: TestServer, tenantId: string, seq: number): Promis
     [tenantId, seq],
   );
   return rows[0]?.hash.toString('hex');
+}
+
+/** Signs a member in at the target. */
+async function enter(tenantId: string, userId: string): Promise<Credential> {
+  const token = await target.core.links.create(tenantId, userId, 600, { actor: OPERATOR });
+  const entered = await fetch(`${target.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
+  return { cookie: entered.headers.get('set-cookie')!.split(';')[0]! };
 }
 
 /** A tenant with a few decisions. */
@@ -166,7 +174,11 @@ test('a tenant moves with everything: what was there is there, and works', async
     expect(headers.get('retry-after')).toBe('60');
     expect(body).toMatchObject({ code: 'UNAVAILABLE', detail: `the tenant has moved to ${THERE.SVC_BASE_URL}` });
   }
-  for (const who of [revoked, { key: `${proxy.key!.slice(0, -1)}x` }, { cookie: 'svc_session=none' }]) {
+  for (const who of [
+    revoked,
+    { key: proxy.key!.slice(0, -1) + (proxy.key!.endsWith('x') ? 'y' : 'x') },
+    { cookie: 'svc_session=none' },
+  ]) {
     expect((await source.call(401, 'GET /v1/policies', who)).text).not.toContain('elsewhere');
   }
   await target.call(401, 'GET /v1/policies', credential.admin);
@@ -183,15 +195,19 @@ test('a tenant moves with everything: what was there is there, and works', async
   );
 
   // a hold that was open is decided here, a past decision is explained with the bundle that the source signed
-  const token = await target.core.links.create(tenant.id, world.user, 600, { actor: OPERATOR });
-  const entered = await fetch(`${target.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
-  const person = { cookie: entered.headers.get('set-cookie')!.split(';')[0]! };
+  const person = await enter(tenant.id, world.user);
   const hold = await target.call<{ status: string; shown_hash: string }>(200, `GET /v1/escrow/${world.hold}`, person);
   expect(hold.body.status).toBe('held');
   const vote = { decision: 'approve', reason: 'as agreed', shown_hash: hold.body.shown_hash };
   const voted = await target.call<{ status: string }>(200, `POST /v1/escrow/${world.hold}/vote`, person, vote);
   expect(voted.body.status).toBe('released');
   await target.call(200, `GET /v1/events/${world.event}/rules`, person);
+  const made = await target.call<{ package_id: string }>(201, 'POST /v1/forensics/export', person, {
+    purpose: 'audit',
+  });
+  const evidence = await target.core.evidence.open(tenant.id, made.body.package_id);
+  const packed = Buffer.concat(await Array.fromAsync(evidence.bytes()));
+  expect(checkPackage(packed)).toMatchObject({ verified: true });
   // secrets are sealed again, with the master key of their new place
   const [subscription] = await sql<{ url_sealed: Buffer }>(
     target,
@@ -453,8 +469,10 @@ test('the heads of a tenant that arrived are known outside the database at once'
   );
   await expect(target.core.checkpoints.inspect(tenant.id, 'forensics')).rejects.toThrow('closed');
   // at the source nothing is missed: what was remembered there has gone with the tenant
+  const { closed } = source.core.checkpoints;
   await source.core.checkpoints.inspectAll();
-  expect(source.core.checkpoints.closed).toBe(0);
+  expect(source.core.checkpoints.closed).toBe(closed);
+  expect(source.core.checkpoints.acknowledged.local(tenant.id, 'forensics')).toBeUndefined();
 });
 
 test('what cannot move is refused before anything changes', async () => {
@@ -515,6 +533,9 @@ test('attack: with the private key of the source and the database of the target,
      values ($1, 'forensics', $2, $3, $4, now())`,
     [tenant.id, head.seq, current.kid, note],
   );
+  // no package goes out with it
+  const person = await enter(tenant.id, tenant.admin.userId);
+  await target.call(500, 'POST /v1/forensics/export', person, { purpose: 'audit' });
   const [decisions] = await verdicts(target, tenant.admin);
   expect(decisions).toMatchObject({ verified: false });
   expect(decisions!.reason).toContain(`the key of the note counts up to record ${forensics_seq}`);
@@ -532,6 +553,27 @@ test('attack: with the private key of the source and the database of the target,
   expect(attacked).toMatchObject({ verified: false, accepted_losses: [] });
   // and of another tenant it verifies nothing at all
   expect(target.core.keyring.ofChain('another', 'forensics')).toHaveLength(target.core.keyring.all.length);
+});
+
+test('attack: a row that says that a tenant has left, and that nobody here wrote, counts as none', async () => {
+  const { tenant } = await used(source);
+  await sql(
+    source,
+    `insert into tenant_move (tenant_id, direction, id, state, other, address, changed_at, sealed)
+     values ($1, 'out', 'x', 'moved', 'x', 'https://evil.test', now(), '\\x00')`,
+    [tenant.id],
+  );
+  // nobody is sent anywhere, nothing is done on its word, and the operator reads of it
+  await source.call(200, 'GET /v1/policies', await tenant.key('admin'));
+  await expect(moved(tenant.id)).rejects.toThrow('was not written by this installation');
+  const env = { DATABASE_URL: source.databaseUrl, SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex') };
+  const doctor = await svcHere(1, { ...env, SVC_DATA_DIR: source.dataDir }, 'doctor');
+  expect(doctor.stdout).toMatch(/FAIL +tenant moves/);
+  // and a chain that is lost does not pass for one that has left
+  await sql(source, 'delete from forensic_record where tenant_id = $1', [tenant.id]);
+  await sql(source, 'delete from chain_checkpoint where tenant_id = $1', [tenant.id]);
+  await sql(source, `delete from chain_head where tenant_id = $1 and chain = 'forensics'`, [tenant.id]);
+  await expect(source.core.checkpoints.inspect(tenant.id, 'forensics')).rejects.toThrow('closed');
 });
 
 test('attack: a source whose database sends rows of another tenant gets none of them in', async () => {
