@@ -53,8 +53,8 @@ export interface Opening<Actor> {
  * whose actor does not open may have a quarter of an empty room, and less the fuller it is, so there is some for the small
  * commands of others until the actors of dozens do not open.
  *
- * INVARIANT: a command whose caller has been refused is not handled any more. The caller sends it again, perhaps with other
- * content under the same idempotency key, and what is handled then must not be the one before.
+ * INVARIANT: a command whose caller has been refused is not begun any more, also in another process as long as messages arrive
+ * as soon as they should (ON_THE_WAY_MS). The caller sends it again, perhaps with other content under the same idempotency key.
  */
 export class WaitingRoom<Actor, Command> {
   readonly #kind: ActorKind<Actor, Command, unknown>;

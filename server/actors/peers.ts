@@ -35,6 +35,11 @@ const RESENT_BEATS = 4;
 const LOST_BEATS = 12;
 /** How long another process has to answer a question; a live one does within milliseconds. */
 const ANSWER_MS = 1000;
+/**
+ * So much earlier than its caller is refused, a call is not begun any more by the process that it was sent to: a message takes
+ * some of the caller's time, which nobody there can measure. One that takes longer than this counts as not sent.
+ */
+const ON_THE_WAY_MS = 500;
 /** The minimum interval between log entries about forged messages: anyone who can send one can send many. */
 const FORGED_LOG_MS = 60_000;
 const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
@@ -65,7 +70,7 @@ class Peer {
 
 /**
  * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant, command and the milliseconds
- * that its caller still waits; a
+ * within which it may be begun; a
  * question whether the receiver is there, or the request to let go of a bucket; or an answer.
  */
 type Part =
@@ -135,8 +140,8 @@ export class Peers {
     redis: RedisLink;
     log: Log;
     /**
-     * Handles a call from another process, unless its caller has been refused, which is at `until` (of performance.now()).
-     * Throws Moved if this process does not own the tenant.
+     * Handles a call from another process, if it can be begun before `until` (of performance.now()): its caller is refused
+     * soon after. Throws Moved if this process does not own the tenant.
      */
     serve: (tenantId: string, command: unknown, until: number) => Promise<unknown>;
     /** Lets go of a bucket that another process is about to take. Resolves to false if it stays here. */
@@ -226,7 +231,7 @@ export class Peers {
       const chars = command.length;
       peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
-      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command},${until - now}]`, number);
+      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command},${until - now - ON_THE_WAY_MS}]`, number);
     });
   }
 
