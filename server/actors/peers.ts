@@ -231,7 +231,11 @@ export class Peers {
       const chars = command.length;
       peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
-      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command},${until - now - ON_THE_WAY_MS}]`, number);
+      this.#send(
+        id,
+        `["call",${number},${JSON.stringify(tenantId)},${command},${until - now - ON_THE_WAY_MS}]`,
+        number,
+      );
     });
   }
 
