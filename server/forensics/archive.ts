@@ -58,6 +58,26 @@ export interface Manifest {
   public_key_fingerprint: string;
   created_at: string;
   exporter: Json;
+  /**
+   * Of the keys in pubkey.pem those of installations that the tenant came from, by their fingerprints, with what each counts
+   * for. Absent where there are none.
+   */
+  former_keys?: Readonly<Record<string, FormerKeyLimit>>;
+}
+
+/** The last record and bundle that a key counts for, and how many accepted losses. */
+export interface FormerKeyLimit {
+  seq: number;
+  generation: number;
+  bundles: number;
+}
+
+/** The keys, each with what it counts for. */
+export function signersOf(keys: readonly KeyObject[], former: Manifest['former_keys'] = {}): NoteKey[] {
+  return keys.map((publicKey) => {
+    const fingerprint = keyFingerprint(publicKey);
+    return Object.hasOwn(former, fingerprint) ? { publicKey, upTo: former[fingerprint]! } : publicKey;
+  });
 }
 
 /** A record as it is stored: its line is packed byte for byte, whatever became of it. */
@@ -95,8 +115,8 @@ export interface PackageParts {
   bundles: (hashes: ReadonlySet<string>) => Promise<readonly PackedBundle[]>;
   /** The key that `sign` signs with, then the retired ones that signed checkpoints and bundles in the package. */
   keys: readonly [KeyObject, ...KeyObject[]];
-  /** The keys of the checkpoints, with what each counts for. */
-  signers: readonly NoteKey[];
+  /** Of those keys the ones of installations that the tenant came from: see Manifest. */
+  former?: Readonly<Record<string, FormerKeyLimit>> | undefined;
   /** 64 bytes of Ed25519. */
   sign(bytes: Uint8Array): Uint8Array;
 }
@@ -117,7 +137,7 @@ export async function writePackage(
   parts: PackageParts,
   write: (bytes: Uint8Array) => Promise<void> | void,
 ): Promise<{ package_hash: string; size: number; manifest: Manifest }> {
-  const heads = openNotes(parts.checkpoints, parts.signers, parts.tenant_id);
+  const heads = openNotes(parts.checkpoints, signersOf(parts.keys, parts.former), parts.tenant_id);
   const check = new RangeCheck(parts.tenant_id, parts.start, parts.prev_hash_before_first, parts.span, heads);
   const records = new Sums();
   const lead = new Sums();
@@ -177,6 +197,7 @@ export async function writePackage(
     public_key_fingerprint: keyFingerprint(parts.keys[0]),
     created_at: parts.created_at,
     exporter: parts.exporter,
+    ...(parts.former && { former_keys: parts.former }),
   };
   const text = Buffer.from(canonicalJson(manifest));
   const signature = parts.sign(text);

@@ -1,5 +1,5 @@
 import { createPublicKey, type KeyObject, verify } from 'node:crypto';
-import { openLoss } from '../chain/note.ts';
+import { type NoteKey, openLoss } from '../chain/note.ts';
 import { RECORD_ALG } from '../chain/record.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
@@ -15,6 +15,7 @@ import {
   RangeCheck,
   SIGNATURE,
   sameSums,
+  signersOf,
   splitNotes,
   sumLists,
 } from './archive.ts';
@@ -171,14 +172,16 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
         throw new Error(`${name} does not list the files of the manifest`);
     }
   });
+  const signers = keys && signersOf(keys, manifest.former_keys);
   const heads =
-    keys &&
+    signers &&
     attempt(report, 'checkpoints', () =>
-      openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), keys, manifest.tenant_id),
+      openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), signers, manifest.tenant_id),
     );
   const records = files.get('records.txt');
   const lead = files.get('lead.txt');
-  if (records && lead) inspectRecords(records, lead, manifest, { heads: heads ?? [], keys: keys ?? [] }, files, report);
+  if (records && lead)
+    inspectRecords(records, lead, manifest, { heads: heads ?? [], keys: signers ?? [] }, files, report);
   if (keys) inspectBundles(files, keys, manifest, report);
 }
 
@@ -186,7 +189,7 @@ function inspectRecords(
   records: Uint8Array,
   lead: Uint8Array,
   manifest: Manifest,
-  { heads, keys }: { heads: ReturnType<typeof openNotes>; keys: readonly KeyObject[] },
+  { heads, keys }: { heads: ReturnType<typeof openNotes>; keys: readonly NoteKey[] },
   files: ReadonlyMap<string, Uint8Array>,
   report: Report,
 ): void {
@@ -248,7 +251,7 @@ function inspectRecords(
   }
 }
 
-function readLoss({ seq, previous, line }: LossRecord, keys: readonly KeyObject[], tenantId: string): StatedLoss {
+function readLoss({ seq, previous, line }: LossRecord, keys: readonly NoteKey[], tenantId: string): StatedLoss {
   let record: Record<string, unknown> = {};
   try {
     record = (JSON.parse(text(line)) ?? {}) as Record<string, unknown>;
@@ -286,7 +289,7 @@ function inspectBundles(
     for (const [name, bytes] of files) {
       if (!name.startsWith('bundles/')) continue;
       try {
-        const { hash, content } = openBundle(bytes, keyFinder(keys));
+        const { hash, content } = openBundle(bytes, keyFinder(keys, manifest.former_keys));
         if (bundleName(hash) !== name) throw new Error(`its content is ${hash}`);
         if (content.tenant !== manifest.tenant_id) throw new Error(`it is tenant ${content.tenant}'s`);
       } catch (error) {
@@ -341,7 +344,14 @@ const MANIFEST_V1 = {
   public_key_fingerprint: isText,
   created_at: isText,
   exporter: (value) => isText(value) || isMap(value),
+  former_keys: (value) => value === undefined || (isMap(value) && Object.entries(value as object).every(isFormerV1)),
 } satisfies { [K in keyof Required<Manifest>]: (value: unknown) => boolean };
+
+function isFormerV1([fingerprint, limit]: [string, unknown]): boolean {
+  if (!/^sha256:[0-9a-f]{64}$/.test(fingerprint) || !isMap(limit)) return false;
+  const { seq, generation, bundles } = limit as Record<string, unknown>;
+  return Object.keys(limit as object).length === 3 && [seq, generation, bundles].every(isCount);
+}
 
 function isFileV1(name: string, sums: unknown): boolean {
   const known = /^(records\.txt|lead\.txt|checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
@@ -392,8 +402,16 @@ export function readKeys(pem: string): [KeyObject, ...KeyObject[]] {
   return [first, ...rest];
 }
 
-function keyFinder(keys: readonly KeyObject[]): (kid: string) => KeyObject | undefined {
-  return (kid) => keys.find((key) => keyThumbprint(key) === kid);
+function keyFinder(
+  keys: readonly KeyObject[],
+  former: Manifest['former_keys'] = {},
+): (kid: string, header?: { seq: number }) => KeyObject | undefined {
+  return (kid, header) => {
+    const key = keys.find((one) => keyThumbprint(one) === kid);
+    const fingerprint = key && keyFingerprint(key);
+    const counts = !fingerprint || !Object.hasOwn(former, fingerprint) || header!.seq <= former[fingerprint]!.bundles;
+    return counts ? key : undefined;
+  };
 }
 
 function newReport(kind: Report['kind']): Report {

@@ -8,11 +8,13 @@ import { idHash, ZERO_HASH } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import type { Actor } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
-import type { Keyring } from '../keys/keyring.ts';
+import type { FormerKey, Keyring } from '../keys/keyring.ts';
 import type { Clock } from '../lib/clock.ts';
+import { keyFingerprint } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import { readTarHeader, TAR_BLOCK, tarPadding } from '../lib/tar.ts';
 import {
+  type FormerKeyLimit,
   MANIFEST,
   MAX_PACKAGE_RECORDS,
   type Manifest,
@@ -172,7 +174,7 @@ export class Evidence {
               ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey),
               ...this.#keyring.formerOf(tenantId).map((key) => key.publicKey),
             ],
-            signers: this.#keyring.ofChain(tenantId, 'forensics'),
+            former: limitsOf(this.#keyring.formerOf(tenantId)),
             sign: (data) => sign(null, data, current.privateKey),
           },
           (bytes) => chunks.write(bytes),
@@ -584,4 +586,15 @@ async function packed<T>(work: Promise<T>): Promise<T> {
     }
     throw error;
   }
+}
+
+/** As the manifest of a package states them. */
+function limitsOf(former: readonly FormerKey[]): Record<string, FormerKeyLimit> | undefined {
+  if (former.length === 0) return undefined;
+  return Object.fromEntries(
+    former.map(({ publicKey, upTo }) => [
+      keyFingerprint(publicKey),
+      { seq: upTo.forensics.seq, generation: upTo.forensics.generation, bundles: upTo.bundles },
+    ]),
+  );
 }

@@ -50,6 +50,34 @@ function bash(directory: string, ...args: string[]): { status: number | null; ou
 }
 
 describe('a package', () => {
+  test('of a tenant that moved takes checkpoints of its former keys up to where the manifest says', async () => {
+    const rows = chain(8);
+    const retired = vectorKey(2);
+    const fingerprint = keyFingerprint(retired.publicKey);
+    const parts = (seq: number, generation = 0) => ({
+      checkpoints: [note(rows[3]!, retired), note(rows[7]!)],
+      former: { [fingerprint]: { seq, generation, bundles: 1 } },
+    });
+    const made = await makePackage(rows, parts(4));
+    expect(made.manifest.former_keys).toEqual(parts(4).former);
+    expect(checkPackage(made.bytes)).toMatchObject({ verified: true });
+    // none is made with a checkpoint that such a key may not state
+    await expect(makePackage(rows, parts(3))).rejects.toThrow('counts up to record 3');
+    // and who made one nevertheless is found out by anyone
+    const members = readTar(made.bytes);
+    const manifest = JSON.parse(Buffer.from(members.get('manifest.json')!).toString()) as Manifest;
+    const forged = Buffer.from(canonicalJson({ ...manifest, former_keys: parts(3).former }));
+    members.set('manifest.json', forged);
+    members.set('manifest.json.sig', sign(null, forged, vectorKey(1).privateKey));
+    const report = checkPackage(writeTar(members));
+    expect(report.verified).toBe(false);
+    expect(report.checks.filter(({ ok }) => !ok).map(({ name }) => name)).toContain('checkpoints');
+    const strange = Buffer.from(canonicalJson({ ...manifest, former_keys: { [fingerprint]: { seq: 4 } } }));
+    members.set('manifest.json', strange);
+    members.set('manifest.json.sig', sign(null, strange, vectorKey(1).privateKey));
+    expect(checkPackage(writeTar(members)).reason).toContain('former_keys');
+  });
+
   test('has the same bytes whenever it is made from equal parts', async () => {
     const rows = chain(6);
     const parts = { checkpoints: [note(rows[5]!)] };

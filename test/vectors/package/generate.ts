@@ -78,7 +78,6 @@ export async function makePackage(
       checkpoints: [],
       bundles: async () => [{ hash: bundle.hash, read: () => bundle.bytes }],
       keys: [current.publicKey, retired.publicKey],
-      signers: parts.keys ?? [current.publicKey, retired.publicKey],
       sign: (bytes) => sign(null, bytes, current.privateKey),
       ...parts,
     },
