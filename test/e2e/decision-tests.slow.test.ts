@@ -141,7 +141,7 @@ describeInBrowser('a decision', () => {
 
     // what it would have changed is asked for before the review, which this tenant requires
     await page.getByRole('tab', { name: 'Changes' }).click();
-    await page.getByText('This version was not simulated yet.').waitFor();
+    await page.getByText('This version has not been simulated yet.').waitFor();
     await page.getByRole('button', { name: 'Simulate' }).click();
     await page.getByText('2 would change').waitFor();
     await author.assertAccessible();

@@ -110,7 +110,7 @@ describeInBrowser('a policy', () => {
     await visitor.assertAccessible();
     await write(visitor, suite('allow'));
     await page.getByText('2 tests passed').waitFor();
-    await page.getByText('100 % of the statements covered').waitFor();
+    await page.getByText('100% of the statements covered').waitFor();
     await page.getByRole('button', { name: 'Save draft' }).click();
     await page.getByText('Version 2 saved').waitFor();
     await server.call(200, 'POST /v1/policies/tested/submit', author, {});

@@ -53,8 +53,8 @@ export function TestCounts({ run: { passed, failed, coverage } }: { run: Run }) 
       <Tag tone={failed > 0 ? 'bad' : 'ok'}>
         {failed > 0 ? `${failed} of ${count(passed + failed, 'test')} failed` : `${count(passed, 'test')} passed`}
       </Tag>
-      <Tag tone="quiet">{coverage.percent} % of the statements covered</Tag>
-      <Tag tone="quiet">{coverage.condition_percent} % of the conditions</Tag>
+      <Tag tone="quiet">{coverage.percent}% of the statements covered</Tag>
+      <Tag tone="quiet">{coverage.condition_percent}% of the conditions</Tag>
     </Group>
   );
 }
@@ -150,7 +150,7 @@ export function Survivors({ run }: { run: Mutations }) {
     <>
       <Group gap="xs" mt="sm" mb="xs">
         <Tag tone={survivors.length > 0 ? 'wait' : 'ok'}>
-          {noticed} of {count(tried, 'change')} noticed, {Math.floor((100 * noticed) / tried)} %
+          {noticed} of {count(tried, 'change')} noticed, {Math.floor((100 * noticed) / tried)}%
         </Tag>
         {left_out > 0 ? <Tag tone="quiet">{left_out} not tried</Tag> : null}
         {failing > 0 ? <Tag tone="bad">{count(failing, 'failing test')} not counted</Tag> : null}

@@ -97,7 +97,7 @@ export function SimulationPanel({ policyId, version }: { policyId: string; versi
       </Group>
       {error && data === undefined ? <ErrorState error={error} /> : null}
       {data === undefined && !error ? <Loading lines={3} /> : null}
-      {data === null ? <Text c="dimmed">This version was not simulated yet.</Text> : null}
+      {data === null ? <Text c="dimmed">This version has not been simulated yet.</Text> : null}
       {data ? <Simulation found={data} policyId={policyId} /> : null}
     </Paper>
   );

@@ -90,7 +90,7 @@ function testCheck(run: Known['run']): Check {
   const [fault] = [...run.errors, ...run.tests_errors];
   if (fault) return { ...check, state: 'failed', words: `cannot be run: ${fault.message}` };
   const { passed, failed, coverage } = run;
-  const covered = `${coverage.percent} % of the statements covered`;
+  const covered = `${coverage.percent}% of the statements covered`;
   if (failed > 0) {
     return { ...check, state: 'failed', words: `${failed} of ${count(passed + failed, 'test')} failed; ${covered}` };
   }
