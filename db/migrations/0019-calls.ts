@@ -17,7 +17,7 @@ export class Calls extends Migration {
         busy_until timestamptz(3),
         hold_id text collate "C",
         consumed boolean not null default false,
-        answer jsonb,
+        answers jsonb not null default '[]',
         expires_at timestamptz(3) not null,
         primary key (tenant_id, agent_id, call_id)
       )`);

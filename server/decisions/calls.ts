@@ -45,7 +45,7 @@ interface Row {
   busy: boolean;
   hold_id: string | null;
   consumed: boolean;
-  answer: KeptAnswer | null;
+  answers: KeptAnswer[];
   expires_at: Date | string;
 }
 
@@ -87,14 +87,14 @@ export class Calls {
          values (?, ?, ?, ?, ?, ?, ?, ${LEASE_END})
          on conflict (tenant_id, agent_id, call_id) do update set asked = excluded.asked, event_id = excluded.event_id,
            holder = excluded.holder, expires_at = excluded.expires_at, busy_until = excluded.busy_until, hold_id = null,
-           consumed = false, answer = null
+           consumed = false, answers = '[]'
          where c.expires_at <= ? returning call_id`,
         [...key, ...values, new Date(now)],
       );
       if (inserted.length > 0) return { busy: false, call: fresh, kept: undefined };
       const [row] = await em.execute<Row[]>(
         `select asked, event_id, holder, coalesce(busy_until > clock_timestamp(), false) as busy, hold_id, consumed,
-           answer, expires_at
+           answers, expires_at
          from agent_call where tenant_id = ? and agent_id = ? and call_id = ? for update`,
         key,
       );
@@ -110,16 +110,15 @@ export class Calls {
         `select line::json->>'input_hash' as input_hash from forensic_record where tenant_id = ? and event_id = ?`,
         [tenantId, row.event_id],
       );
-      if (record && row.answer && record.input_hash === (row.answer.input_hash ?? null)) {
-        return { busy: false, call: known, kept: row.answer };
-      }
+      const kept = record && row.answers.find(({ input_hash = null }) => input_hash === record.input_hash);
+      if (kept) return { busy: false, call: known, kept };
       if (row.busy) return { busy: true };
       if (record) {
         throw new AppError('INVALID_STATUS', 'what this call was answered is not known: ask with another call_id');
       }
       // whoever decided it is gone
       await em.execute(
-        `update agent_call set holder = ?, busy_until = ${LEASE_END}, answer = null where tenant_id = ? and agent_id = ? and call_id = ?`,
+        `update agent_call set holder = ?, busy_until = ${LEASE_END} where tenant_id = ? and agent_id = ? and call_id = ?`,
         [holder, ...key],
       );
       return { busy: false, call: { ...known, holder }, kept: undefined };
@@ -131,7 +130,7 @@ export class Calls {
     const holder = randomUUID();
     const claimed = await this.#db.transaction(tenantId, (em) =>
       em.execute<unknown[]>(
-        `update agent_call set event_id = ?, holder = ?, busy_until = ${LEASE_END}, answer = null
+        `update agent_call set event_id = ?, holder = ?, busy_until = ${LEASE_END}, answers = '[]'
          where tenant_id = ? and agent_id = ? and call_id = ? and event_id = ? and holder = ? returning call_id`,
         [eventId, holder, tenantId, call.agentId, call.callId, call.eventId, call.holder],
       ),
@@ -159,13 +158,16 @@ export class Calls {
     await this.#db.transaction(tenantId, (em) => this.#set(em, tenantId, call, 'hold_id = null', []));
   }
 
-  /** Stores the answer, which counts once the record of the call's event is in the chain. */
+  /**
+   * Stores the answer, which counts once the record of the call's event is in the chain. Those of earlier attempts stay beside
+   * it: the record of one that ended without an answer from the chain may still come.
+   */
   async answer(tenantId: string, call: Call, kept: KeptAnswer): Promise<void> {
     const until = new Date(this.#clock.now() + KNOWN_MS);
     await this.#db.transaction(tenantId, async (em) => {
       await em.execute(UNFLUSHED);
-      await this.#set(em, tenantId, call, 'answer = ?::jsonb, expires_at = greatest(expires_at, ?)', [
-        JSON.stringify(kept),
+      await this.#set(em, tenantId, call, `${ADD_ANSWER}, expires_at = greatest(expires_at, ?)`, [
+        JSON.stringify([kept]),
         until,
       ]);
     });
@@ -200,6 +202,8 @@ export class Calls {
   }
 }
 
+/** Of the attempts at a call under one event id, the newest eight. */
+const ADD_ANSWER = `answers = jsonb_path_query_array(answers, '$[last - 6 to last]') || ?::jsonb`;
 /** By the database's clock, which all processes share. */
 const LEASE_END = `clock_timestamp() + interval '${LEASE_SECONDS} seconds'`;
 /**

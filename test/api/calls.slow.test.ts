@@ -78,7 +78,7 @@ async function killedBeforeTheRecord(tool: string, more: object): Promise<void> 
     await until(
       async () =>
         (
-          await rows(`select 1 from agent_call c where tenant_id = $1 and answer is not null and busy_until > now()
+          await rows(`select 1 from agent_call c where tenant_id = $1 and answers <> '[]' and busy_until > now()
            and not exists (select 1 from forensic_record f where f.tenant_id = c.tenant_id and f.event_id = c.event_id)`)
         ).length === 1,
       'it is decided',
