@@ -243,6 +243,7 @@ const DeliveryLane = defineEntity({
     notBefore: time().nullable(),
     leasedUntil: time().nullable(),
     fence: p.bigint('number'),
+    room: p.integer().nullable(),
     resend: p.json().columnType('jsonb').nullable(),
     failingSince: time().nullable(),
     goneSince: time().nullable(),

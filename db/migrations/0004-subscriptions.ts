@@ -37,7 +37,8 @@ export class Subscriptions extends Migration {
         check (queues_since is null or disabled_at is null)
       )`);
     // One row for each destination: a subscription (of the same id), or a notify target of holds, whose URL is here. Who
-    // holds the lease is the only one that sends there; whatever takes the lease away raises the fence.
+    // holds the lease is the only one that sends there; whatever takes the lease away raises the fence. The room is how many
+    // more events may wait while the subscription is paused; null until they are counted.
     this.addSql(`
       create table delivery_lane (
         tenant_id text collate "C" not null references tenant,
@@ -47,6 +48,7 @@ export class Subscriptions extends Migration {
         not_before timestamptz(3),
         leased_until timestamptz(3),
         fence bigint not null default 0,
+        room integer check (room >= 0),
         resend jsonb,
         failing_since timestamptz(3),
         gone_since timestamptz(3) check (gone_since is null or failing_since is not null),
@@ -87,6 +89,8 @@ export class Subscriptions extends Migration {
       ) with (fillfactor = 80)`);
     this.addSql(`create index delivery_waiting on delivery (tenant_id, lane_id, event_id) where status = 'retrying'`);
     this.addSql(`create index delivery_failed on delivery (tenant_id, lane_id, event_id) where status = 'failed'`);
+    this.addSql(`create index delivery_missed on delivery (tenant_id, lane_id, event_id)
+      where status <> 'delivered' and attempts > 0`);
     this.addSql(`create index delivery_event on delivery (tenant_id, event_id)`);
     this.addSql(`create index delivery_ended on delivery (created_at) where status <> 'retrying'`);
     // what was written before there were subscriptions is of interest to none of them

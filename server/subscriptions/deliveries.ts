@@ -177,7 +177,10 @@ export class Deliveries {
     const day = 24 * 3600_000;
     const rows = await this.#db.query<SummaryRow>(
       tenantId,
-      `select s.id, t.*, w.waiting, f.last_failure from subscription s
+      `select s.id, t.*, f.last_failure, coalesce(${MOST_PAUSED} - l.room, (
+         select count(*)::int from (
+           select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.status = 'retrying' limit ${MOST_PAUSED}) d)) as waiting
+       from subscription s join delivery_lane l on l.tenant_id = s.tenant_id and l.id = s.id
        cross join lateral (
          select count(*) filter (where created_at > $4)::int as day_tried,
            count(*) filter (where created_at > $4 and status = 'delivered')::int as day_delivered,
@@ -188,9 +191,6 @@ export class Deliveries {
            select status, created_at, duration_ms from delivery d
            where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.attempts > 0
            order by d.event_id desc limit ${SEEN}) d) t
-       cross join lateral (
-         select count(*)::int as waiting from (
-           select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.status = 'retrying' limit ${MOST_PAUSED}) d) w
        left join lateral (
          select json_build_object('delivery_id', d.id, 'at', d.last_attempt_at, 'reason', d.failure_reason) as last_failure
          from delivery d
@@ -331,6 +331,10 @@ export async function stepWaiting(
   event: Extract<DeliveryEvent, { type: 'stop' | 'resume' }>,
 ): Promise<{ count: number; last: string | undefined }> {
   type Row = Pick<DeliveryRow, 'id' | 'event_id' | 'status' | 'machine_context' | 'machine_version'>;
+  // this also locks the lane before its deliveries, as the workers do
+  if (event.type === 'stop') {
+    await em.execute('update delivery_lane set room = null where tenant_id = ? and id = ?', [tenantId, laneId]);
+  }
   const rows = await em.execute<Row[]>(
     `select id, event_id, status, machine_context, machine_version from delivery
      where tenant_id = ? and lane_id = ? and status = 'retrying' and event_id > ?

@@ -146,8 +146,8 @@ async function insert(
   }
   // A subscription deleted in the meantime has no lane, and a disabled one gets nothing. Lanes are locked in id order
   // before anything refers to them, so that a pause happens entirely before or entirely after this.
-  const { rows: open } = await client.query<{ id: string }>(
-    `select l.id from delivery_lane l
+  const { rows: open } = await client.query<{ id: string; room: number | null }>(
+    `select l.id, l.room from delivery_lane l
      where l.tenant_id = $1 and l.id = any($2) order by l.id for no key update`,
     [tenantId, [...new Set(planned.map(({ laneId }) => laneId))]],
   );
@@ -160,7 +160,7 @@ async function insert(
   const room = await roomOf(
     client,
     tenantId,
-    lanes.filter((id) => active.get(id) === false),
+    open.filter(({ id }) => active.get(id) === false),
   );
   const queued = stepOf({ type: 'xstate.init' }, snapshot);
   const event = { type: 'stop', at: now, reason: QUEUE_FULL } as const;
@@ -170,8 +170,8 @@ async function insert(
     .filter(({ laneId }) => taken.has(laneId))
     .map((row) => {
       const left = room.get(row.laneId);
-      if (left !== undefined) room.set(row.laneId, left - 1);
-      return { ...row, id: newId('dlv', now), full: left !== undefined && left <= 0 };
+      if (left) room.set(row.laneId, left - 1);
+      return { ...row, id: newId('dlv', now), full: left === 0 };
     });
   if (rows.length === 0) return [];
   const { rows: made } = await client.query<{ id: string; status: string }>(
@@ -202,6 +202,13 @@ async function insert(
     'update delivery_lane set due_at = least(coalesce(due_at, $3), $3) where tenant_id = $1 and id = any($2)',
     [tenantId, lanes.filter((id) => active.get(id) !== false), at],
   );
+  if (room.size > 0) {
+    await client.query(
+      `update delivery_lane l set room = x.room from unnest($2::text[], $3::int[]) x (id, room)
+       where l.tenant_id = $1 and l.id = x.id and l.room is distinct from x.room`,
+      [tenantId, [...room.keys()], [...room.values()]],
+    );
+  }
   return made.map(({ id, status }) => ({ id, steps: status === queued.state ? [queued] : [queued, refused] }));
 }
 
@@ -213,21 +220,26 @@ const stepOf = (event: { type: string }, { value, context }: DeliverySnapshot): 
   context,
 });
 
-/** How many more deliveries may wait in each of these lanes. */
+/**
+ * How many more deliveries may wait in each of these lanes. They are counted once in a pause, and again after some were stopped:
+ * many full queues must not delay the other subscriptions of all tenants.
+ */
 async function roomOf(
   client: pg.PoolClient,
   tenantId: string,
-  laneIds: readonly string[],
+  lanes: readonly { id: string; room: number | null }[],
 ): Promise<Map<string, number>> {
-  if (laneIds.length === 0) return new Map();
+  const known = lanes.flatMap(({ id, room }): [string, number][] => (room === null ? [] : [[id, room]]));
+  const uncounted = lanes.filter(({ room }) => room === null).map(({ id }) => id);
+  if (uncounted.length === 0) return new Map(known);
   const { rows } = await client.query<{ id: string; waiting: number }>(
     `select x.id, w.waiting from unnest($2::text[]) x (id) cross join lateral (
        select count(*)::int as waiting from (
          select from delivery d where d.tenant_id = $1 and d.lane_id = x.id and d.status = 'retrying' limit ${MOST_PAUSED}
        ) d) w`,
-    [tenantId, laneIds],
+    [tenantId, uncounted],
   );
-  return new Map(rows.map(({ id, waiting }) => [id, MOST_PAUSED - waiting]));
+  return new Map([...known, ...rows.map(({ id, waiting }): [string, number] => [id, MOST_PAUSED - waiting])]);
 }
 
 /** The lane of a notify target, shared by all holds of the tenant with the same URL. */

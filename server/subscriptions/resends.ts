@@ -12,6 +12,7 @@ import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import { each } from '../lib/each.ts';
+import { firstId } from '../lib/ids.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { findSubscription, lockSubscription, noSubscription } from './subscription-row.ts';
 
@@ -19,6 +20,10 @@ import { findSubscription, lockSubscription, noSubscription } from './subscripti
 export const MOST_RESENT = 10_000;
 /** Deliveries that one transaction queues. */
 const BATCH = 500;
+/** How long before its delivery an event may have happened: much longer than it waits even while no server is running well. */
+const LATENESS_MS = 24 * 3600_000;
+/** The deliveries of later events were queued since then. Only the events are in the order of the index. */
+const eventsSince = (since: Date) => firstId('oev', Math.max(0, since.getTime() - LATENESS_MS));
 
 /** A request to send failed deliveries again, as the lane of the subscription keeps it. */
 interface Stored {
@@ -27,7 +32,7 @@ interface Stored {
   asked_by: string;
   total: number;
   done: number;
-  /** The event of the last delivery that was queued. */
+  /** The rest is of later events. */
   after: string;
   ended_at: string | null;
 }
@@ -56,10 +61,10 @@ export class Resends {
     const [lane] = await this.#db.query<{ resend: Stored | null; failed: number }>(
       tenantId,
       `select l.resend, (select count(*)::int from (
-         select from delivery where tenant_id = $1 and lane_id = $2 and status = 'failed' and created_at >= $3
+         select from delivery where tenant_id = $1 and lane_id = $2 and status = 'failed' and created_at >= $3 and event_id > $4
          limit ${MOST_RESENT}) d) as failed
        from delivery_lane l where l.tenant_id = $1 and l.id = $2`,
-      [tenantId, id, since],
+      [tenantId, id, since, eventsSince(since)],
     );
     if (!lane) throw noSubscription();
     return { failed: lane.failed, resend: lane.resend && viewOf(lane.resend) };
@@ -81,7 +86,8 @@ export class Resends {
       const now = new Date(this.#clock.now()).toISOString();
       const total = await countFailed(em, tenantId, id, since);
       const stored: Stored = {
-        ...{ since: since.toISOString(), asked_at: now, asked_by: by.actor.id, total, done: 0, after: '' },
+        ...{ since: since.toISOString(), asked_at: now, asked_by: by.actor.id, total, done: 0 },
+        after: eventsSince(since),
         ended_at: total === 0 ? now : null,
       };
       await store(em, tenantId, id, stored);
@@ -102,7 +108,9 @@ export class Resends {
   /** Does what is asked for, until there is nothing left. */
   async run(signal: AbortSignal): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>(
-      `select tenant_id, id from delivery_lane where resend is not null and resend->>'ended_at' is null`,
+      `select l.tenant_id, l.id from delivery_lane l join subscription s on s.tenant_id = l.tenant_id and s.id = l.id
+       where l.resend is not null and l.resend->>'ended_at' is null
+         and (s.active or s.disabled_at is not null)`,
     );
     await each(rows, signal, async ({ tenant_id: tenantId, id }) => {
       while (!signal.aborted && (await this.step(tenantId, id)));
@@ -177,8 +185,9 @@ async function store(em: EntityManager, tenantId: string, id: string, stored: St
 async function countFailed(em: EntityManager, tenantId: string, id: string, since: Date): Promise<number> {
   const [row] = await em.execute<{ count: number }[]>(
     `select count(*)::int as count from (
-       select from delivery where tenant_id = ? and lane_id = ? and status = 'failed' and created_at >= ? limit ${MOST_RESENT}) d`,
-    [tenantId, id, since],
+       select from delivery where tenant_id = ? and lane_id = ? and status = 'failed' and created_at >= ?
+         and event_id > ? limit ${MOST_RESENT}) d`,
+    [tenantId, id, since, eventsSince(since)],
   );
   return row!.count;
 }

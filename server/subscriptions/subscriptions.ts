@@ -202,7 +202,7 @@ export class Subscriptions {
         `update delivery_lane set fence = fence + 1, leased_until = null, not_before = null,
            due_at = case when ?::boolean and (due_at is not null or exists (
              select from delivery where tenant_id = ? and lane_id = ? and status = 'retrying')) then ?::timestamptz end
-           ${paused || resumed ? ', failing_since = null, gone_since = null' : ''}
+           ${paused || resumed ? ', room = null, failing_since = null, gone_since = null' : ''}
          where tenant_id = ? and id = ?`,
         [row.active, tenantId, id, now, tenantId, id],
       );
@@ -212,7 +212,7 @@ export class Subscriptions {
         const detail = until
           ? `the previous secret is valid until ${until.toISOString()}`
           : 'the previous secret is revoked';
-        await this.#record(em, tenantId, 'subscription.secret_rotated', id, by, detail);
+        await this.#record(em, tenantId, 'subscription.secret_rotated', id, { ...by, reason }, detail);
       }
       if (changed.length > 0) {
         await this.#record(em, tenantId, 'subscription.updated', id, { ...by, reason }, changed.join(', '));
