@@ -113,6 +113,10 @@ export async function wasValid(
            select from tenant_parcel m where m.tenant_id = $1 and m.source = 'member' and p.source = 'api_key'
              and m.content->>'id' = p.content->>'created_by'
              and (m.content->>'removed_at' is not null or not m.content->'roles' ? 'admin'))
+         and (p.source <> 'workload_token' or exists (
+           select from tenant_parcel t where t.tenant_id = $1 and t.source = 'workload_trust'
+             and t.content->>'id' = p.content->>'trust_id'
+             and t.content->>'revoked_at' is null and t.content->>'unconfirmed_since' is null))
          and p.content->>'revoked_at' is null
          and p.content->>'unconfirmed_since' is null
          and coalesce((p.content->>'expires_at')::timestamptz > $2, true)) as valid`,

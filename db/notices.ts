@@ -92,7 +92,7 @@ const AWAITED: ReadonlySet<Topic> = new Set([
 const BEAT_MS = 400;
 /**
  * A process that has heard no answer for so long keeps nothing any more. It is shorter than the patience of those who
- * waits for receipts: when they go on without one, the silent process no longer believes what it remembers.
+ * wait for receipts: when they go on without one, the silent process no longer believes what it remembers.
  */
 const LEASE_MS = 1500;
 /** A process that hangs does not hold up a revocation for longer. */

@@ -564,12 +564,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
     db.notices.on('signing_keys', ({ tenantId }) => {
       if (tenantId === '*') void checkpoints.inspectAll();
     });
-    db.notices.on('tenant', ({ tenantId }) => {
-      if (tenantId === '*') return;
-      checkpoints
-        .adopt(tenantId)
-        .catch((err) => log.warn({ err, tenant: tenantId }, 'what a tenant came with could not be written down'));
-    });
+    db.notices.on('tenant', ({ tenantId }) => void checkpoints.adopt(tenantId));
+    void checkpoints.adopt('*');
     void checkpoints.inspectAll();
   }
   let jobs: { stop(): Promise<void> } | undefined;

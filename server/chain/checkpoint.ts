@@ -526,19 +526,38 @@ export class Checkpoints {
   }
 
   /**
-   * For a tenant that has just arrived: writes down outside the database what it is known to have, as for a chain that was
-   * signed here. From then on a tail that is cut is noticed, also when nobody uses the tenant.
+   * For a tenant that has arrived (`*`: for all that have): writes down outside the database what it is known to have, as for a
+   * chain that was signed here. From then on a tail that is cut is noticed, also when nobody uses the tenant. Never rejects.
    */
   async adopt(tenantId: string): Promise<void> {
-    const { directory, keys } = this.#options;
-    for (const chain of ['audit', 'forensics'] as const) {
-      const latest = await this.latest(tenantId, chain);
-      if (!latest) continue;
+    try {
+      const { rows } = await this.#options.db.owner.query<{ tenant_id: string }>(
+        `select tenant_id from tenant_move
+         where direction = 'in' and state = 'arrived' and ($1 = '*' or tenant_id = $1)`,
+        [tenantId],
+      );
+      for (const { tenant_id } of rows) {
+        for (const chain of ['audit', 'forensics'] as const) await this.#adoptOne(tenant_id, chain);
+      }
+    } catch (err) {
+      this.#options.log.warn({ err, tenant: tenantId }, 'what a tenant came with could not be written down');
+    }
+  }
+
+  async #adoptOne(tenantId: string, chain: ChainName): Promise<void> {
+    const { directory, keys, log } = this.#options;
+    if (this.#stopping.signal.aborted) return;
+    const latest = await this.latest(tenantId, chain);
+    // it may have moved on
+    if (!latest) return;
+    try {
       const { generation } = await this.inspect(tenantId, chain);
       this.acknowledged.acknowledge(tenantId, chain, { seq: latest.seq, hash: latest.hash, generation });
-      if (directory === undefined) continue;
+      if (directory === undefined) return;
       const filed = await highestInFile(directory, tenantId, chain, keys(tenantId, chain));
       if (filed.every(({ seq }) => seq < latest.seq)) this.publish([latest]);
+    } catch (err) {
+      log.warn({ err, tenant: tenantId, chain }, 'what a chain came with could not be written down');
     }
   }
 

@@ -179,6 +179,8 @@ export async function moveTenant(move: Move): Promise<Moved> {
     if (!there) throw new CommandError(`${tenantId} has not arrived`);
     await depart(source, source.client, tenantId, { ...departure, state: 'moved' });
   }
+  // nothing erases them here any more when their time is over; the target does
+  await forgetRecords(source, tenantId, ['decision_input']);
   const { heads } = departure;
   return {
     tenant_id: tenantId,
@@ -706,6 +708,14 @@ export async function forgetMoved(source: Side, tenantId: string): Promise<void>
   for (const { name } of (await tablesOf(source.client)).toReversed()) {
     await source.client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
   }
+  // whether a key of a person counted is known only as long as the person is
+  await source.client.query(
+    `delete from tenant_parcel p using tenant_parcel m
+     where p.tenant_id = $1 and p.source = 'api_key' and m.tenant_id = $1 and m.source = 'member'
+       and m.content->>'id' = p.content->>'created_by'
+       and (m.content->>'removed_at' is not null or not m.content->'roles' ? 'admin')`,
+    [tenantId],
+  );
   await source.client.query(
     `delete from tenant_parcel where tenant_id = $1 and source not in ('credential', 'api_key', 'agent_key')`,
     [tenantId],
@@ -821,8 +831,8 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
 const bytesOf = (text: string) => Buffer.from(text.slice(2), 'hex');
 
 /** Deletes what was copied and what was made from it, in batches. */
-async function forgetRecords({ client }: Side, tenantId: string): Promise<void> {
-  for (const table of [...COPIED, ...REMADE]) {
+async function forgetRecords({ client }: Side, tenantId: string, tables = [...COPIED, ...REMADE]): Promise<void> {
+  for (const table of tables) {
     const key = KEYS[table] ?? 'seq';
     const text = `delete from ${table} where tenant_id = $1 and ${key} in (
       select ${key} from ${table} where tenant_id = $1 limit ${FORGET})`;

@@ -1,5 +1,5 @@
 import { writeFileSync } from 'node:fs';
-import { readFile } from 'node:fs/promises';
+import { readFile, rm } from 'node:fs/promises';
 import path from 'node:path';
 import { expect, test } from 'vitest';
 import { LONG_TRANSACTION } from '../../db/client.ts';
@@ -318,6 +318,8 @@ test('what was erased at the source while its copy was on the way is erased at t
   const { decision_input } = await rowsOf(source, tenant.id);
   await moved(tenant.id);
   expect((await rowsOf(target, tenant.id)).decision_input).toEqual(decision_input);
+  // and the source keeps none that nothing would erase there
+  expect((await rowsOf(source, tenant.id)).decision_input).toEqual([]);
   expect(decision_input).toHaveLength(2);
   for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
 });
@@ -458,6 +460,11 @@ test('the heads of a tenant that arrived are known outside the database at once'
       ),
     );
   await expect.poll(files, { timeout: 10_000 }).toEqual(CHAINS.map(() => expect.stringContaining('elsewhere.test')));
+  // also by a process that had not heard of it, as soon as it listens
+  for (const chain of CHAINS) await rm(path.join(target.dataDir, 'checkpoints', `${tenant.id}.${chain}.txt`));
+  await target.core.checkpoints.adopt('*');
+  await target.core.checkpoints.flushed();
+  expect(await files()).toEqual(CHAINS.map(() => expect.stringContaining('elsewhere.test')));
   // nobody has used it since: whoever cuts its tail needs no key, and is noticed
   await sql(target, 'delete from chain_checkpoint where tenant_id = $1', [tenant.id]);
   await sql(target, 'delete from forensic_record where tenant_id = $1 and seq > 2', [tenant.id]);
