@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { LIST_LIMITS, LIST_NAME } from '../domain/lists.ts';
-import { text } from '../rpc/fields.ts';
+import { text, why } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { ListQueries } from './list-queries.ts';
 import type { Lists } from './lists.ts';
@@ -139,8 +139,8 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ name: Name }))
+      .input(z.strictObject({ name: Name, reason: why }))
       .output(z.void())
-      .mutation(({ ctx, input: { name } }) => lists.remove(ctx.tenantId, name, by(ctx))),
+      .mutation(({ ctx, input: { name, reason } }) => lists.remove(ctx.tenantId, name, by(ctx), reason)),
   });
 }

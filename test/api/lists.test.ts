@@ -159,7 +159,9 @@ describe('policies and lists', () => {
     });
     expect((await server.call(409, 'DELETE /v1/lists/known', admin)).body).toMatchObject({ code: 'CONFLICT' });
     await server.call(200, 'DELETE /v1/policies/p', admin);
-    await server.call(204, 'DELETE /v1/lists/known', admin);
+    await server.call(204, 'DELETE /v1/lists/known', admin, { reason: 'nothing names it' });
+    const { body } = await server.call<{ records: unknown[] }>(200, 'GET /v1/audit?action=list.deleted', admin);
+    expect(body.records).toMatchObject([{ reason: 'nothing names it' }]);
     await server.call(404, 'GET /v1/lists/known', admin);
     expect(await bundleHash(admin)).toBe(empty);
     await server.call(422, 'PUT /v1/policies/p', admin, { dsl_source: POLICY });

@@ -222,7 +222,8 @@ describe('one organization', () => {
     }
     expect(await server.core.domains.tenantOf('one.example')).toBe(a.id);
     // given up, it is free
-    await server.call(204, 'DELETE /v1/settings/sso/domains/one.example', a.admin);
+    await server.call(204, 'DELETE /v1/settings/sso/domains/one.example', a.admin, { reason: 'it was sold' });
+    expect((await audited(server, a))[0]).toMatchObject({ action: 'sso.domain_removed', reason: 'it was sold' });
     expect(await server.core.domains.tenantOf('one.example')).toBeUndefined();
     expect((await verify(200, b, 'one.example')).body.verified).toBe(true);
   });

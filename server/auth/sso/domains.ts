@@ -174,7 +174,7 @@ export class Domains {
   async remove(
     tenantId: string,
     given: string,
-    by: Doer,
+    by: Doer & { reason?: string | undefined },
     assertAllowed: (em: Parameters<WriteAudit>[0], verified: string[]) => Promise<void>,
   ): Promise<void> {
     const { domain } = await this.#claimed(tenantId, given);

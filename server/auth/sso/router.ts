@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../../domain/audit.ts';
-import { text } from '../../rpc/fields.ts';
+import { text, why } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
 import type { Connections, SsoChange } from './connections.ts';
 import type { Domains } from './domains.ts';
@@ -128,10 +128,10 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ domain }))
+      .input(z.strictObject({ domain, reason: why }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, doerOf(ctx), (em, rest) =>
+        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em, rest) =>
           connections.assertAdminCanSignIn(em, ctx.tenantId, rest),
         ),
       ),

@@ -107,8 +107,9 @@ function Shown({ list }: { list: List }) {
         title={`Delete ${name}`}
         action="Delete the list"
         typed={name}
-        onConfirm={async () => {
-          await confirmed(() => api.lists.remove.mutate({ name }));
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await confirmed(() => api.lists.remove.mutate({ name, reason }));
           toastDone('List deleted');
           await navigate({ to: '/lists' });
           await again();

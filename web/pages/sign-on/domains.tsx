@@ -122,8 +122,9 @@ function DomainRow({ domain, again }: { domain: Domain; again: () => Promise<voi
         onClose={() => setRemoving(false)}
         title={`Remove ${domain.domain}`}
         action="Remove the domain"
-        onConfirm={async () => {
-          await confirmed(() => api.sso.removeDomain.mutate({ domain: domain.domain }));
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await confirmed(() => api.sso.removeDomain.mutate({ domain: domain.domain, reason }));
           await again();
         }}
       >
