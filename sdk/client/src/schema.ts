@@ -8430,7 +8430,9 @@ export interface operations {
     };
     "sso-removeDomain": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -11071,7 +11073,9 @@ export interface operations {
     };
     "lists-remove": {
         parameters: {
-            query?: never;
+            query?: {
+                reason?: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
