@@ -48,7 +48,7 @@ export interface Database {
    */
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T>;
   /**
-   * The same with entities, for what people decide by: of each who asks, a few run at once and a few wait, so that whoever
+   * The same with entities, for what people decide by: of each who asks, a few run at once and a few wait, so that anyone who
    * asks for much keeps the others of the tenant waiting for a moment at most.
    */
   readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;

@@ -83,7 +83,7 @@ class Primary {
   readonly #hosts: readonly DatabaseHost[];
   #asking: Promise<Answer> | undefined;
   #known: { answer: Answer; until: number } | undefined;
-  /** The latest that any host told of, also one that was too late to be taken. */
+  /** The latest that any host reported, also one that was too late to be taken. */
   #timeline = 0;
   /** Connections with the timeline of the host that they lead to. */
   readonly #open = new Map<PrimaryClient, number>();

@@ -11,7 +11,7 @@ const RETRY_MS = 500;
 /** Replication is demanded, and no synchronous standby would have what is written now. The message says why. */
 export class Unreplicated extends Error {
   override readonly name = 'Unreplicated';
-  /** A fault of the database to whoever asks: cannot connect now. */
+  /** A fault of the database to anyone who asks: cannot connect now. */
   readonly code = '57P03';
 
   constructor(reason: string) {

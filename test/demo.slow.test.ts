@@ -70,7 +70,7 @@ test('a demo is a week that verifies, in a tenant of its own that is marked, is 
   expect(total).toBeGreaterThan(1);
   const mails = await database.db.owner.query('select 1 from mail_message where tenant_id = $1', [tenant]);
   expect(mails.rowCount).toBe(0);
-  // whoever sends the events of the demo somewhere of their own must not do so with a secret that everybody can read here
+  // anyone who sends the events of the demo somewhere of their own must not do so with a secret that everybody can read here
   const sealed = await database.db.owner.query<{ id: string; secret_sealed: Buffer }>(
     'select id, secret_sealed from subscription where tenant_id = $1',
     [tenant],

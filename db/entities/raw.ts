@@ -198,7 +198,7 @@ const AgentCall = defineEntity({
     /** The hold that it waits for, and whether that was consumed for it. */
     holdId: p.string().nullable(),
     consumed: p.boolean(),
-    answer: p.json<object>().nullable(),
+    answers: p.json<object[]>(),
     expiresAt: time(),
   },
   filters: tenantFilter,

@@ -116,7 +116,7 @@ export class People extends Migration {
         primary key (tenant_id, user_id),
         foreign key (tenant_id, user_id) references member
       )`);
-    // what is to be mailed to whom. Without a reference to the person: whoever holds an action must not wait for somebody
+    // what is to be mailed to whom. Without a reference to the person: anyone who holds an action must not wait for somebody
     // who changes that person
     this.addSql(`
       create table mail_notice (

@@ -31,7 +31,7 @@ export class TenantMoves extends Migration {
         content jsonb not null,
         primary key (tenant_id, source, place)
       )`);
-    // whoever has a credential is found again, and nothing else is looked for
+    // anyone who has a credential is found again, and nothing else is looked for
     this.addSql(`create index tenant_parcel_credential on tenant_parcel (tenant_id, source, (content->>'id'))
       where source in ('session', 'api_key', 'agent_key', 'workload_token')`);
     this.addSql(

@@ -504,7 +504,7 @@ export class Peers {
     const known = this.#members.delete(id);
     const peer = this.#peers.get(id);
     this.#peers.delete(id);
-    // whoever waited looks for the new owner, which is known by then
+    // anyone who waited looks for the new owner, which is known by then
     if (known) this.#changed();
     if (peer) this.#reject(peer, error);
   }

@@ -68,7 +68,7 @@ export function beginner(
       const [limiter, name] = limiterFor(limit, principal);
       count(await limiter.take(name));
     }
-    // whoever says which tenant it means must not act in another one
+    // anyone who says which tenant it means must not act in another one
     const tenant = request.headers['x-svc-tenant'];
     if (principal && tenant !== undefined && tenant !== principal.tenantId) {
       throw new AppError('FORBIDDEN', 'the credential belongs to another tenant than X-Svc-Tenant names');

@@ -93,7 +93,7 @@ export class Authenticator {
 
   /**
    * What `lookUp` finds, unless the tenant leaves this installation or has left it: then a valid credential is refused as
-   * UNAVAILABLE, so that whoever holds it tries again, and reads where the tenant is. Nobody else learns of it.
+   * UNAVAILABLE, so that anyone who holds it tries again, and reads where the tenant is. Nobody else learns of it.
    */
   async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<ValidCredential | null> {
     const tenantId = readSecret(secret)?.tenantId;

@@ -18,7 +18,7 @@ const REST = 3;
 
 /**
  * Summarizes the blocks of every decision chain, in their order, once all of a block's records are committed: what is
- * written never waits for it, and what dies in between is done by whoever runs next.
+ * written never waits for it, and what dies in between is done by the process that runs next.
  */
 export class Blocks {
   readonly #db: Pick<Database, 'owner'>;
@@ -76,7 +76,7 @@ export class Blocks {
   /**
    * Runs `write` in one transaction, unless the summary before block `next` is gone.
    *
-   * INVARIANT: up to the newest summary of a chain there is one of each block, since a search asks for the newest alone. Whoever
+   * INVARIANT: up to the newest summary of a chain there is one of each block, since a search asks for the newest alone. Anyone who
    * deletes them, to have them made again, holds the head for update meanwhile. The appender's updates of it do not wait.
    */
   async #onto(tenantId: string, next: number, write: (client: pg.PoolClient) => Promise<pg.QueryResult>) {

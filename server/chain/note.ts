@@ -45,7 +45,7 @@ export interface NoteLimit {
 /**
  * A key whose signature counts. One of an installation that the tenant came from counts up to the move.
  *
- * INVARIANT: whoever has its private key states nothing about what came after, and voids nothing: a later loss would supersede
+ * INVARIANT: anyone who has its private key states nothing about what came after, and voids nothing: a later loss would supersede
  * what is signed here, so it counts for no generation beyond the one that arrived, which is that of all that is signed here.
  */
 export type NoteKey = KeyObject | { readonly publicKey: KeyObject; readonly upTo: NoteLimit };

@@ -210,7 +210,7 @@ export class Writer {
     } catch (error) {
       if (error instanceof ChainClosed) throw error;
       if ((error as ServerError).code === '23503') {
-        // whoever was let in before it left is not told that its records are refused for good
+        // anyone who was let in before it left is not told that its records are refused for good
         if (await isLeaving(owner, tenantId)) throw unavailable('the tenant is moving to another installation', error);
         throw new AppError('NOT_FOUND', 'there is no such tenant');
       }

@@ -37,7 +37,7 @@ import { withClient } from './installation.ts';
  *      request, job or timer finds them
  *   3. the rest of the records is copied, and the whole of both chains is hashed again from what the target stored
  *   4. the flip: one transaction at the target unpacks the parcel and states that the tenant has arrived
- *   5. the source notes where the tenant is, and tells it to whoever has a valid credential
+ *   5. the source notes where the tenant is, and tells it to anyone who has a valid credential
  *
  * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip turns it from `copying` to `arrived` and undoing turns it
  * to `cancelled`: of the two only one succeeds, so that the tenant is never in both places, wherever a run was killed. Each step
@@ -429,7 +429,7 @@ interface InputsPage {
   digest: string | null;
 }
 
-/** A salt is drawn anew with each text, and goes when the text is erased: two rows with the same salts are the same. */
+/** A salt is drawn again with each text, and goes when the text is erased: two rows with the same salts are the same. */
 const inputsPage = (limit: string, upTo = 'true') =>
   `select max(event_id) as last, encode(sha256(convert_to(string_agg(event_id || ' ' || coalesce(encode(salt_a, 'hex'), '')
      || ' ' || coalesce(encode(salt_b, 'hex'), ''), ',' order by event_id), 'UTF8')), 'hex') as digest

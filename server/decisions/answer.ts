@@ -22,7 +22,7 @@ export interface Evaluation {
   evaluation_us: number;
 }
 
-/** What an agent is told of the hold that it waits for, or that was consumed for it. */
+/** What an agent is told about the hold that it waits for, or that was consumed for it. */
 export interface HoldAnswer {
   id: string;
   status: string;

@@ -116,7 +116,7 @@ export class Calls {
       if (record) {
         throw new AppError('INVALID_STATUS', 'what this call was answered is not known: ask with another call_id');
       }
-      // whoever decided it is gone
+      // anyone who decided it is gone
       await em.execute(
         `update agent_call set holder = ?, busy_until = ${LEASE_END} where tenant_id = ? and agent_id = ? and call_id = ?`,
         [holder, ...key],
@@ -125,7 +125,7 @@ export class Calls {
     });
   }
 
-  /** Claims a call that was answered, to decide it again under a new id. Undefined when it was answered anew since. */
+  /** Claims a call that was answered, to decide it again under a new id. Undefined when it was answered again since. */
   async again(tenantId: string, call: Call, eventId: string): Promise<Call | undefined> {
     const holder = randomUUID();
     const claimed = await this.#db.transaction(tenantId, (em) =>

@@ -182,7 +182,7 @@ export function practiceProcedure(decider: Decider) {
     { role: 'admin' },
     {
       summary: 'Ask as an agent would, for practice',
-      description: `The policies in force decide, and the decision is recorded, with the agent \`${PRACTICE_AGENT}\` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that whoever asked may approve as well. Repeated with \`resume: true\` it uses the release of its hold.`,
+      description: `The policies in force decide, and the decision is recorded, with the agent \`${PRACTICE_AGENT}\` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that anyone who asked may approve as well. Repeated with \`resume: true\` it uses the release of its hold.`,
       tag: 'decisions',
       limit: 'evaluate',
       problems: ['POLICY_CHANGED', 'ALREADY_CONSUMED', 'STOPPED', 'UNAVAILABLE'],

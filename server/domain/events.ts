@@ -146,7 +146,7 @@ const LossAcceptedPayload = z
 
 const tool_server = z.string().describe('with what cannot be seen in a form that can, as every name of a tool here');
 
-/** Names of tools are written by whoever runs their server, and descriptions are not told at all. */
+/** Names of tools are written by anyone who runs their server, and descriptions are not told at all. */
 const ToolsPayload = z
   .object({
     ...common,

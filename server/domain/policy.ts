@@ -69,7 +69,7 @@ export interface Diagnostic {
   line: number;
   column: number;
   message: string;
-  /** What obviously mends it. */
+  /** What obviously fixes it. */
   fix?: Fix;
 }
 

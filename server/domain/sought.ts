@@ -1,6 +1,6 @@
 /**
  * What a filter asks for: how a value begins where it ends in `*`, and otherwise the whole value. A value that itself ends
- * in `*` has one more, or whoever names a session `a*` would mix its decisions with those of `ab`.
+ * in `*` has one more, or anyone who names a session `a*` would mix its decisions with those of `ab`.
  */
 export function soughtBy(filter: string): { begin: string; whole?: never } | { whole: string; begin?: never } {
   if (filter.endsWith('**')) return { whole: filter.slice(0, -1) };

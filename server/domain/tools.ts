@@ -1,5 +1,5 @@
 /*
- * Words about tools as their servers describe them. The text of a definition is written by whoever runs the tool server,
+ * Words about tools as their servers describe them. The text of a definition is written by anyone who runs the tool server,
  * so all of it is hostile: it is hashed, compared and shown, and never obeyed.
  */
 

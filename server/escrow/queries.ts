@@ -34,7 +34,7 @@ export class HoldQueries {
 
   /**
    * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by now, whether or not its timer
-   * has run. `who`: whoever asks, see readEntities. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
+   * has run. `who`: anyone who asks, see readEntities. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
    * meanwhile neither repeat nor hide another one. Reads few holds at a time: no more than it returns.
    */
   async list(

@@ -48,7 +48,7 @@ export function siblingOf(trace: Trace): Trace {
   return { ...trace, span_id: hex(8) };
 }
 
-/** What is passed on to whoever does the action: this span is its parent. */
+/** What is passed on to anyone who does the action: this span is its parent. */
 export function traceparentOf({ trace_id, span_id, sampled }: Pick<Trace, 'trace_id' | 'span_id' | 'sampled'>): string {
   return `00-${trace_id}-${span_id}-${sampled ? '01' : '00'}`;
 }

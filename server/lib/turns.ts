@@ -18,7 +18,7 @@ export class Turns {
     this.#owners.set(owner, own);
     if (own.running < this.#atOnce) own.running++;
     else if (own.waiting.length >= this.#mostWaiting) return undefined;
-    // whoever ends hands the turn over
+    // anyone who ends hands the turn over
     else await new Promise<void>((resolve) => own.waiting.push(resolve));
     let ended = false;
     return () => {

@@ -131,7 +131,7 @@ export function unsignedBundle(
 ): { header: BundleHeader; hash: string; canonical: string } {
   const canonical = canonicalJson(content);
   if (Buffer.byteLength(canonical) > MAX_UNPACKED_BYTES) {
-    // nobody could open it: whoever has the one before keeps that
+    // nobody could open it: anyone who has the one before keeps that
     throw new RangeError(`the content is larger than ${MAX_UNPACKED_BYTES / 1024 / 1024} MB`);
   }
   const hash = sha256Tag(canonical);

@@ -133,7 +133,7 @@ const ProblemOut = z
         text: z.string().describe('what stands there then'),
       })
       .optional()
-      .describe('a change of the text that obviously mends it'),
+      .describe('a change of the text that obviously fixes it'),
   })
   .meta({ id: 'PolicyProblem' });
 

@@ -340,7 +340,7 @@ export class Upstreams {
         });
         sent.once('error', reject);
         sent.once('close', () => begun || reject(new Error('the request was given up')));
-        // nobody asked for it, and Node leaves the connection to whoever listens
+        // nobody asked for it, and Node leaves the connection to anyone who listens
         sent.once('upgrade', (_head, socket) => {
           socket.destroy();
           reject(new Error('the upstream wants another protocol'));

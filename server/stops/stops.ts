@@ -23,7 +23,7 @@ const MOST_IN_FORCE = 500;
 const MOST_AHEAD = 1_000_000;
 /** Acknowledgements are collected for so long, and stored together. */
 const GATHER_MS = 20;
-/** After so long the reach of a stop is recorded, whoever is still missing. */
+/** After so long the reach of a stop is recorded, no matter who is still missing. */
 const REACH_MS = 10_000;
 /** How often a tenant's numbers may be raised to those of a proxy. */
 const RAISE_MS = 15_000;

@@ -143,7 +143,7 @@ export interface DeliverParts {
  * outcome was not stored is repeated after the lease expires, with the same event id.
  *
  * After an accepted delivery the next one is sent while the outcome is being stored, for at most AHEAD of them and only
- * while notices reach this process: whoever pauses, changes or deletes a destination waits until every process has heard
+ * while notices reach this process: anyone who pauses, changes or deletes a destination waits until every process has heard
  * of it. A process that hears nothing sends the next delivery when the outcome before it is stored.
  */
 export class Deliverer {

@@ -25,7 +25,7 @@ export interface StoredOutcome {
   exchange: StoredExchange;
 }
 
-/** The headers are sealed: with a signature in it, whoever reads the database could send the event again for some minutes. */
+/** The headers are sealed: with a signature in it, anyone who reads the database could send the event again for some minutes. */
 export type StoredExchange = Omit<Exchange, 'headers'> & { headers_sealed: string };
 
 export function sealExchange(box: SecretBox, place: DeliveryPlace, { headers, ...rest }: Exchange): StoredExchange {

@@ -33,7 +33,7 @@ interface Parts {
   mails: boolean;
   /**
    * Where there is none: whether a person who invites is shown the link, so that they can hand it over. Not in a tenant where
-   * changes need a second person: whoever reads the link can be that person.
+   * changes need a second person: anyone who reads the link can be that person.
    */
   showsLinks: (tenantId: string) => Promise<boolean>;
   baseUrl: string;
@@ -378,7 +378,7 @@ export class Invitations {
       : this.#signOnAt(row.email);
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
     if (this.#parts.mails) return { row, linkBy: 'mail' };
-    // whoever accepts for somebody who was removed gets that account, and its past
+    // anyone who accepts for somebody who was removed gets that account, and its past
     const removed = await em.count(Member, { tenantId, email: row.email, removedAt: { $ne: null } });
     const shows = present && removed === 0 && (await this.#parts.showsLinks(tenantId));
     return shows ? { row, linkBy: 'inviter', link: address } : { row, linkBy: 'operator' };

@@ -88,7 +88,7 @@ describe('a local host', () => {
     expect(await host.send('a', 1)).toBe('a:1');
   });
 
-  test('whoever waits for an actor to open has an answer in time, and the command is not handled afterwards', async () => {
+  test('anyone who waits for an actor to open has an answer in time, and the command is not handled afterwards', async () => {
     const kind = new Adding();
     const opening = Promise.withResolvers<void>();
     const { open } = kind;

@@ -289,7 +289,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     }
   });
 
-  test('whoever waits for an answer has one in time, and what waits for a tenant to be opened is bounded', async () => {
+  test('anyone who waits for an answer has one in time, and what waits for a tenant to be opened is bounded', async () => {
     const authority = new Authority();
     const { owner, other } = await ownerAndOther(authority, { answerMs: 60_000, patienceMs: 2000 });
     const processes = [owner, other].map(({ id }) => ({ id, takes: true }));
@@ -391,7 +391,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
 
   test('a host that comes takes its share over, and nothing fails or is fenced off', async () => {
     const authority = new Authority();
-    // whoever had to wait until an answer is overdue would outlive its patience
+    // anyone who had to wait until an answer is overdue would outlive its patience
     const options = { answerMs: 60_000, patienceMs: 15_000 };
     const [first] = await hosts(authority, 1, options);
     const tenants = Array.from({ length: 60 }, (_, i) => `t${i}`);

@@ -539,7 +539,7 @@ describe('practice', () => {
       ...{ agent_role: AGENT.agent_role, tool_name: ACTION.tool_name, arguments: ACTION.arguments, resume },
     });
 
-  test('may be approved by whoever asked, and releases nothing but the next practice', async () => {
+  test('may be approved by anyone who asked, and releases nothing but the next practice', async () => {
     const { tenant, agent, proxy } = await setUp();
     const admin = await tenant.person('admin');
     const { escrow, action_hash } = (await practice(200, admin)).body;

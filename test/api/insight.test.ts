@@ -187,7 +187,7 @@ test('a proxy is forgotten by an admin of its tenant, and comes back with its ne
     tenant.admin,
   );
   expect(body.records.map(({ target }) => target.id)).toEqual(['edge/1']);
-  // whoever watches for silent proxies hears of it, and of one that was silent already only once
+  // anyone who watches for silent proxies hears of it, and of one that was silent already only once
   const told = () =>
     sql(server, `select 1 from event_outbox where tenant_id = $1 and event_type = 'proxy.offline'`, [tenant.id]);
   expect(await told()).toHaveLength(1);

@@ -499,7 +499,7 @@ describe('a review', () => {
     ]);
   });
 
-  test('tells an author what obviously mends a text', async () => {
+  test('tells an author what obviously fixes a text', async () => {
     const { admin } = await server.tenant();
     const { body } = await server.call(200, 'POST /v1/policies/validate', admin, {
       dsl_source: 'permit(principal, action resource);',

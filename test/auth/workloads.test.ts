@@ -69,7 +69,7 @@ describe('the token of a pipeline', () => {
     expect((await server.call(403, 'POST /v1/policies', { key }, draft)).body.code).toBe('KEY_SCOPE');
   });
 
-  test('works once, in all processes, whoever is first', async () => {
+  test('works once, in all processes, no matter who is first', async () => {
     const subject = await issuer.sign(run());
     const answers = await Promise.all(
       Array.from({ length: 6 }, () =>

@@ -78,7 +78,7 @@ export async function bench({ print = () => {} }: BenchContext): Promise<Figure[
           tool[`${kind}, ${came}`] = (tool[`${kind}, ${came}`] ?? 0) + 1;
           byTool.set(call.tool_name, tool);
         }
-        // what comes after it in the recording builds on it, whoever approved it
+        // what comes after it in the recording builds on it, no matter who approved it
         if (came !== 'denied') rows = [...rows, ...learned(engine, call, answers.get(idOf(call)))];
       }
     }

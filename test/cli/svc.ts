@@ -98,7 +98,7 @@ export interface ServerProcess {
   stop(): Promise<void>;
 }
 
-/** The whole program as `npm start` runs it, on a data directory of its own. Whoever starts it stops it. */
+/** The whole program as `npm start` runs it, on a data directory of its own. Anyone who starts it stops it. */
 export async function startServer(dir: string, settings: Record<string, string> = {}): Promise<ServerProcess> {
   const port = String(await freePort());
   const env = { PORT: port, SVC_DATA_DIR: dir, ...settings };

@@ -465,7 +465,7 @@ test('the heads of a tenant that arrived are known outside the database at once'
   await target.core.checkpoints.adopt('*');
   await target.core.checkpoints.flushed();
   expect(await files()).toEqual(CHAINS.map(() => expect.stringContaining('elsewhere.test')));
-  // nobody has used it since: whoever cuts its tail needs no key, and is noticed
+  // nobody has used it since: anyone who cuts its tail needs no key, and is noticed
   await sql(target, 'delete from chain_checkpoint where tenant_id = $1', [tenant.id]);
   await sql(target, 'delete from forensic_record where tenant_id = $1 and seq > 2', [tenant.id]);
   await sql(

@@ -60,7 +60,7 @@ test('a dispute between Cedar and the compiled conditions is logged, counted and
   expect(stdout).toMatch(
     new RegExp(`warn +policy engine +${tenant.id}: the compiled conditions of pol#wrong differed`),
   );
-  // an engine that is told of it compiles only the other one
+  // an engine that is told about it compiles only the other one
   const compiled: string[] = [];
   const next = new PolicyEngine(content, {
     left,

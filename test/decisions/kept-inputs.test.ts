@@ -131,7 +131,7 @@ test('after the erasure nothing of it can be read or guessed, half by half; the 
     intact: true,
   });
 
-  // whoever knows all of the request but the amount finds it in no hash that is left
+  // anyone who knows all of the request but the amount finds it in no hash that is left
   const left = await dump();
   for (let cents = 0; cents <= 10_000; cents++) {
     for (const text of [before!.projection, before!.input]) {

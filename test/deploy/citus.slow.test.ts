@@ -126,7 +126,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     expect((await svc(1, 'backup', join(server.dataDir, 'b'))).stderr).toContain('tenants are on several servers');
   }, 60_000);
 
-  test('row-level security holds on the nodes, whoever connects to them', async () => {
+  test('row-level security holds on the nodes, no matter who connects to them', async () => {
     const other = await server.tenant();
     for (const node of [1, 2]) {
       const client = new pg.Client(cluster.urlOf(node, 'svc_app'));

@@ -19,7 +19,7 @@ describe.skipIf(noPgBouncer)('with PgBouncer in front of the database', () => {
   let bouncer: PgBouncer;
   let url: string;
   beforeAll(async () => {
-    // whoever comes gets the same connection of PostgreSQL
+    // anyone who comes gets the same connection of PostgreSQL
     bouncer = await PgBouncer.start(box.url, { connections: 1 });
     url = bouncer.url(box.url);
   });

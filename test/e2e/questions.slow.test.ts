@@ -46,7 +46,7 @@ describeInBrowser('a saved question', () => {
     await second.page.getByRole('button', { name: 'Ask 1 saved question' }).waitFor({ state: 'detached' });
     await second.page.waitForURL((url) => !url.search.includes('ask='));
 
-    // whoever may only read is not offered them
+    // anyone who may only read is not offered them
     const viewer = await browser.visitor(await tenant.person('viewer'));
     await viewer.open(address.pathname + address.search);
     await viewer.page.getByRole('button', { name: 'Try this request' }).waitFor();

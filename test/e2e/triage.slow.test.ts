@@ -137,7 +137,7 @@ describeInBrowser('the inbox of an approver', () => {
     await page.keyboard.press('a');
     await page.getByRole('dialog').getByText('This releases the action').waitFor();
     await expect.poll(() => page.getByRole('dialog').locator(':focus').innerText()).toBe('Approve');
-    // whoever types "a word" without a field has confirmed nothing
+    // anyone who types "a word" without a field has confirmed nothing
     await page.keyboard.press('Space');
     await page.getByRole('dialog').getByText('This releases the action').waitFor();
     expect(await status(tenant, read)).toBe('held');

@@ -65,7 +65,7 @@ describe('a run', () => {
     expect(desk.ran).toHaveLength(14);
   });
 
-  test('of several processes one uses a release, and the others ask anew', async () => {
+  test('of several processes one uses a release, and the others ask again', async () => {
     const desk = await open();
     const call = refund(900);
     await new Governor(desk.options).guard(call);

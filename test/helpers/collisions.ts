@@ -1,7 +1,7 @@
 import { idHash } from '../../server/chain/record.ts';
 
 /**
- * Two ids of one 32-bit hash, found by trying: what is found by the hash of an id must tell them apart. Whoever chooses
+ * Two ids of one 32-bit hash, found by trying: what is found by the hash of an id must tell them apart. Anyone who chooses
  * ids (an agent does) can find such pairs within a second.
  */
 export const COLLIDING = ['case-46vu', 'case-fyea'] as const;

@@ -29,7 +29,7 @@ export class PgBouncer {
     this.#child = child;
   }
 
-  /** In front of the server of `url`, with the login of `url` for whoever connects. */
+  /** In front of the server of `url`, with the login of `url` for anyone who connects. */
   static async start(
     url: string,
     {

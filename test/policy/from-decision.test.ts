@@ -206,7 +206,7 @@ describe('masked values', () => {
   it('say nothing by the answer: whatever they are, it is the same', () => {
     const answers = ['4111-SECRET', '4222-', 'x'].map((card) => {
       const decision = past(asked({ ...args, card }), SECRET, { hidden, shows: 'none' });
-      // the record of a decision is known to whoever asks
+      // the record of a decision is known to anyone who asks
       return JSON.stringify(
         testFromDecision('', SECRET, { ...decision, decision: 'deny', rule_id: null, should: { decision: 'deny' } }),
       );

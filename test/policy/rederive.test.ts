@@ -125,7 +125,7 @@ describe('a decision', () => {
             expect(again(other, record, 'input')).toEqual(expected);
             expect(again(other, record, 'projection')).toEqual(expected);
             expect(unfitting(record.kept!, record.fields as CompleteEvent)).toBeUndefined();
-            // the engine is told of the same questions: not only this bundle's verdict is the same
+            // the engine is told about the same questions: not only this bundle's verdict is the same
             const projection = JSON.parse(record.kept!.projection!) as Projection;
             if (projection.reads) {
               const [whole, part] = [one, projection].map((asked) => engine.match(asked));

@@ -55,7 +55,7 @@ async function live() {
 const friends = ({ admin }: TestTenant, values: string[], version: number) =>
   server.call(200, 'PUT /v1/lists/friends', admin, { values, version });
 
-test('a change of a list that breaks the tests of an enforced version is told once, and again after it was mended', async () => {
+test('a change of a list that breaks the tests of an enforced version is told once, and again after it was fixed', async () => {
   const [tenant, other] = [await live(), await live()];
   expect(await told(tenant)).toEqual([]);
   await friends(tenant, ['bob'], 1);

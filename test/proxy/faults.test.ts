@@ -136,7 +136,7 @@ test('nothing is said to be stored before the flush of its group has ended, and 
   const first = [append('a'), append('b')];
   await until(() => flushes.length === 1, 'the first group is flushed');
   const second = [append('c'), append('d')];
-  expect(await afterCrash(dir), 'a crash now may find what nobody was told of, in order').toEqual([
+  expect(await afterCrash(dir), 'a crash now may find what nobody was told about, in order').toEqual([
     ['a', 1],
     ['b', 2],
   ]);

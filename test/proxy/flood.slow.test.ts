@@ -105,6 +105,6 @@ test.for([
   expect([...statuses].filter((status) => ![200, 404, 429].includes(status))).toEqual([]);
   const metrics = await proxy.metrics();
   expect(metrics.svc_proxy_mcp_sessions).toBeLessThanOrEqual(102);
-  // whoever was quiet still has the session
+  // anyone who was quiet still has the session
   expect((await post(quiet, session, 99, 'tools/list', {})).status).toBe(200);
 });

@@ -7,7 +7,7 @@ import { until } from '../helpers/until.ts';
 import { decisions, type Governed, governed, ProxyProcess, Upstream } from './support.ts';
 
 /**
- * The proxy is killed between an approval's use and the call that it was used for. The call is never made twice, whoever
+ * The proxy is killed between an approval's use and the call that it was used for. The call is never made twice, no matter who
  * repeats it in whatever way; the agent is told that its approval is gone; and what happened is on record.
  */
 

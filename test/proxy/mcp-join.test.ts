@@ -136,7 +136,7 @@ describe.each([
   });
 });
 
-test('one listens to all servers at once, and is told of its own policies once', async () => {
+test('one listens to all servers at once, and is told about its own policies once', async () => {
   const client = await modern('http');
   let changes = 0;
   client.setNotificationHandler('notifications/tools/list_changed', () => {

@@ -95,7 +95,7 @@ beforeAll(async () => {
       };
       response.writeHead(200, { 'content-type': 'text/event-stream' });
       say('notifications/subscriptions/acknowledged', { notifications: params.notifications });
-      // of all tasks, whoever asks
+      // of all tasks, no matter who asks
       const timer = setInterval(() => {
         for (const taskId of jobs.keys()) say('notifications/tasks', job(taskId));
       }, 100);
@@ -280,7 +280,7 @@ describe('without sessions', () => {
     await until(async () => (await recorded('quiet', 'elicitation/create')).length > 0, 'it is recorded');
   });
 
-  test('an agent is told of its own tasks alone, under their names', async () => {
+  test('an agent is told about its own tasks alone, under their names', async () => {
     const taskId = await begin('alice');
     const raw = [...jobs.keys()].at(-1)!;
     const { messages: bobs, close: closeBob } = await listen('bob', [taskId, raw]);

@@ -127,7 +127,7 @@ describe('a route with a sign-in', () => {
     await proxy.call(200, 'GET /api/a', clerk.agentKey);
   });
 
-  test('uses no sign-in of another issuer or address, whoever put it there', async () => {
+  test('uses no sign-in of another issuer or address, no matter who put it there', async () => {
     const file = readdirSync(path.join(state(), 'logins')).map((name) =>
       path.join(state(), 'logins', name, 'login.json'),
     );

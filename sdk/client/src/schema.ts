@@ -2084,7 +2084,7 @@ export interface paths {
         put?: never;
         /**
          * Ask as an agent would, for practice
-         * @description The policies in force decide, and the decision is recorded, with the agent `~practice` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that whoever asked may approve as well. Repeated with `resume: true` it uses the release of its hold.
+         * @description The policies in force decide, and the decision is recorded, with the agent `~practice` that no key or token can be for. Nothing acts on it: it takes nothing of limits, and a hold is one that anyone who asked may approve as well. Repeated with `resume: true` it uses the release of its hold.
          */
         post: operations["practice"];
         delete?: never;
@@ -4083,7 +4083,7 @@ export interface components {
             line: number;
             column: number;
             message: string;
-            /** @description a change of the text that obviously mends it */
+            /** @description a change of the text that obviously fixes it */
             fix?: {
                 title: string;
                 line: number;

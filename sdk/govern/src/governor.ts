@@ -34,7 +34,7 @@ export interface GovernOptions {
   fetch?: typeof fetch;
 }
 
-/** What policies and people may be told of a call beside its name and arguments. */
+/** What policies and people may be told about a call beside its name and arguments. */
 export interface Description {
   tool_pin?: string;
   method?: string;
@@ -106,7 +106,7 @@ const TOO_OFTEN: Refused = { decision: 'deny', reason: 'the call was made too of
  * Asks the control plane about each call of a tool, and makes those that it permits.
  *
  * INVARIANT: a tool runs only after the control plane has permitted this call, with these arguments, to this very run:
- * nothing that a framework, a model or a stored state says stands in for that. A permit is for one run. Whoever runs a
+ * nothing that a framework, a model or a stored state says stands in for that. A permit is for one run. Anyone who runs a
  * call again, such as a graph that is replayed, asks a new question.
  */
 export class Governor {
@@ -134,7 +134,7 @@ export class Governor {
   }
 
   /**
-   * Asks for the permit to make a call now. It is for one run: whoever has it makes the call with `permit.args`, shows what
+   * Asks for the permit to make a call now. It is for one run: anyone who has it makes the call with `permit.args`, shows what
    * `permit.shown` gives of an answer and of an error, and nothing else.
    */
   async permit(call: Call): Promise<Permit | Refused> {

@@ -12,7 +12,7 @@ import { plain, refusal, WITHHELD, waiting } from './words.ts';
  *
  * It belongs last, next to the tools, so that what it asks about is what runs. A hold becomes an interrupt;
  * `svc.answers(interrupts)` resolves once all are decided, with the command that resumes the graph. The command decides
- * nothing: a graph that is resumed too early waits again, and one that is replayed asks anew.
+ * nothing: a graph that is resumed too early waits again, and one that is replayed asks again.
  */
 export function govern(from: GovernOptions | Governor) {
   const governor = from instanceof Governor ? from : new Governor(from);

@@ -20,7 +20,7 @@ export function refusal(verdict: Exclude<Verdict, { decision: 'allow' }>): strin
   }
 }
 
-/** What people are told of a hold. */
+/** What people are told about a hold. */
 export function waiting({ id, reason, url }: Hold): string {
   return `Held for approval as ${id}${reason ? `: ${reason}` : ''}. It is decided at ${url} and nowhere else.`;
 }

@@ -397,7 +397,7 @@ export class PolicyEngine {
       facts: factsOf(slice.facts, request.args, this.#lists, slice.patterns),
       session: slice.sessionNames,
     });
-    // they are sliced anew, with the disputed ones left to Cedar
+    // they are sliced again, with the disputed ones left to Cedar
     if (found.disputed) this.#recompile(found.disputed);
     return { ...conclude(found), narrowing };
   }
@@ -426,7 +426,7 @@ export class PolicyEngine {
   }
 }
 
-/** What is read of a statement's tokens. The same for the same text, whoever's it is. */
+/** What is read of a statement's tokens. The same for the same text, no matter whose it is. */
 interface Written {
   head: Head;
   /** The tools and tool servers that it names. */

@@ -37,7 +37,7 @@ const SAME: Record<string, string> = { and: '&&', or: '||', not: '!', '&': '&&',
 /** What the head of a statement compares, by the word before the comparison. */
 const HEADS: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
 
-/** The problems of one text, in words for people who do not know the engine, with what obviously mends each. */
+/** The problems of one text, in words for people who do not know the engine, with what obviously fixes each. */
 export class ProblemWords {
   readonly #source: string;
   readonly #positions: Positions;
@@ -61,7 +61,7 @@ export class ProblemWords {
     return { ...this.#positions.at(at), message, ...(mends && { fix: mends }) };
   }
 
-  /** A problem that was found here, with what mends it where it asks "did you mean". */
+  /** A problem that was found here, with what fixes it where it asks "did you mean". */
   own(message: string, at: number): Diagnostic {
     const fix = this.#meant(message, at);
     return { ...this.#positions.at(at), message, ...(fix && { fix }) };

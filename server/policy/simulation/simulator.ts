@@ -171,7 +171,7 @@ export class Simulator {
   readonly #statements: Outcome['statements'];
   readonly #heads: readonly Head[];
   readonly #tests: readonly RecordTest[] | null;
-  /** The rules of the draft whose limits are counted anew. */
+  /** The rules of the draft whose limits are counted again. */
   readonly #limits: ReadonlySet<string>;
   readonly #numbers: readonly string[];
   /** What rules of either set say is not for people. */
@@ -199,7 +199,7 @@ export class Simulator {
     const ids = (statements: readonly BundleStatement[]) => statements.map(({ id }) => id);
     this.#statements = { added: ids(added), removed: ids(removed), changed: ids(changed) };
     const differing = [...added, ...removed, ...changed, ...changed.map(({ id }) => old.get(id)!)];
-    // whoever reads a fact depends on the statement that declares it
+    // anyone who reads a fact depends on the statement that declares it
     const readers = (head: Head) => head.sessionFacts.length > 0;
     const dependent = this.#factsDiffer ? headsOf([...before.policies, ...after.policies]).filter(readers) : [];
     this.#heads = [...headsOf(differing), ...dependent];

@@ -34,7 +34,7 @@ export function printableAddress(text: string): string {
   return `${protocol}//${user}${host}${path}${search && `?${HIDDEN}`}${hash && `#${HIDDEN}`}`;
 }
 
-/** May the address give access to whoever reads it? */
+/** May the address give access to anyone who reads it? */
 export function holdsSecret(text: string): boolean {
   return printableAddress(text) !== new URL(text).href;
 }

@@ -114,7 +114,7 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
       ...(challenge.resourceMetadataUrl && { resourceMetadataUrl: challenge.resourceMetadataUrl }),
     };
     const answered = back.answer(provider.state());
-    // whoever waits for it hears of it
+    // anyone who waits for it hears of it
     answered.catch(() => {});
     await explained(() => auth(provider, options));
     const answer = await answered;

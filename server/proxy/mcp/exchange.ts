@@ -301,7 +301,7 @@ export class Exchange implements Served {
   }
 
   /**
-   * Of the resources or tasks that a client wants to be told of, those that it may, each of which is decided; with the
+   * Of the resources or tasks that a client wants to be told about, those that it may, each of which is decided; with the
    * server's own names.
    */
   async #watchable(
@@ -317,7 +317,7 @@ export class Exchange implements Served {
       const asked: Request = { jsonrpc: '2.0', id, method, params: { [member]: name } };
       const outcome = await this.#parts.gate.admit(asked, caller, { signal, notify });
       if (!outcome || 'instead' in outcome) continue;
-      // what is told of a task has its result, in no form that a mask could be sure of
+      // what is told about a task has its result, in no form that a mask could be sure of
       const masked = member === 'taskId' && outcome.masked;
       outcome.ended(masked ? 'not subscribed: what a policy masks is not told' : 'subscribed');
       if (!masked) may.set(name, member === 'uri' ? name : String(outcome.sent(asked).params?.taskId));
@@ -333,7 +333,7 @@ export class Exchange implements Served {
         .then(async () => {
           if (!(await this.#denied(message.params?.inputRequests, caller, from))) from.notify(message);
         })
-        .catch((err) => this.#parts.log.error({ err }, 'what was told of a task is not passed on'));
+        .catch((err) => this.#parts.log.error({ err }, 'what was told about a task is not passed on'));
     };
   }
 

@@ -56,7 +56,7 @@ const CAPABILITIES = {
   // held calls are waited for as tasks
   extensions: { [TASKS]: {} },
 };
-/** What a client may be told of: by which member of its filter, and by which notification. */
+/** What a client may be told about: by which member of its filter, and by which notification. */
 const CHANGES = {
   toolsListChanged: 'notifications/tools/list_changed',
   promptsListChanged: 'notifications/prompts/list_changed',
@@ -98,7 +98,7 @@ export class Join implements Served {
     }
     const found = await this.#find(method, params, request, from);
     if (found) return found.member.ask({ ...request, params: { ...params, ...found.params } }, from);
-    // whoever is asked, the message says two things
+    // no matter who is asked, the message says two things
     if (from.mismatch !== undefined) return failure(id, HEADER_MISMATCH, `Header mismatch: ${from.mismatch}`);
     const none: Record<string, string> = {
       'tools/call': `${String(params.name).slice(0, 200)}: no server has this name`,
@@ -429,7 +429,7 @@ function isAway(answer: Answer): boolean {
 }
 
 /**
- * What a client is told of, by all servers. One that has ended or is away is listened to again when it is back, with all
+ * What a client is told about, by all servers. One that has ended or is away is listened to again when it is back, with all
  * that was asked for; in between and then, its lists have changed.
  */
 class Listening {

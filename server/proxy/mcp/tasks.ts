@@ -26,7 +26,7 @@ export class ForeignTask extends Error {
 
 /**
  * The tasks of one tool server, as its agents name them. All agents share the proxy's credential at the server, which
- * therefore cannot tell them apart: whoever knows the id of a task could read or cancel it. So an agent knows its tasks by
+ * therefore cannot tell them apart: anyone who knows the id of a task could read or cancel it. So an agent knows its tasks by
  * sealed names alone, each of which is good for that agent at that server.
  *
  * Which tasks of a list are an agent's is known to the process that saw the name made or used. Others are left out.

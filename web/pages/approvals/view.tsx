@@ -155,7 +155,7 @@ function Standing({ hold }: { hold: Hold }) {
       {hold.agent_id === PRACTICE_AGENT ? (
         <div className="hold-doubts">
           <Notice tone="info" title="This is practice">
-            A person asked in place of an agent. Nothing acts on it, and whoever asked may approve it as well.
+            A person asked in place of an agent. Nothing acts on it, and anyone who asked may approve it as well.
           </Notice>
         </div>
       ) : null}

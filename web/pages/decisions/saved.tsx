@@ -10,7 +10,7 @@ interface Saved {
 }
 const MOST = 30;
 
-/** Filters by name, kept in this browser for this person. Whoever else should see them is sent the address. */
+/** Filters by name, kept in this browser for this person. Anyone else who should see them is sent the address. */
 export function SavedFilters({ filter, show }: { filter: Filter; show: (filter: Filter) => void }) {
   const { id, tenant } = useMe();
   const key = `svc-decision-filters-${tenant}-${id}`;

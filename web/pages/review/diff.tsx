@@ -55,7 +55,7 @@ function partsOf(before: string, after: string, whole: boolean): Row[][] {
 }
 
 /**
- * What a version changes, line by line, with the threads on the lines below them. Whoever may comment has a button on each
+ * What a version changes, line by line, with the threads on the lines below them. Anyone who may comment has a button on each
  * line: on a removed one it is about the version before.
  */
 export function ReviewDiff({

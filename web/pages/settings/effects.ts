@@ -18,7 +18,7 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
       : 'One person alone can change what agents may do: an author who is an approver can enforce a version at once, and an admin can remove the other safeguards.',
   self_approval: (on) =>
     on
-      ? 'Whoever wrote a version can approve it. No second person reads it before it is enforced.'
+      ? 'Anyone who wrote a version can approve it. No second person reads it before it is enforced.'
       : 'Another person than its author must approve a version.',
   tests_required: (on) =>
     on
@@ -34,8 +34,8 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
       : 'A version can be enforced without anybody knowing what it would have changed.',
   policy_author_may_vote: (on) =>
     on
-      ? 'Whoever wrote a rule may also decide its exceptions.'
-      : 'Whoever wrote the live version of a rule can no longer vote on the holds it opens, also on those that are open.',
+      ? 'Anyone who wrote a rule may also decide its exceptions.'
+      : 'Anyone who wrote the live version of a rule can no longer vote on the holds it opens, also on those that are open.',
   input_retention_days: kept('Inputs of decisions'),
   projection_retention_days: (after, before) =>
     `${kept('The parts that policies read')(after, before)}${after < before ? ' Older decisions can no longer be derived again.' : ''}`,

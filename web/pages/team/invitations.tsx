@@ -155,7 +155,7 @@ function LinkDialog({ made, onClose }: { made: Invited | undefined; onClose: () 
       <Stack gap="sm">
         <Notice tone="wait" title="No mail server is set up">
           {link
-            ? `Hand the link over yourself. It is shown only now; whoever opens it first joins as ${role}. It works once, for 7 days.`
+            ? `Hand the link over yourself. It is shown only now; anyone who opens it first joins as ${role}. It works once, for 7 days.`
             : 'The operator finds the mail with the link among the files of the server (SVC_DATA_DIR/mail). You are not shown it, because changes here need a second person, or because the address had an account before.'}
         </Notice>
         {link ? <CodeBlock text={link} label="invitation link" wrap /> : null}

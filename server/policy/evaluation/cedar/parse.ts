@@ -9,7 +9,7 @@ type Clauses = PolicyJson['conditions'];
 /** Clauses that are parsed together. Each call has a fixed cost of about 20 statements. */
 const MOST = { operators: 200, clauses: 64 } as const;
 
-/** Compiled conditions by the text of their clauses, whoever's they are: a text has one meaning. */
+/** Compiled conditions by the text of their clauses, no matter whose they are: a text has one meaning. */
 const known = new Bounded<Condition | null>({ entries: 20_000, characters: 16_000_000 });
 
 /**
