@@ -135,6 +135,7 @@ describe('the quick check of an ingested event', () => {
     decision: 'deny',
     deny_reason: 'no',
     tool_name: 'email.send',
+    tool_server: 'mail',
     tool_pin: 'pin',
     agent_id: 'bot',
     agent_role: 'support',
