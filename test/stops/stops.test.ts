@@ -365,7 +365,8 @@ describe('a proxy', () => {
     await poll(other, 'proxy_id=edge&applied_seq=7');
     for (const id of ['control-plane', 'Control%00Plane', '', 'a%00']) await poll(other, `proxy_id=${id}`, 400);
     await until(
-      async () => (await server.call<{ proxies: unknown[] }>(200, 'GET /v1/proxies', own.admin)).body.proxies.length,
+      async () =>
+        (await server.call<{ proxies: unknown[] }>(200, 'GET /v1/proxies', own.admin)).body.proxies.length > 0,
       'it is known',
     );
     const made = await stop(own.admin, { target_kind: 'agent', target_id: 'bot-1' });
