@@ -95,7 +95,8 @@ async function search(ctx: BenchContext, { core, url }: Program, filled: Readonl
 }
 
 async function destinations(ctx: BenchContext, program: Program, receivers: Receivers): Promise<Figure[]> {
-  const sizes = pick(ctx, [5, 50], [5, 50, 500]);
+  // 200 is the most that a tenant may have
+  const sizes = pick(ctx, [2, 20], [2, 20, 200]);
   const count = pick(ctx, 500, 3_000);
   const made = new Map<number, string>();
   for (const size of sizes) {
