@@ -266,6 +266,19 @@ const EventOutbox = defineEntity({
   filters: tenantFilter,
 });
 
+/** The bytes of an evidence package in pieces, the first at place 0. */
+const EvidenceChunk = defineEntity({
+  name: 'EvidenceChunk',
+  tableName: 'evidence_chunk',
+  properties: {
+    tenantId: p.string().primary(),
+    packageId: p.string().primary(),
+    place: p.integer().primary(),
+    bytes: p.blob(),
+  },
+  filters: tenantFilter,
+});
+
 /** Summaries of blocks of the decision chain, by which searches without an index find records. */
 const ForensicBlock = defineEntity({
   name: 'ForensicBlock',
@@ -619,6 +632,7 @@ export const rawEntities = [
   Delivery,
   DeliveryLane,
   EventOutbox,
+  EvidenceChunk,
   ForensicBlock,
   ForensicRecord,
   FormerKey,

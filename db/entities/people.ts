@@ -1,0 +1,199 @@
+import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
+import type { ClaimMatch } from '../../server/domain/workload.ts';
+import { tenantFilter, time } from './common.ts';
+
+/* Tenants, their people, and what lets people, agents and pipelines in. */
+
+export const Tenant = defineEntity({
+  name: 'Tenant',
+  tableName: 'tenant',
+  properties: {
+    tenantId: p.string().primary(),
+    name: p.text(),
+    settings: p.json<Record<string, unknown>>(),
+    createdAt: time(),
+    /** What is in it is made up, see server/demo. */
+    demo: p.text().nullable(),
+    /** Bundles are numbered above it: the highest number that a proxy has shown. */
+    bundleFloor: p.bigint('number').default(0),
+    bundleFloorAt: time().nullable(),
+    /** The number of the last document of stops. */
+    stopsSeq: p.bigint('number').default(0),
+    /** When to look next for what decisions were taken on and has to be erased. */
+    eraseAt: time().defaultRaw("'epoch'"),
+  },
+  filters: tenantFilter,
+});
+
+/** What a change does to one setting. */
+export interface SettingEffect {
+  setting: string;
+  from: unknown;
+  to: unknown;
+  /** Takes a safeguard away. */
+  loosens: boolean;
+}
+
+/** A change of settings that waits for a second person, or waited. */
+export const SettingsChange = defineEntity({
+  name: 'SettingsChange',
+  tableName: 'settings_change',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    status: p.enum(['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const),
+    /** Of what: the settings themselves, or how people sign in at the identity provider. */
+    part: p.enum(['settings', 'sso'] as const),
+    /** What is applied. */
+    patch: p.json<Record<string, unknown>>().columnType('jsonb'),
+    /** What it changes, as the settings were when it was asked for. */
+    changes: p.json<SettingEffect[]>().columnType('jsonb'),
+    /** What is applied with it and shown to nobody; gone as soon as the change is decided. */
+    secretSealed: p.blob().nullable(),
+    reason: p.text(),
+    proposedBy: p.string(),
+    createdAt: time(),
+    decidedBy: p.string().nullable(),
+    decidedAt: time().nullable(),
+    comment: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type SettingsChangeRow = InferEntity<typeof SettingsChange>;
+
+export const Member = defineEntity({
+  name: 'Member',
+  tableName: 'member',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    email: p.text(),
+    name: p.text(),
+    avatarUrl: p.text().nullable(),
+    roles: p.array(),
+    createdAt: time(),
+    lastLogin: time().nullable(),
+    removedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type MemberRow = InferEntity<typeof Member>;
+
+export const SessionEntity = defineEntity({
+  name: 'SessionEntity',
+  tableName: 'session',
+  properties: {
+    tenantId: p.string().primary(),
+    /** sha256 of the session id, in hex: the database never holds what a cookie holds. */
+    id: p.string().primary(),
+    userId: p.string(),
+    /** What lists show in place of the id. */
+    handle: p.string(),
+    authMethod: p.text(),
+    /** Where it was started from. */
+    ip: p.text().nullable(),
+    userAgent: p.text().nullable(),
+    createdAt: time(),
+    /** Coarse. */
+    lastUsedAt: time().nullable(),
+    expiresAt: time(),
+  },
+  filters: tenantFilter,
+});
+export type SessionRow = InferEntity<typeof SessionEntity>;
+
+/** Someone was asked to join. Open until it is accepted or revoked; its link is dead after `expiresAt`. */
+export const Invitation = defineEntity({
+  name: 'Invitation',
+  tableName: 'invitation',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    email: p.text(),
+    roles: p.array(),
+    tokenHash: p.blob(),
+    /** The person, key or operator who asked. */
+    invitedBy: p.text(),
+    /** The person who asked, by a session or a key of theirs: it ends when they are an admin no more. */
+    invitedById: p.string().nullable(),
+    createdAt: time(),
+    sentAt: time(),
+    expiresAt: time(),
+    acceptedAt: time().nullable(),
+    acceptedBy: p.string().nullable(),
+    revokedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type InvitationRow = InferEntity<typeof Invitation>;
+
+export const ApiKey = defineEntity({
+  name: 'ApiKey',
+  tableName: 'api_key',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    prefix: p.text(),
+    scopes: p.array(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    expiresAt: time().nullable(),
+    revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type ApiKeyRow = InferEntity<typeof ApiKey>;
+
+export const AgentKey = defineEntity({
+  name: 'AgentKey',
+  tableName: 'agent_key',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    agentId: p.text(),
+    agentRole: p.text(),
+    ownerId: p.string().nullable(),
+    prefix: p.text(),
+    hash: p.blob(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    expiresAt: time().nullable(),
+    revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type AgentKeyRow = InferEntity<typeof AgentKey>;
+
+/** Whose tokens may be exchanged for tokens of this server. */
+export const WorkloadTrust = defineEntity({
+  name: 'WorkloadTrust',
+  tableName: 'workload_trust',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    issuer: p.text(),
+    audience: p.text(),
+    /** Where the issuer publishes its keys, where its discovery document does not say it. */
+    jwksUri: p.text().nullable(),
+    match: p.json<ClaimMatch>().columnType('jsonb'),
+    scopes: p.array(),
+    policies: p.text().nullable(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type WorkloadTrustRow = InferEntity<typeof WorkloadTrust>;
