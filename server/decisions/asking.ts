@@ -3,7 +3,7 @@ import type { ActionRequest } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import type { Stop } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
-import type { HoldRequest } from '../escrow/holds.ts';
+import type { HoldRequest } from '../escrow/terms.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Trace } from '../lib/trace.ts';

@@ -1,75 +1,22 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
 import type pg from 'pg';
-import { Hold, type HoldDetails, type HoldRow, Vote } from '../../db/entities/index.ts';
-import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import type { Step } from '../../db/notices.ts';
-import { addEvent, addNews } from '../../db/outbox.ts';
-import {
-  createHold,
-  elapse,
-  HOLD_MACHINE_VERSION,
-  type HoldEffect,
-  type HoldEvent,
-  type HoldSnapshot,
-  holdRefusal,
-  stepHold,
-  timeline,
-  unreadableHolds,
-} from '../../machines/escrow.ts';
-import { type Seats, seatsOf } from '../domain/annotations.ts';
+import { Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import { unreadableHolds } from '../../machines/escrow.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { ErrorCode } from '../domain/errors.ts';
-import { type HoldKind, holdKind } from '../domain/hold-kinds.ts';
-import type { ActionView, RuleReference } from '../domain/policy.ts';
 import { type StopLookup, stopReason } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
-import { newId } from '../lib/ids.ts';
 import { visible } from '../lib/visible.ts';
 import { heldTake, heldTakeId } from '../policy/evaluation/limits.ts';
-import { electorateOf, keyPeople, tallyOf, type VoteSettings } from './electorate.ts';
-import { RELEASES } from './kinds.ts';
+import { electorateOf, tallyOf, type VoteSettings } from './electorate.ts';
 import { tally } from './quorum.ts';
-import { holdFaults } from './terms.ts';
-import {
-  eventPayload,
-  type HoldView,
-  holdNotFound,
-  holdView,
-  restore,
-  showHold,
-  shownHash,
-  stopOn,
-  timeOf,
-} from './view.ts';
-
-/** What a new hold asks for. */
-export interface HoldRequest {
-  agent_role: string;
-  agent_id: string;
-  /** The action as approvers see it; `action_hash` binds it. */
-  action: ActionView;
-  action_hash: string;
-  /** The agent's own description. Approvers see it apart from the action. */
-  action_summary: string;
-  risk_score?: number | undefined;
-  hold_type: HoldKind;
-  /** At least what the hold kind and the quorum need. */
-  required_approvals: number;
-  quorum?: Seats[] | undefined;
-  conditions?: { condition_id: string; description?: string | undefined }[] | undefined;
-  release_after_seconds?: number | undefined;
-  ttl_seconds: number;
-  execute_within_seconds?: number | undefined;
-  policy_id: string | null;
-  /** The statements that it covers; may be none. */
-  rules: RuleReference[];
-  reason?: string | undefined;
-  session_id?: string | undefined;
-  notify_targets: string[];
-}
+import { type Change, HoldSteps, lockHold, SYSTEM } from './steps.ts';
+import { type HoldRequest, holdFaults } from './terms.ts';
+import { type HoldView, holdNotFound, holdView, showHold, stopOn, timeOf } from './view.ts';
 
 /** Open holds of one action that are looked at; there is more than one only where rules changed meanwhile. */
 const MOST_RELEASED = 20;
@@ -85,8 +32,6 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
 ]);
 const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
-const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
-
 /**
  * The life of holds. Each change is one transaction: the hold's row is locked, whatever time has done to it by now is
  * applied, the machine takes the event or the refusal table says why not, and state, timers, vote, audit records and
@@ -99,6 +44,7 @@ export class Holds {
   readonly #db: Database;
   readonly #clock: Clock | undefined;
   readonly #audit: WriteAudit;
+  readonly #steps: HoldSteps;
   readonly #settings: (tenantId: string) => Promise<VoteSettings>;
   readonly #stops: (em: EntityManager, tenantId: string) => Promise<StopLookup>;
 
@@ -112,6 +58,7 @@ export class Holds {
   }) {
     this.#db = parts.db;
     this.#audit = parts.audit;
+    this.#steps = new HoldSteps(parts.audit);
     this.#settings = parts.settings;
     this.#stops = parts.stops;
     this.#clock = parts.clock;
@@ -158,9 +105,9 @@ export class Holds {
         if (open) return found(em, await showHold(em, open, now), false);
         // a hold that time has released or ended must not block a new one, however late its timer is
         for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
-          await this.#elapse(em, notify, past, now);
+          await this.#steps.elapse(em, notify, past, now);
         }
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+        const hold = await this.#steps.insert(em, notify, tenantId, request, by, now, {
           source: 'evaluate',
           traceparent: more.traceparent,
         });
@@ -213,7 +160,7 @@ export class Holds {
           }
           if (known) return { hold: await showHold(em, known, now), opened: false };
         }
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+        const hold = await this.#steps.insert(em, notify, tenantId, request, by, now, {
           source: 'proxy',
           idempotency,
           traceparent: more.traceparent,
@@ -340,7 +287,7 @@ export class Holds {
    */
   async refusedUse(tenantId: string, id: string, by: Doer, refusal: AppError): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
-      const hold = await lock(em, id);
+      const hold = await lockHold(em, id);
       const own = `${refusal.problem} ${by.actor.id}`;
       const counted = Object.keys(hold.refusedUses);
       const name = counted.includes(own) || counted.length < MOST_COUNTED ? own : `${refusal.problem} *`;
@@ -395,10 +342,10 @@ export class Holds {
     let changed = 0;
     for (const { id } of rows) {
       const [before, after] = await this.#db.transaction(tenantId, async (em, notify) => {
-        const hold = await lock(em, id);
+        const hold = await lockHold(em, id);
         const was = hold.rowVersion;
         const at = await timeOf(em, this.#clock);
-        await this.#step(em, notify, hold, at, SYSTEM, {
+        await this.#steps.take(em, notify, hold, at, SYSTEM, {
           event: async (_em, _hold, snapshot) => ({
             type: 'recount',
             tally: await tallyOf(em, hold, snapshot, settings),
@@ -451,7 +398,7 @@ export class Holds {
       );
       const now = await timeOf(em, this.#clock);
       let changed = 0;
-      for (const hold of holds) if (await this.#elapse(em, notify, hold, now)) changed++;
+      for (const hold of holds) if (await this.#steps.elapse(em, notify, hold, now)) changed++;
       return changed;
     });
   }
@@ -513,227 +460,18 @@ export class Holds {
     throw new AppError('UNAVAILABLE', 'the hold could not be opened', { headers: { 'retry-after': '1' } });
   }
 
-  /** Rejects with a UniqueConstraintViolationException when the same hold is open, or has the same idempotency key. */
-  async #insert(
-    em: EntityManager,
-    notify: Notify,
-    tenantId: string,
-    r: HoldRequest,
-    by: Doer,
-    now: number,
-    more: {
-      source: 'evaluate' | 'proxy';
-      idempotency?: { key: string; hash: string } | undefined;
-      traceparent?: string | undefined;
-    },
-  ): Promise<HoldRow> {
-    const id = newId('esc', now);
-    const kind = holdKind(r.hold_type);
-    const expiresAt = now + r.ttl_seconds * 1000;
-    const releaseAt = kind.takesDelay ? now + (r.release_after_seconds ?? r.ttl_seconds) * 1000 : undefined;
-    const quorum = r.quorum ?? [];
-    const approvals = Math.max(r.required_approvals, kind.leastApprovals, seatsOf(quorum));
-    const conditions = (r.conditions ?? []).map(({ condition_id, description }) => ({
-      condition_id,
-      ...(description !== undefined && { description: visible(description) }),
-    }));
-    const conditionIds = conditions.map(({ condition_id }) => condition_id);
-    const [snapshot, effects] = createHold({
-      agentId: r.agent_id,
-      agentRole: r.agent_role,
-      actionHash: r.action_hash,
-      release: RELEASES[r.hold_type]({ approvals, conditions: conditionIds, releaseAt }),
-      conditions: conditionIds,
-      expiresAt,
-      executeWithin: r.execute_within_seconds === undefined ? null : r.execute_within_seconds * 1000,
-    });
-    const { action_type, estimated_value, value_currency, ...shown } = r.action;
-    const details: HoldDetails = {
-      policy_id: r.policy_id,
-      rules: r.rules,
-      reason: r.reason === undefined ? undefined : visible(r.reason),
-      quorum: quorum.length > 0 ? quorum : undefined,
-      conditions,
-      execute_within_seconds: r.execute_within_seconds,
-      notify_targets: r.notify_targets,
-      session_id: r.session_id,
-      shown,
-      traceparent: more.traceparent,
-      release_at: releaseAt === undefined ? undefined : new Date(releaseAt).toISOString(),
-    };
-    const { releasesAt, endsAt } = timeline(snapshot);
-    const hold = em.create(Hold, {
-      tenantId,
-      id,
-      status: snapshot.value,
-      machineVersion: HOLD_MACHINE_VERSION,
-      machineContext: snapshot.context,
-      agentRole: r.agent_role,
-      agentId: r.agent_id,
-      actionType: action_type,
-      actionSummary: visible(r.action_summary),
-      actionHash: r.action_hash,
-      holdType: r.hold_type,
-      requiredApprovals: approvals,
-      currentApprovals: 0,
-      details,
-      toolServer: shown.tool_server ?? '',
-      toolName: shown.tool_name ?? '',
-      ruleId: r.rules[0]?.id ?? '',
-      estimatedValue: estimated_value,
-      valueCurrency: value_currency,
-      riskScore: r.risk_score ?? null,
-      ttlSeconds: r.ttl_seconds,
-      source: more.source,
-      createdBy: by.actor.id,
-      barredVoters: await keyPeople(em, r.agent_id, by.actor.id),
-      refusedUses: {},
-      idempotencyKey: more.idempotency?.key ?? null,
-      idempotencyHash: more.idempotency?.hash ?? null,
-      createdAt: new Date(now),
-      expiresAt: new Date(expiresAt),
-      releasesAt: releasesAt === null ? null : new Date(releasesAt),
-      endsAt: endsAt === null ? null : new Date(endsAt),
-      wakeAt: wakeOf(effects) ?? null,
-    });
-    await em.flush();
-    const detail = `${r.hold_type}, ${approvals} approvals`;
-    const afterHash = shownHash(holdView(hold, now));
-    const step = stepOf({ type: 'xstate.init' }, snapshot);
-    await addNews(em, tenantId, { kind: 'hold', id, at: now });
-    await this.#perform(em, notify, hold, now, [step], [{ effects, by, detail, afterHash }]);
-    return hold;
-  }
-
   /** One event for one hold. Rejects with the reason in the refusal table when the machine does not take it. */
   async #change(tenantId: string, id: string, by: Doer, change: Change): Promise<HoldView> {
     return this.#db.transaction(tenantId, async (em, notify) => {
-      const hold = await lock(em, id);
+      const hold = await lockHold(em, id);
       const now = await timeOf(em, this.#clock);
-      await this.#step(em, notify, hold, now, by, change);
+      await this.#steps.take(em, notify, hold, now, by, change);
       return showHold(em, hold, now);
     });
-  }
-
-  async #step(em: EntityManager, notify: Notify, hold: HoldRow, now: number, by: Doer, change: Change): Promise<void> {
-    const steps: Step[] = [];
-    const [snapshot, byTime] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
-    const event = await change.event(em, hold, snapshot, now);
-    const refused = holdRefusal(snapshot, event);
-    if (refused) throw new AppError(refused.code, refused.detail);
-    const [next, effects] = stepHold(snapshot, event);
-    if (byTime.length + effects.length === 0) return;
-    steps.push(stepOf(event, next));
-    const beforeHash = shownHash(await showHold(em, hold, now));
-    if (change.seen !== undefined && change.seen !== beforeHash) {
-      throw new AppError('VERSION_CHANGED', 'the hold has changed since you read it: read it again');
-    }
-    store(hold, next, [...byTime, ...effects]);
-    await em.flush();
-    await change.beside?.(em, beforeHash, now);
-    const afterHash = shownHash(await showHold(em, hold, now));
-    const { reason, detail } = change;
-    await this.#perform(em, notify, hold, now, steps, [
-      { effects: byTime, by: SYSTEM, afterHash: beforeHash },
-      { effects, by, reason, detail, beforeHash, afterHash },
-    ]);
-  }
-
-  /** Stores what time has done to a locked hold by now; false when it has done nothing. */
-  async #elapse(em: EntityManager, notify: Notify, hold: HoldRow, now: number): Promise<boolean> {
-    const steps: Step[] = [];
-    const [next, effects] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
-    if (effects.length === 0) return false;
-    store(hold, next, effects);
-    await em.flush();
-    const afterHash = shownHash(await showHold(em, hold, now));
-    await this.#perform(em, notify, hold, now, steps, [{ effects, by: SYSTEM, afterHash }]);
-    return true;
-  }
-
-  /** Writes what the machine asks for. The audit records come last: they lock the tenant's audit chain until the commit. */
-  async #perform(
-    em: EntityManager,
-    notify: Notify,
-    hold: HoldRow,
-    now: number,
-    steps: readonly Step[],
-    outcomes: readonly Outcome[],
-  ): Promise<void> {
-    await notify('holds', hold.id, steps);
-    const events = outcomes.flatMap(({ effects }) => effects.filter((effect) => effect.type === 'emit'));
-    for (const [n, { params }] of events.entries()) {
-      await addEvent(em, hold.tenantId, {
-        type: params.event,
-        // a millisecond apart, so that the events of one transaction keep their order
-        at: now + n,
-        payload: eventPayload(hold),
-      });
-    }
-    for (const { effects, by, ...more } of outcomes) {
-      for (const effect of effects) {
-        if (effect.type !== 'audit') continue;
-        await this.#audit(em, hold.tenantId, {
-          ...by,
-          ...more,
-          action: effect.params.action,
-          target: { type: 'escrow', id: hold.id },
-        });
-      }
-    }
   }
 }
 
 export interface DueHold {
   tenant_id: string;
   id: string;
-}
-
-interface Change {
-  event: (em: EntityManager, hold: HoldRow, snapshot: HoldSnapshot, at: number) => Promise<HoldEvent>;
-  /** What is stored with the hold; `shown` is the hash of the hold as it was before. */
-  beside?: (em: EntityManager, shown: string, at: number) => Promise<unknown>;
-  /** The hash of the hold that the actor has read. */
-  seen?: string | undefined;
-  reason?: string | undefined;
-  detail?: string | undefined;
-}
-
-/** Effects, who caused them, and what the audit chain says about it. */
-interface Outcome {
-  effects: readonly HoldEffect[];
-  by: Doer;
-  reason?: string | undefined;
-  detail?: string | undefined;
-  beforeHash?: string | undefined;
-  afterHash?: string | undefined;
-}
-
-async function lock(em: EntityManager, id: string): Promise<HoldRow> {
-  const hold = await em.findOne(Hold, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
-  if (!hold) throw holdNotFound();
-  return hold;
-}
-
-function stepOf(event: Step['event'], { value: state, context }: HoldSnapshot): Step {
-  return { event, state, context };
-}
-
-function store(hold: HoldRow, snapshot: HoldSnapshot, effects: readonly HoldEffect[]): void {
-  const { releasesAt, endsAt } = timeline(snapshot);
-  hold.status = snapshot.value;
-  hold.machineContext = snapshot.context;
-  hold.machineVersion = HOLD_MACHINE_VERSION;
-  hold.currentApprovals = snapshot.context.tally.approvals;
-  hold.releasesAt = releasesAt === null ? null : new Date(releasesAt);
-  hold.endsAt = endsAt === null ? null : new Date(endsAt);
-  const wake = wakeOf(effects);
-  if (wake !== undefined) hold.wakeAt = wake;
-}
-
-/** The timer that the effects set; undefined when they leave it as it was. */
-function wakeOf(effects: readonly HoldEffect[]): Date | null | undefined {
-  const last = effects.findLast((effect) => effect.type === 'wakeAt');
-  if (!last) return undefined;
-  return last.params.at === null ? null : new Date(last.params.at);
 }

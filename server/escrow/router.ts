@@ -19,10 +19,10 @@ import type { SignedRules } from '../policy/signed-rules.ts';
 import { text, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
-import type { HoldRequest, Holds } from './holds.ts';
+import type { Holds } from './holds.ts';
 import { GROUPS, HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
 import { HoldSummary } from './summary.ts';
-import { looserThan } from './terms.ts';
+import { type HoldRequest, looserThan } from './terms.ts';
 import { type HoldView, shownHash, stopOn } from './view.ts';
 import type { HoldWaiters } from './waiting.ts';
 

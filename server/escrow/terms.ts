@@ -1,7 +1,33 @@
-import { holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
-import type { HoldTerms } from '../domain/policy.ts';
+import type { Seats } from '../domain/annotations.ts';
+import { type HoldKind, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
+import type { ActionView, HoldTerms, RuleReference } from '../domain/policy.ts';
 import type { Fault } from '../lib/faults.ts';
-import type { HoldRequest } from './holds.ts';
+
+/** What a new hold asks for. */
+export interface HoldRequest {
+  agent_role: string;
+  agent_id: string;
+  /** The action as approvers see it; `action_hash` binds it. */
+  action: ActionView;
+  action_hash: string;
+  /** The agent's own description. Approvers see it apart from the action. */
+  action_summary: string;
+  risk_score?: number | undefined;
+  hold_type: HoldKind;
+  /** At least what the hold kind and the quorum need. */
+  required_approvals: number;
+  quorum?: Seats[] | undefined;
+  conditions?: { condition_id: string; description?: string | undefined }[] | undefined;
+  release_after_seconds?: number | undefined;
+  ttl_seconds: number;
+  execute_within_seconds?: number | undefined;
+  policy_id: string | null;
+  /** The statements that it covers; may be none. */
+  rules: RuleReference[];
+  reason?: string | undefined;
+  session_id?: string | undefined;
+  notify_targets: string[];
+}
 
 type Asked = Pick<
   HoldRequest,

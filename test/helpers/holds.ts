@@ -1,4 +1,4 @@
-import type { HoldRequest } from '../../server/escrow/holds.ts';
+import type { HoldRequest } from '../../server/escrow/terms.ts';
 import { approverView } from '../../server/policy/evaluation/approver-view.ts';
 
 /** What a hold on a small payment asks for. */
