@@ -145,3 +145,9 @@ export async function assertOneServer(client: pg.Client): Promise<void> {
     'tenants are on several servers: back each node up with the tools of PostgreSQL, to one point',
   );
 }
+
+/** The local address of the configured server. */
+export function localAddress(config: Config): string {
+  const host = { '0.0.0.0': '127.0.0.1', '::': '[::1]' }[config.host] ?? config.host;
+  return `http://${host.includes(':') && !host.startsWith('[') ? `[${host}]` : host}:${config.port}`;
+}

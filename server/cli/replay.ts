@@ -9,8 +9,7 @@ import { OPERATOR } from '../domain/audit.ts';
 import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, UsageError, whole } from './command.ts';
-import { localAddress } from './doctor.ts';
-import { cleanups, withCore } from './installation.ts';
+import { cleanups, localAddress, withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
 
 const replay = command({
