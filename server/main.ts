@@ -6,12 +6,13 @@ import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
 import { Unreplicated } from '../db/replication.ts';
 import { NoSession } from '../db/session.ts';
-import { type Core, createProgram } from './app.ts';
+import type { Core } from './app.ts';
 import { readConfig } from './config.ts';
 import { AppError } from './errors.ts';
 import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
 import { ConfigError } from './lib/settings.ts';
+import { createProgram } from './program.ts';
 import { createTenant } from './provision.ts';
 
 /** How long a graceful stop may take before the process ends anyway. */

@@ -35,7 +35,7 @@ const openapi = command({
   },
   async run({ flags }) {
     if (flags.write && flags.check) throw new UsageError('specify either --write or --check');
-    const { describeApi } = await import('../app.ts');
+    const { describeApi } = await import('../program.ts');
     const text = `${JSON.stringify(await describeApi(), null, 2)}\n`;
     if (flags.write) writeFileSync(DOCUMENT, text);
     else if (!flags.check) process.stdout.write(text);

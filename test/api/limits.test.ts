@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { describeApi } from '../../server/app.ts';
+import { describeApi } from '../../server/program.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 
 const server = useServer({

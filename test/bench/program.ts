@@ -1,10 +1,11 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { type Core, createProgram } from '../../server/app.ts';
+import type { Core } from '../../server/app.ts';
 import { readConfig } from '../../server/config.ts';
 import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
+import { createProgram } from '../../server/program.ts';
 import { createTenant } from '../../server/provision.ts';
 
 /** Of every program that runs on a benchmark's database. */

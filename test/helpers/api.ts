@@ -1,8 +1,8 @@
 import pg from 'pg';
-import { describeApi } from '../../server/app.ts';
 import type { Access, Role } from '../../server/domain/principal.ts';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { WorkloadScope } from '../../server/domain/workload.ts';
+import { describeApi } from '../../server/program.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
 /** One operation of the OpenAPI document. */

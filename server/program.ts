@@ -1,0 +1,257 @@
+import { readFileSync } from 'node:fs';
+import { collectDefaultMetrics, Registry } from 'prom-client';
+import { claimDatabase } from '../db/claim.ts';
+import { migrate } from '../db/index.ts';
+import { departureOf } from '../db/moves.ts';
+import { readinessOf } from '../db/readiness.ts';
+import { awaitStandby } from '../db/replication.ts';
+import { deliveryMachine } from '../machines/delivery.ts';
+import { holdMachine } from '../machines/escrow.ts';
+import { policyMachine } from '../machines/policy.ts';
+import { createHttp, mountApi } from './api/http.ts';
+import { Inspector } from './api/inspect.ts';
+import { buildRouter } from './api/root.ts';
+import { mountDashboard, mountDocs } from './api/static.ts';
+import { mountStatus, statusRoutes } from './api/status.ts';
+import { LiveStreams } from './api/stream.ts';
+import { type Core, openCore, type Parts, sessionUrlOf } from './app.ts';
+import { Authenticator, assertSameOrigin, type ValidCredential } from './auth/authenticate.ts';
+import { assertOpenedAsPage, authRoutes, tokenRoute } from './auth/http.ts';
+import { ssoRoutes } from './auth/sso/http.ts';
+import { auditExportRoute, verifyRoutes } from './chain/http.ts';
+import { headsOf } from './chain/seek.ts';
+import { registerIngest } from './decisions/ingest.ts';
+import { forgetInputs } from './decisions/retention.ts';
+import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
+import { holdSpans } from './escrow/spans.ts';
+import { holdRecounts, holdTimers } from './escrow/timers.ts';
+import { downloadRoute } from './forensics/router.ts';
+import { forgetJob, startJobs } from './jobs/jobs.ts';
+import { keyRoutes } from './keys/http.ts';
+import { SealedError } from './keys/keyring.ts';
+import { type Clock, systemClock } from './lib/clock.ts';
+import type { Log } from './lib/log.ts';
+import { RedisLookups } from './lib/redis-lookups.ts';
+import { SERVICES, type Span } from './lib/telemetry/names.ts';
+import type { Telemetry } from './lib/telemetry/spans.ts';
+import { bundleRoute } from './policy/http.ts';
+import { silentProxies } from './proxies/fleet.ts';
+import { mountPlain, type PlainRoute } from './rpc/plain.ts';
+import { assertAccess } from './rpc/procedure.ts';
+import { stopsRoute } from './stops/http.ts';
+import { inviteRoutes } from './tenants/http.ts';
+
+export interface Program {
+  /** Undefined while the program is sealed. */
+  readonly core: Core | undefined;
+  /** Starts to listen. Resolves to the address. */
+  listen(): Promise<string>;
+  /** Stops taking requests, finishes those under way, and closes everything. */
+  stop(): Promise<void>;
+}
+
+/**
+ * The whole program on a migrated database. With a wrong master key it starts sealed: it answers 503 and is not ready.
+ */
+export async function createProgram(parts: Parts): Promise<Program> {
+  const { config, log } = parts;
+  // before anything is written: a commit without its standby waits for it
+  const sessionUrl = sessionUrlOf(parts);
+  if (config.durability === 'replicated') await awaitStandby(sessionUrl);
+  await migrate(sessionUrl);
+  const claim = await claimDatabase(sessionUrl, {
+    alone: !config.redisUrl,
+    onConflict: (err) => log.error({ err }, 'the connection to the database was lost, and another server took it'),
+  });
+  let core: Core | undefined;
+  try {
+    core = await openCore({ ...parts, serves: true });
+  } catch (error) {
+    if (!(error instanceof SealedError)) {
+      await claim.release();
+      throw error;
+    }
+    log.error({ err: error }, 'sealed: the server answers nothing until it has the right master key');
+  }
+  try {
+    await core?.holds.assertReadable();
+  } catch (error) {
+    await core?.stop();
+    await claim.release();
+    throw error;
+  }
+  const registry = core?.registry ?? new Registry();
+  collectDefaultMetrics({ register: registry, prefix: 'svc_' });
+  const clock = parts.clock ?? systemClock;
+  const authenticator = core && authenticatorOf(core, clock, log);
+  const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
+  const { app } = server;
+  let stopping = false;
+  const stores = core && readinessOf(core.db);
+  mountStatus(app, {
+    registry,
+    ready: async () => {
+      if (!core) return 'sealed: the master key does not open the keys';
+      if (stopping) return 'stopping';
+      return stores?.();
+    },
+  });
+  if (core) {
+    const { checkpoints, db } = core;
+    // the listener connects with the program, and whenever the database was away: it may be an older copy by now
+    db.notices.on('signing_keys', ({ tenantId }) => {
+      if (tenantId === '*') void checkpoints.inspectAll();
+    });
+    db.notices.on('tenant', ({ tenantId }) => void checkpoints.adopt(tenantId));
+    void checkpoints.adopt('*');
+    void checkpoints.inspectAll();
+  }
+  let jobs: { stop(): Promise<void> } | undefined;
+  let streams: LiveStreams | undefined;
+  if (config.roles.includes('web')) {
+    mountDashboard(app);
+    mountDocs(app);
+  }
+  if (core && config.roles.includes('web')) {
+    const services = core;
+    streams = liveStreams(core);
+    // as it was committed: building it takes longer than the rest of the start
+    const document = JSON.stringify(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
+    app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
+    mountPlain(app, plainRoutes(services, streams), server.begin);
+    mountApi(server, buildRouter(services));
+    registerIngest(app, {
+      append: (tenantId, events) => services.actors.send(tenantId, { events }),
+      remember: (tenantId, all) => services.ledger.remember(tenantId, all),
+      holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
+      authenticate: async (request, reply) => {
+        const { principal, stillValid } = await server.begin(request, reply, 'ingest');
+        assertAccess(INGEST_ACCESS, principal);
+        return { tenantId: principal!.tenantId, keyId: principal!.id, stillValid };
+      },
+    });
+  }
+  if (core && config.roles.includes('worker')) {
+    core.checkpoints.start();
+    const { db, holds, deliverer, limits } = core;
+    jobs = startJobs(
+      [
+        forgetInputs({
+          db,
+          clock,
+          retentionDays: async (tenantId, client) => {
+            const settings = await core.tenants.settingsHeld(client, tenantId);
+            return { input: settings.input_retention_days, projection: settings.projection_retention_days };
+          },
+          held: {
+            forget: (tenantId, before, client) => holds.forget(tenantId, before, client),
+            oldest: (tenantId) => holds.oldestShown(tenantId),
+          },
+        }),
+        forgetJob('forget session facts, calls and limits', [core.ledger, core.calls, limits]),
+        { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
+        holdTimers(holds, log),
+        holdRecounts(holds, db.notices),
+        core.mailQueue.job(() => core.links.serveRequests()),
+        core.personMail.job(),
+        forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
+        ...deliverer.jobs(),
+        core.resends.job(),
+        core.simulations.job(),
+        forgetJob('forget deliveries and simulations', [deliverer, core.simulations]),
+        silentProxies(core.fleet, core.pollSeconds),
+        core.stops.job(),
+        { name: 'watch tests', everySeconds: 1, run: (signal) => core.suiteWatch.run(signal) },
+        core.blocks.job(),
+        core.watch.job(),
+      ],
+      log,
+      core.jobFailed,
+    );
+  }
+  const telemetry = core && config.otlpEndpoint ? await telemetryOf(core, config.otlpEndpoint, log) : undefined;
+  const inspector = core && config.inspectUrl ? inspectorOf(core, config.inspectUrl, log) : undefined;
+  return {
+    core,
+    listen: () => app.listen({ port: config.port, host: config.host }),
+    async stop() {
+      stopping = true;
+      // first, so that the others have taken over by the time that the last request and job here are done
+      core?.actors.leave();
+      server.leave();
+      streams?.close();
+      inspector?.close();
+      core?.bundles.endWaiting();
+      core?.stops.endWaiting();
+      core?.holdWaiters.end();
+      await app.close();
+      await jobs?.stop();
+      await telemetry?.stop();
+      await core?.stop();
+      await claim.release();
+    },
+  };
+}
+
+function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: Log): Authenticator {
+  const shared = redis && new RedisLookups<ValidCredential | null>(redis, 'credential', () => db.horizon());
+  return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.owner, box, tenantId));
+}
+
+/** The OpenAPI document of the program, made without a database: no handler is called for it. */
+export async function describeApi(): Promise<object> {
+  const { openApiDocument } = await import('./api/openapi.ts');
+  const nothing = {} as Core;
+  return openApiDocument(buildRouter(nothing), [
+    ...statusRoutes,
+    ...plainRoutes(nothing, LiveStreams.prototype),
+    ...ingestRoutes,
+  ]);
+}
+
+/** Every route that is not a procedure. */
+function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
+  return [
+    ...authRoutes(core.links, core.origins),
+    tokenRoute(core.workloads),
+    ...inviteRoutes(core.invitations, {
+      assertOpenedAsPage,
+      assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),
+    }),
+    ...ssoRoutes(core),
+    ...keyRoutes(() => core.keyring),
+    bundleRoute(core.bundles, core.pollSeconds),
+    stopsRoute(core.stops),
+    downloadRoute(core.evidence),
+    ...verifyRoutes(core),
+    auditExportRoute(core.db),
+    streams.route(),
+  ];
+}
+
+function liveStreams({ db }: Core): LiveStreams {
+  return new LiveStreams({ notices: db.notices, heads: (tenantIds) => headsOf(db, tenantIds) });
+}
+
+/** Spans of decisions and holds; what sends them is loaded only where the operator has a collector. */
+async function telemetryOf({ db, decider }: Core, endpoint: string, log: Log): Promise<Telemetry> {
+  const { startTelemetry } = await import('./lib/telemetry/spans.ts');
+  const telemetry = await startTelemetry({ endpoint, service: SERVICES.server, log });
+  const add = (span: Span) => telemetry.add(span);
+  decider.onSpan = add;
+  holdSpans(db, add, log);
+  return telemetry;
+}
+
+function inspectorOf({ db }: Core, url: string, log: Log): Inspector {
+  return new Inspector({
+    url,
+    notices: db.notices,
+    machines: [
+      { machine: policyMachine, topic: 'revisions' },
+      { machine: holdMachine, topic: 'holds' },
+      { machine: deliveryMachine, topic: 'delivery' },
+    ],
+    log,
+  });
+}
