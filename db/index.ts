@@ -2,6 +2,7 @@ import { Migrator } from '@mikro-orm/migrations';
 import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@mikro-orm/postgresql';
 import pg from 'pg';
 import type { AuditEntry } from '../server/domain/audit.ts';
+import { type Principal, personOf } from '../server/domain/principal.ts';
 import { ReadRefused } from '../server/lib/database-fault.ts';
 import { databaseHosts } from '../server/lib/database-hosts.ts';
 import { Turns } from '../server/lib/turns.ts';
@@ -44,13 +45,11 @@ export interface Database {
   /**
    * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
    * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
-   * left for decisions. Throws ReadRefused beyond that. `work` must not begin another one.
+   * left for decisions. Of each who asks (`who`; nobody for the server's own reads), fewer run and wait than of the tenant, so
+   * that there is a turn left for the others of the tenant. Throws ReadRefused beyond that. `work` must not begin another one.
    */
-  readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T>;
-  /**
-   * The same with entities, for what people decide by: of each who asks, a few run at once and a few wait, so that anyone who
-   * asks for much keeps the others of the tenant waiting for a moment at most.
-   */
+  readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, who?: string): Promise<T>;
+  /** The same with entities, for what people decide by: it waits for no search. */
   readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
   /**
@@ -73,6 +72,14 @@ export interface Database {
   /** A session of the owner's, for the chain writer and listeners. */
   connectOwner(): Promise<pg.Client>;
   close(): Promise<void>;
+}
+
+/** The reads that somebody asks for: see `readOnly`. */
+export type Reads = Pick<Database, 'readOnly'>;
+
+/** Counts what is read against the turns of the person behind a principal, however many keys and sessions they use. */
+export function readsOf(db: Reads, principal: Principal): Reads {
+  return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, personOf(principal)) };
 }
 
 const told = new WeakMap<EntityManager, (() => void)[]>();
@@ -147,6 +154,7 @@ export async function openDatabase(
   const ofTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: READS_WAITING });
   const ofAll = new Turns({ atOnce: Math.ceil(poolSize / 2), mostWaiting: Number.POSITIVE_INFINITY });
   const ofPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
+  const entitiesOfPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: Number.POSITIVE_INFINITY });
   /** `turns`: whose, one after the other. */
   const inTurn = async <T>(turns: readonly (readonly [Turns, string])[], read: () => Promise<T>): Promise<T> => {
@@ -214,18 +222,15 @@ export async function openDatabase(
       return result;
     },
     reader: fork,
-    readOnly: (tenantId, work) =>
+    readOnly: (tenantId, work, who) =>
       inTurn(
-        [
-          [ofTenant, tenantId],
-          [ofAll, ''],
-        ],
+        [...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]), [ofTenant, tenantId], [ofAll, '']],
         () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
       ),
     readEntities: (tenantId, who, work) =>
       inTurn(
         [
-          [ofPerson, `${tenantId} ${who}`],
+          [entitiesOfPerson, `${tenantId} ${who}`],
           [entitiesOfTenant, tenantId],
           [ofAll, ''],
         ],
@@ -277,6 +282,7 @@ const QUERY_CANCELED = '57014';
 /** Reads of one tenant that run at once, and that wait. */
 const READS_OF_TENANT = 3;
 const READS_WAITING = 24;
+/** The same of one who asks: a turn of the tenant is always left for others. */
 const READS_OF_PERSON = 2;
 const READS_OF_PERSON_WAITING = 8;
 

@@ -29,14 +29,15 @@ export async function createTenant(
   return { tenant_id: tenantId, admin_email: input.adminEmail, api_key: secret, sign_in_url };
 }
 
-/** A link that signs a member in, once. */
+/** A link that signs a member in, once. With `only`, those of before end. */
 export async function newSignInLink(
   services: { links: MagicLinks },
   baseUrl: string,
   tenantId: string,
   userId: string,
+  which: { only?: boolean } = {},
 ): Promise<{ sign_in_url: string; expires_at: string }> {
   const expires_at = new Date(Date.now() + OPERATOR_LINK_SECONDS * 1000).toISOString();
-  const token = await services.links.create(tenantId, userId, OPERATOR_LINK_SECONDS, { actor: OPERATOR });
+  const token = await services.links.create(tenantId, userId, OPERATOR_LINK_SECONDS, { actor: OPERATOR }, which);
   return { sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`, expires_at };
 }

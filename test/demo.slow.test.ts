@@ -22,7 +22,7 @@ afterAll(async () => {
 });
 
 /** Starts the server as `npm start -- --demo` does, and resolves with the links that it prints once it listens. */
-async function start(): Promise<{ tenant: string; admin: string }> {
+async function start(): Promise<{ tenant: string; admin: string; approver: string }> {
   server = new ServerProcess('demo', { DATABASE_URL: database.url, SVC_DATA_DIR: dir }, ['--demo']);
   const port = await freePort();
   server.url = `http://127.0.0.1:${port}`;
@@ -30,7 +30,8 @@ async function start(): Promise<{ tenant: string; admin: string }> {
   await expect.poll(() => server!.output, { timeout: 240_000 }).toContain('demo remove');
   const [, tenant] = /The demo is the tenant (demo-\w+)/.exec(server.output)!;
   const [, admin] = /admin +(http\S+)/.exec(server.output)!;
-  return { tenant: tenant!, admin: admin! };
+  const [, approver] = /approver +(http\S+)/.exec(server.output)!;
+  return { tenant: tenant!, admin: admin!, approver: approver! };
 }
 
 async function stop(): Promise<void> {
@@ -39,7 +40,7 @@ async function stop(): Promise<void> {
 }
 
 test('a demo is a week that verifies, in a tenant of its own that is marked, is made once, and can be deleted', async () => {
-  const { tenant, admin } = await start();
+  const { tenant, admin, approver } = await start();
   // the tenant of the first start is there as without a demo
   expect(server!.output).toContain('(tenant default)');
   const link = await fetch(admin, { redirect: 'manual' });
@@ -88,7 +89,13 @@ test('a demo is a week that verifies, in a tenant of its own that is marked, is 
   }
   await stop();
 
-  expect((await start()).tenant).toBe(tenant);
+  const again = await start();
+  expect(again.tenant).toBe(tenant);
+  const open = async (link: string) =>
+    (await fetch(server!.url + new URL(link).pathname + new URL(link).search, { redirect: 'manual' })).status;
+  // the one that nobody used ended with the new start
+  expect(await open(approver)).toBe(401);
+  expect(await open(again.approver)).toBe(302);
   await stop();
 
   const env = { DATABASE_URL: database.url, SVC_DATA_DIR: dir, SVC_MASTER_KEY: MASTER_KEY };

@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import { type Reads, readsOf } from '../../db/index.ts';
 import { NO_DECISION } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
 import { searchEvents } from '../decisions/search.ts';
@@ -40,7 +40,7 @@ const MOST_TEXTS = 300;
 /** The newest records that a hash is looked for in: it has no index. */
 const MOST_HASHES = 20_000;
 
-export function findProcedure(db: Pick<Database, 'readOnly'>) {
+export function findProcedure(db: Reads) {
   return route(
     'GET /v1/find',
     { keys: [], role: 'viewer' },
@@ -68,17 +68,12 @@ export function findProcedure(db: Pick<Database, 'readOnly'>) {
     .query(async ({ ctx, input }) => {
       const { principal } = ctx;
       const people = principal.kind !== 'session' || hasRole(principal.roles, 'admin');
-      return { found: await find(db, ctx.tenantId, input.q.trim(), { people }) };
+      return { found: await find(readsOf(db, principal), ctx.tenantId, input.q.trim(), { people }) };
     });
 }
 
 /** INVARIANT: each statement reads a bounded number of rows, however large the tenant is. */
-async function find(
-  db: Pick<Database, 'readOnly'>,
-  tenantId: string,
-  sought: string,
-  { people }: { people: boolean },
-): Promise<Found[]> {
+async function find(db: Reads, tenantId: string, sought: string, { people }: { people: boolean }): Promise<Found[]> {
   if (sought === '') return [];
   const named = await db.readOnly(tenantId, async (client) => {
     const found: Found[] = [];

@@ -78,11 +78,32 @@ export class MagicLinks {
     this.#parts = parts;
   }
 
-  /** Creates a link that an operator hands over. The token is returned only here. */
-  async create(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
+  /**
+   * Creates a link that an operator hands over. The token is returned only here. With `only`, the links that were handed
+   * over before for this person end in the same transaction.
+   */
+  async create(
+    tenantId: string,
+    userId: string,
+    seconds: number,
+    by: Doer,
+    { only = false }: { only?: boolean } = {},
+  ): Promise<string> {
     const { db, audit } = this.#parts;
     const token = newSecret('link', tenantId);
     await db.transaction(tenantId, async (em) => {
+      if (only) {
+        // the person first, as a use of the link does: it either comes before this, or finds no link
+        await em.execute('select 1 from member where tenant_id = ? and id = ? for update', [tenantId, userId]);
+        const gone = await em.execute<{ id: string }[]>(
+          `delete from sign_in_link where tenant_id = ? and user_id = ? and source = 'operator' returning id`,
+          [tenantId, userId],
+        );
+        await em.execute(
+          `delete from credential where tenant_id = ? and id in (select json_array_elements_text(?::json))`,
+          [tenantId, JSON.stringify(gone.map(({ id }) => id))],
+        );
+      }
       await this.#store(em, tenantId, { token, userId, seconds, source: 'operator' });
       await audit(em, tenantId, { ...by, action: 'session.link_created', target: { type: 'user', id: userId } });
     });

@@ -1,5 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import { afterCommit, type Reads, type WriteAudit } from '../../db/index.ts';
 import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -188,7 +188,7 @@ const CURSOR = 'audit-1';
  * text that was hashed.
  */
 export async function listAudit(
-  db: Pick<Database, 'readOnly'>,
+  db: Reads,
   tenantId: string,
   filter: AuditFilter,
 ): Promise<{ records: AuditRecord[]; next_cursor: string | null; has_more: boolean }> {
@@ -219,7 +219,7 @@ export async function listAudit(
 }
 
 /** One record of the audit log. NOT_FOUND when the tenant has no such record. */
-export async function getAudit(db: Pick<Database, 'readOnly'>, tenantId: string, id: string): Promise<AuditRecord> {
+export async function getAudit(db: Reads, tenantId: string, id: string): Promise<AuditRecord> {
   return db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const { rows } = await client.query<AuditRow>(withPrevious(`tenant_id = $1 and id = $2 and action <> ''`), [

@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import { type Database, readsOf } from '../../db/index.ts';
 import { AUDIT_ACTIONS, type AuditAction } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import { text, timestamp } from '../rpc/fields.ts';
@@ -193,16 +193,16 @@ export function chainRouter(db: Database) {
         }),
       )
       .output(z.object({ records: z.array(AuditRecordOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input }) => listAudit(db, ctx.tenantId, input)),
+      .query(({ ctx, input }) => listAudit(readsOf(db, ctx.principal), ctx.tenantId, input)),
 
     auditRecord: route(
       'GET /v1/audit/{id}',
       { keys: ['pipeline'], role: 'viewer' },
-      { summary: 'Read one record of the audit log', tag: 'audit', problems: ['NOT_FOUND'] },
+      { summary: 'Read one record of the audit log', tag: 'audit', problems: ['NOT_FOUND', 'TOO_BROAD'] },
     )
       .input(z.strictObject({ id: text(100) }))
       .output(AuditRecordOut)
-      .query(({ ctx, input }) => getAudit(db, ctx.tenantId, input.id)),
+      .query(({ ctx, input }) => getAudit(readsOf(db, ctx.principal), ctx.tenantId, input.id)),
 
     actions: route(
       'GET /v1/audit/actions',

@@ -1,6 +1,6 @@
 import type pg from 'pg';
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import { type Reads, readsOf } from '../../db/index.ts';
 import { NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision, type FilterField } from '../domain/decision.ts';
@@ -84,7 +84,7 @@ interface CountsQuery extends EventFilters {
   utc_offset: number;
 }
 
-export function countsProcedure(db: Pick<Database, 'readOnly'>) {
+export function countsProcedure(db: Reads) {
   return route(
     'GET /v1/events/counts',
     { keys: ['pipeline'], role: 'viewer' },
@@ -105,12 +105,12 @@ export function countsProcedure(db: Pick<Database, 'readOnly'>) {
       }),
     )
     .output(EventCounts)
-    .query(({ ctx, input }) => countEvents(db, ctx.tenantId, input));
+    .query(({ ctx, input }) => countEvents(readsOf(db, ctx.principal), ctx.tenantId, input));
 }
 
 /** Throws BAD_REQUEST for a range that ends before it begins. */
 export async function countEvents(
-  db: Pick<Database, 'readOnly'>,
+  db: Reads,
   tenantId: string,
   query: CountsQuery,
   options: { mostCounted?: number; sample?: number } = {},

@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import { type Database, readsOf } from '../../db/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { actorOf, doerOf } from '../domain/audit.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
@@ -486,7 +486,7 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
     )
       .input(EventQuery.extend({ limit: z.int().min(1).max(MAX_PAGE).default(100) }))
       .output(z.object({ events: z.array(EventOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input }) => searchEvents(db, ctx.tenantId, input)),
+      .query(({ ctx, input }) => searchEvents(readsOf(db, ctx.principal), ctx.tenantId, input)),
 
     summary: route(
       'GET /v1/events/summary',
@@ -505,7 +505,7 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
         }),
       )
       .output(SummaryOut)
-      .query(({ ctx, input }) => countDecisions(db, ctx.tenantId, input)),
+      .query(({ ctx, input }) => countDecisions(readsOf(db, ctx.principal), ctx.tenantId, input)),
 
     counts: countsProcedure(db),
 

@@ -1,7 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
 import type pg from 'pg';
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import { type Database, type Reads, readsOf } from '../../db/index.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { DECISIONS } from '../domain/decision.ts';
@@ -64,7 +64,7 @@ export class RulesInForce {
 }
 
 /** The rules of live policies: which can apply to an agent or a tool, and which nothing has met. */
-export function rulesRouter(db: Pick<Database, 'readOnly'>, inForce: RulesInForce) {
+export function rulesRouter(db: Reads, inForce: RulesInForce) {
   const read = { keys: ['pipeline'], role: 'viewer' } as const;
   const tag = 'policies';
   return trpc.router({
@@ -110,6 +110,7 @@ export function rulesRouter(db: Pick<Database, 'readOnly'>, inForce: RulesInForc
       summary: 'List the rules of live policies that no decision has met lately',
       description: `Looks through the newest ${MOST_LOOKED_AT.toLocaleString('en')} decisions of these days, and through the newest ${MOST_OF_A_KIND.toLocaleString('en')} of each kind that is not \`allow\`. \`complete\` says whether these were all. A record names at most 64 of the rules that matched.`,
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(z.strictObject({ days: z.int().min(1).max(366).default(30) }))
       .output(
@@ -126,7 +127,7 @@ export function rulesRouter(db: Pick<Database, 'readOnly'>, inForce: RulesInForc
         const rules = await inForce.of(ctx.tenantId);
         const since = new Date(Date.now() - input.days * 86_400_000).toISOString();
         const ids = new Set(rules.map(({ rule_id }) => rule_id));
-        const looked = await withoutMet(db, ctx.tenantId, since, ids);
+        const looked = await withoutMet(readsOf(db, ctx.principal), ctx.tenantId, since, ids);
         const unused = rules.filter(({ rule_id }) => ids.has(rule_id)).map(({ head: _, ...rule }) => rule);
         return {
           rules: unused.slice(0, MOST_RULES),
@@ -177,7 +178,7 @@ async function readRules(db: Pick<Database, 'query'>, tenantId: string): Promise
  * INVARIANT: each statement reads at most `STEP` records, found by an index, and there are a bounded number of them.
  */
 async function withoutMet(
-  db: Pick<Database, 'readOnly'>,
+  db: Reads,
   tenantId: string,
   since: string,
   ids: Set<string>,

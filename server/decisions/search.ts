@@ -1,6 +1,6 @@
 import type pg from 'pg';
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
+import type { Database, Reads } from '../../db/index.ts';
 import type { SoughtValue } from '../chain/blocks.ts';
 import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
@@ -82,7 +82,7 @@ export interface EventPage {
  * Throws VALIDATION_FAILED for an invalid cursor or one of the other order.
  */
 export async function searchEvents(
-  db: Pick<Database, 'readOnly'>,
+  db: Reads,
   tenantId: string,
   query: EventQuery,
   options: { scanRecords?: number } = {},

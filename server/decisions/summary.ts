@@ -1,5 +1,5 @@
 import type pg from 'pg';
-import type { Database } from '../../db/index.ts';
+import type { Reads } from '../../db/index.ts';
 import { firstSince, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 
@@ -23,7 +23,7 @@ export interface DecisionCounts {
  * counted but derived from the chain positions at the bucket boundaries, so that the cost does not grow with them.
  */
 export async function countDecisions(
-  db: Pick<Database, 'readOnly'>,
+  db: Reads,
   tenantId: string,
   options: { hours: number; buckets: number },
 ): Promise<DecisionCounts> {

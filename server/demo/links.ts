@@ -3,7 +3,10 @@ import { newSignInLink } from '../provision.ts';
 import { demoTenant } from './tenant.ts';
 import { PEOPLE } from './world.ts';
 
-/** Who can look at the demo, and with which links: an admin, and an approver for what needs a second person. */
+/**
+ * Who can look at the demo, and with which links: an admin, and an approver for what needs a second person. The links that an
+ * earlier start printed end.
+ */
 export async function demoLinks(core: Core, baseUrl: string): Promise<string> {
   const demo = await demoTenant(core.db.owner);
   if (!demo) throw new Error('there is no demo tenant');
@@ -14,7 +17,9 @@ export async function demoLinks(core: Core, baseUrl: string): Promise<string> {
   );
   const linkOf = async ({ email }: { email: string }) => {
     const { id } = people.find((one) => one.email === email) ?? {};
-    return id ? (await newSignInLink(core, baseUrl, demo.tenantId, id)).sign_in_url : 'no longer a member';
+    return id
+      ? (await newSignInLink(core, baseUrl, demo.tenantId, id, { only: true })).sign_in_url
+      : 'no longer a member';
   };
   return [
     '',
@@ -23,7 +28,7 @@ export async function demoLinks(core: Core, baseUrl: string): Promise<string> {
     `    ${PEOPLE.maria.name}, admin       ${await linkOf(PEOPLE.maria)}`,
     `    ${PEOPLE.lin.name}, approver        ${await linkOf(PEOPLE.lin)}`,
     '',
-    '  New links with each start. To delete it, stop the server: npm run svc -- demo remove',
+    '  Each start makes new links and ends the ones before. To delete it, stop the server: npm run svc -- demo remove',
     '',
   ].join('\n');
 }

@@ -124,7 +124,7 @@ export class Evidence {
     const session = input.sequence_id;
     const { first: start, last: end } =
       session === undefined
-        ? await this.#window(tenantId, window.from, window.to)
+        ? await this.#window(tenantId, window.from, window.to, by.person)
         : await this.#session(tenantId, session);
     const notes = await this.#notes(tenantId, start, end);
     const tied = Math.max(end, ...notes.map(({ seq }) => seq));
@@ -332,11 +332,12 @@ export class Evidence {
   async plan(
     tenantId: string,
     input: { from?: string | undefined; to?: string | undefined; sequence_id?: string | undefined },
+    who: string,
   ) {
     const span = this.#span(input);
     const { first, last } =
       input.sequence_id === undefined
-        ? await this.#bounds(tenantId, span.from, span.to)
+        ? await this.#bounds(tenantId, span.from, span.to, who)
         : await this.#sessionBounds(tenantId, input.sequence_id);
     const receivedAt = async (seq: number) =>
       (
@@ -354,7 +355,7 @@ export class Evidence {
         const to = last - seq < MAX_PACKAGE_RECORDS ? end : await receivedAt(seq + MAX_PACKAGE_RECORDS);
         // more records of one millisecond than a package holds cannot be told apart by time
         if (!to || to <= from) break;
-        const part = await this.#bounds(tenantId, from, to);
+        const part = await this.#bounds(tenantId, from, to, who);
         parts.push({ from: from.toISOString(), to: to.toISOString(), record_count: part.last - part.first + 1 });
         seq = part.last + 1;
         from = to;
@@ -434,19 +435,23 @@ export class Evidence {
    * The seq range of a time window. received_at never falls along a chain, so the range is exact. One without records
    * begins after the last record that was received before `from`.
    */
-  async #bounds(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
-    return this.#db.readOnly(tenantId, async (client) => {
-      await client.query(PLAN);
-      const end = await lastSeq(client, tenantId, 'forensics');
-      const first = await firstSince(client, tenantId, 'forensics', end, from.toISOString());
-      const next = await firstSince(client, tenantId, 'forensics', end, to.toISOString());
-      return { first, last: next - 1 };
-    });
+  async #bounds(tenantId: string, from: Date, to: Date, who: string): Promise<{ first: number; last: number }> {
+    return this.#db.readOnly(
+      tenantId,
+      async (client) => {
+        await client.query(PLAN);
+        const end = await lastSeq(client, tenantId, 'forensics');
+        const first = await firstSince(client, tenantId, 'forensics', end, from.toISOString());
+        const next = await firstSince(client, tenantId, 'forensics', end, to.toISOString());
+        return { first, last: next - 1 };
+      },
+      who,
+    );
   }
 
   /** The same, or TOO_MANY_RECORDS. */
-  async #window(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
-    const { first, last } = await this.#bounds(tenantId, from, to);
+  async #window(tenantId: string, from: Date, to: Date, who: string): Promise<{ first: number; last: number }> {
+    const { first, last } = await this.#bounds(tenantId, from, to, who);
     if (last - first + 1 > MAX_PACKAGE_RECORDS) {
       const [next] = await this.#db.query<{ received_at: Date }>(
         tenantId,

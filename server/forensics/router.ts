@@ -41,7 +41,7 @@ export function forensicsRouter(evidence: Evidence) {
         tag,
         limit: 'export',
         status: 201,
-        problems: ['TOO_MANY_RECORDS', 'NOT_FOUND', 'RATE_LIMITED'],
+        problems: ['TOO_MANY_RECORDS', 'NOT_FOUND', 'RATE_LIMITED', 'TOO_BROAD'],
       },
     )
       .input(
@@ -68,7 +68,7 @@ export function forensicsRouter(evidence: Evidence) {
         summary: 'How many records an export would contain, and how to split it',
         description: '`parts` is empty when one package is enough.',
         tag,
-        problems: ['NOT_FOUND'],
+        problems: ['NOT_FOUND', 'TOO_BROAD'],
       },
     )
       .input(
@@ -87,7 +87,7 @@ export function forensicsRouter(evidence: Evidence) {
           parts: z.array(z.object({ from: z.iso.datetime(), to: z.iso.datetime(), record_count: z.int() })),
         }),
       )
-      .query(({ ctx, input }) => evidence.plan(ctx.tenantId, input)),
+      .query(({ ctx, input }) => evidence.plan(ctx.tenantId, input, personOf(ctx.principal))),
 
     list: route(
       'GET /v1/forensics/packages',

@@ -82,7 +82,10 @@ export class PolicyQueries {
     this.#rules = parts.rules;
   }
 
-  /** Most recently changed first. With `review`, policies enforced by break glass come first. */
+  /**
+   * Most recently changed first. With `review`, policies enforced by break glass come first. `who`: anyone who asks, see
+   * readOnly.
+   */
   async list(
     tenantId: string,
     filter: {
@@ -98,6 +101,7 @@ export class PolicyQueries {
       limit: number;
       offset: number;
     },
+    who?: string,
   ): Promise<{ policies: (PolicyView & { open_review: OpenReview | null })[]; total: number }> {
     const where: QBFilterQuery<PolicyRow>[] = [];
     if (filter.status) where.push({ status: filter.status });
@@ -107,7 +111,7 @@ export class PolicyQueries {
     if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
     if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
     if (filter.ids !== undefined) where.push({ id: { $like: likeOf(filter.ids) } });
-    if (filter.q !== undefined) where.push({ id: { $in: await this.#with(tenantId, filter.q) } });
+    if (filter.q !== undefined) where.push({ id: { $in: await this.#with(tenantId, filter.q, who) } });
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
@@ -135,18 +139,22 @@ export class PolicyQueries {
   }
 
   /** The policies with a text in their id, or in their newest version. */
-  async #with(tenantId: string, part: string): Promise<string[]> {
-    return this.#db.readOnly(tenantId, async (client) => {
-      const { rows } = await client.query<{ id: string }>(
-        `select id from (
+  async #with(tenantId: string, part: string, who: string | undefined): Promise<string[]> {
+    return this.#db.readOnly(
+      tenantId,
+      async (client) => {
+        const { rows } = await client.query<{ id: string }>(
+          `select id from (
            select p.id, r.dsl_source from policy p join policy_revision r
              on r.tenant_id = $1 and r.policy_id = p.id and r.version = p.version
            where p.tenant_id = $1 order by p.updated_at desc limit ${MOST_SEARCHED}) t
          where strpos(lower(id), lower($2)) > 0 or strpos(lower(dsl_source), lower($2)) > 0`,
-        [tenantId, part],
-      );
-      return rows.map(({ id }) => id);
-    });
+          [tenantId, part],
+        );
+        return rows.map(({ id }) => id);
+      },
+      who,
+    );
   }
 
   /** The policy with its versions, newest first. NOT_FOUND when the tenant has no such policy. */

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { actorOf } from '../domain/audit.ts';
 import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
-import type { Principal } from '../domain/principal.ts';
+import { type Principal, personOf } from '../domain/principal.ts';
 import { coversPolicy, SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import { firstHidden } from '../lib/visible.ts';
@@ -396,7 +396,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         }),
       )
       .query(async ({ ctx, input }) => ({
-        ...(await queries.list(ctx.tenantId, { ...input, ids: globOf(ctx) ?? undefined })),
+        ...(await queries.list(ctx.tenantId, { ...input, ids: globOf(ctx) ?? undefined }, personOf(ctx.principal))),
         limit: input.limit,
         offset: input.offset,
       })),

@@ -82,25 +82,29 @@ export class Members {
     this.#holdings = parts.holdings;
   }
 
-  /** One page of the people, by address. */
-  async list(tenantId: string, filter: PersonFilter): Promise<{ people: Person[]; total: number }> {
+  /** One page of the people, by address. `who`: anyone who asks, see readOnly. */
+  async list(tenantId: string, filter: PersonFilter, who?: string): Promise<{ people: Person[]; total: number }> {
     const where = new Where(WITH_STATUS[filter.status], [new Date(this.#clock.now())])
       .and(tenantId, (id) => `m.tenant_id = ${id}`)
       .and(filter.role, (role) => `${role} = any(m.roles)`)
       .and(filter.q, (part) => `strpos(lower(m.email || ' ' || m.name), lower(${part})) > 0`);
-    return this.#db.readOnly(tenantId, async (client) => {
-      // the parameter of the time is used, so that both statements take the same list
-      const count = await client.query<{ total: number }>(
-        `select count(*)::int as total from member m where $1::timestamptz is not null and ${where.sql}`,
-        where.values,
-      );
-      const { rows } = await client.query<Person>(
-        `select ${PERSON} from member m where ${where.sql} order by m.email, m.id
+    return this.#db.readOnly(
+      tenantId,
+      async (client) => {
+        // the parameter of the time is used, so that both statements take the same list
+        const count = await client.query<{ total: number }>(
+          `select count(*)::int as total from member m where $1::timestamptz is not null and ${where.sql}`,
+          where.values,
+        );
+        const { rows } = await client.query<Person>(
+          `select ${PERSON} from member m where ${where.sql} order by m.email, m.id
          limit ${filter.limit} offset ${filter.offset}`,
-        where.values,
-      );
-      return { people: rows, total: count.rows[0]!.total };
-    });
+          where.values,
+        );
+        return { people: rows, total: count.rows[0]!.total };
+      },
+      who,
+    );
   }
 
   /** NOT_FOUND when nobody has the id. People who were removed are found. */

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
 import { doerOf } from '../domain/audit.ts';
-import { ownerOf, ROLES, type Role } from '../domain/principal.ts';
+import { ownerOf, personOf, ROLES, type Role } from '../domain/principal.ts';
 import { emailAddress, text, why } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
@@ -77,6 +77,7 @@ export function usersRouter(members: Members) {
       summary: 'List the people of the tenant',
       description: 'People who were removed are listed only with the matching `status`.',
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(
         z.strictObject({
@@ -88,7 +89,7 @@ export function usersRouter(members: Members) {
       )
       .output(z.object({ users: z.array(UserOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => {
-        const { people, total } = await members.list(ctx.tenantId, input);
+        const { people, total } = await members.list(ctx.tenantId, input, personOf(ctx.principal));
         return { users: people.map(userOut), total, limit: input.limit, offset: input.offset };
       }),
 

@@ -263,11 +263,12 @@ export class ToolQueries {
 
   /**
    * The agents that have labels, keys that work, or decisions, by id: all that match, the first `limit` of them after `after`.
-   * Of agents with decisions alone, the first 2,000 are found.
+   * Of agents with decisions alone, the first 2,000 are found. `who`: anyone who asks, see readOnly.
    */
   async agents(
     tenantId: string,
     filter: { q?: string | undefined; label?: string | undefined; after?: string | undefined; limit: number },
+    who?: string,
   ): Promise<{ agents: AgentView[]; total: number; next: string | null }> {
     const [labeled, keys, seen] = await Promise.all([
       this.#db.reader(tenantId).find(Agent, {}),
@@ -278,7 +279,7 @@ export class ToolQueries {
          group by agent_id`,
         [tenantId],
       ),
-      this.#seen(tenantId),
+      this.#seen(tenantId, who),
     ]);
     const found = new Map<string, AgentView>();
     const of = (id: string): AgentView => {
@@ -327,7 +328,7 @@ export class ToolQueries {
   }
 
   /** One agent; of an id that nobody knows there is nothing but the id. */
-  async agent(tenantId: string, id: string): Promise<AgentDetail> {
+  async agent(tenantId: string, id: string, who?: string): Promise<AgentDetail> {
     const [labeled, [keys], last] = await Promise.all([
       this.#db.reader(tenantId).findOne(Agent, { id }),
       this.#db.query<{ roles: string[] | null; owners: string[] | null; keys: number; last_used_at: Date | null }>(
@@ -338,7 +339,7 @@ export class ToolQueries {
            and (expires_at is null or expires_at > now())`,
         [tenantId, id],
       ),
-      this.#lastOf(tenantId, id),
+      this.#lastOf(tenantId, id, who),
     ]);
     const seen = [keys?.last_used_at?.toISOString(), last?.at].filter((at) => at !== undefined).sort();
     return {
@@ -355,26 +356,36 @@ export class ToolQueries {
   }
 
   /** The last decision of an agent. Few agents, if any, share the hash by which it is found. */
-  async #lastOf(tenantId: string, id: string): Promise<{ role: string; at: string } | undefined> {
-    return this.#db.readOnly(tenantId, async (client) => {
-      await client.query(PLAN);
-      const { rows } = await client.query<{ role: string; received_at: Date }>(
-        `select r.line::json->>'agent_role' as role, r.received_at
+  async #lastOf(
+    tenantId: string,
+    id: string,
+    who: string | undefined,
+  ): Promise<{ role: string; at: string } | undefined> {
+    return this.#db.readOnly(
+      tenantId,
+      async (client) => {
+        await client.query(PLAN);
+        const { rows } = await client.query<{ role: string; received_at: Date }>(
+          `select r.line::json->>'agent_role' as role, r.received_at
          from (select line, received_at from forensic_record where tenant_id = $1 and agent_h = $2
                order by seq desc limit ${MOST_SHARING}) r
          where r.line::json->>'agent_id' = $3 limit 1`,
-        [tenantId, idHash(id), id],
-      );
-      return rows[0] && { role: rows[0].role, at: rows[0].received_at.toISOString() };
-    });
+          [tenantId, idHash(id), id],
+        );
+        return rows[0] && { role: rows[0].role, at: rows[0].received_at.toISOString() };
+      },
+      who,
+    );
   }
 
   /** The last decision of each agent, found by steps through an index. */
-  async #seen(tenantId: string): Promise<{ id: string; role: string; at: string }[]> {
-    return this.#db.readOnly(tenantId, async (client) => {
-      await client.query(PLAN);
-      const { rows } = await client.query<{ id: string; role: string; received_at: Date }>(
-        `with recursive last as (
+  async #seen(tenantId: string, who: string | undefined): Promise<{ id: string; role: string; at: string }[]> {
+    return this.#db.readOnly(
+      tenantId,
+      async (client) => {
+        await client.query(PLAN);
+        const { rows } = await client.query<{ id: string; role: string; received_at: Date }>(
+          `with recursive last as (
            (select agent_h, seq from forensic_record where tenant_id = $1 order by agent_h desc, seq desc limit 1)
            union all
            select earlier.agent_h, earlier.seq from last cross join lateral (
@@ -383,10 +394,12 @@ export class ToolQueries {
          select r.line::json->>'agent_id' as id, r.line::json->>'agent_role' as role, r.received_at
          from (select seq from last limit ${MOST_SEEN}) l join forensic_record r on r.tenant_id = $1 and r.seq = l.seq
          where r.line::json->>'agent_id' is not null`,
-        [tenantId],
-      );
-      return rows.map(({ id, role, received_at }) => ({ id, role, at: received_at.toISOString() }));
-    });
+          [tenantId],
+        );
+        return rows.map(({ id, role, received_at }) => ({ id, role, at: received_at.toISOString() }));
+      },
+      who,
+    );
   }
 }
 

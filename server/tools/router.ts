@@ -321,12 +321,13 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         }),
       )
       .output(z.object({ agents: z.array(AgentOut), total: z.int(), next: z.string().nullable() }))
-      .query(({ ctx, input }) => queries.agents(ctx.tenantId, input)),
+      .query(({ ctx, input }) => queries.agents(ctx.tenantId, input, personOf(ctx.principal))),
 
     agent: route('GET /v1/agents/{agent_id}', read, {
       summary: 'Read what is known of an agent',
       description: 'An agent needs no entry: of an id that nobody knows, the answer has nothing but the id.',
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(z.strictObject({ agent_id: AgentName }))
       .output(
@@ -334,7 +335,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
           .object({ ...agentOut, owners: z.array(z.string()).describe('the people who own its keys that work') })
           .meta({ id: 'AgentDetail' }),
       )
-      .query(({ ctx, input }) => queries.agent(ctx.tenantId, input.agent_id)),
+      .query(({ ctx, input }) => queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal))),
 
     labelAgent: route(
       'PUT /v1/agents/{agent_id}/labels',
@@ -344,15 +345,14 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         description:
           'Policies read them as `principal.labels`, whatever key or token the agent comes with. Where approval is required it takes two people.',
         tag,
-        problems: ['CONFLICT', 'SELF_APPROVAL'],
+        problems: ['CONFLICT', 'SELF_APPROVAL', 'TOO_BROAD'],
       },
     )
       .input(z.strictObject({ agent_id: AgentName, labels: Labels }))
       .output(AgentOut)
       .mutation(async ({ ctx, input }) => {
         await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx));
-        const { agents } = await queries.agents(ctx.tenantId, { limit: Number.POSITIVE_INFINITY });
-        return agents.find(({ id }) => id === input.agent_id)!;
+        return queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal));
       }),
   });
 }

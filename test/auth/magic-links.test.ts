@@ -373,6 +373,20 @@ describe('a mailed link', () => {
   });
 });
 
+test('a link that is to be the only one ends those that were handed over before, and none that was mailed', async () => {
+  const tenant = await server.tenant();
+  const { userId, email } = await member(tenant);
+  const { userId: colleague } = await member(tenant);
+  const browser = new Browser();
+  const create = (user: string, which?: { only: boolean }) =>
+    server.core.links.create(tenant.id, user, 900, { actor: OPERATOR }, which);
+  const [before, others, mailed] = [await create(userId), await create(colleague), (await browser.ask(email)).token];
+  const only = await create(userId, { only: true });
+  expect((await new Browser().open(before)).status).toBe(401);
+  for (const token of [only, others]) expect((await new Browser().open(token)).status).toBe(302);
+  expect((await browser.open(mailed)).status).toBe(302);
+});
+
 describe('a link that is opened while another person is signed in', () => {
   const form = (token: string) => ({
     headers: { 'content-type': 'application/x-www-form-urlencoded', origin: server.origin, ...HTML },

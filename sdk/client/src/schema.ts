@@ -5989,6 +5989,16 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description TOO_BROAD: Reading this takes too long */
+        TOO_BROAD: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description CONFLICT: The resource already exists or is in use */
         CONFLICT: {
             headers: {
@@ -6031,16 +6041,6 @@ export interface components {
         };
         /** @description DOMAIN_NOT_VERIFIED: The domain is not verified */
         DOMAIN_NOT_VERIFIED: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                [name: string]: unknown;
-            };
-            content: {
-                "application/problem+json": components["schemas"]["Problem"];
-            };
-        };
-        /** @description TOO_BROAD: Reading this takes too long */
-        TOO_BROAD: {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -6209,8 +6209,8 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description TOO_MANY_RECORDS: The range holds too many records for one package */
-        TOO_MANY_RECORDS: {
+        /** @description TOO_BROAD: Reading this takes too long; TOO_MANY_RECORDS: The range holds too many records for one package */
+        "TOO_BROAD-TOO_MANY_RECORDS": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -6691,6 +6691,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -10451,6 +10452,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12271,6 +12273,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -12322,6 +12325,7 @@ export interface operations {
             409: components["responses"]["CONFLICT"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -15597,6 +15601,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -15712,7 +15717,7 @@ export interface operations {
             404: components["responses"]["NOT_FOUND"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
-            422: components["responses"]["TOO_MANY_RECORDS"];
+            422: components["responses"]["TOO_BROAD-TOO_MANY_RECORDS"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -15769,6 +15774,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -17246,6 +17252,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
