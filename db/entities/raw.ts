@@ -224,9 +224,10 @@ const Delivery = defineEntity({
     nextAttemptAt: time().nullable(),
     createdAt: time(),
     lastAttemptAt: time().nullable(),
-    deliveredAt: time().nullable(),
     durationMs: p.integer().nullable(),
-    history: p.json().columnType('jsonb'),
+    sent: p.blob().nullable(),
+    answer: p.json().columnType('jsonb').nullable(),
+    history: p.json().columnType('jsonb').nullable(),
   },
   filters: tenantFilter,
 });

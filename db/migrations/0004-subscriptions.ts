@@ -60,6 +60,7 @@ export class Subscriptions extends Migration {
     this.addSql(`create index delivery_lane_resend on delivery_lane (tenant_id, id)
       where resend is not null and resend->>'ended_at' is null`);
     this.addSql(`create index subscription_disabled on subscription (disabled_at) where disabled_at is not null`);
+    // The columns are of the last attempt, and the history has those before it: most have one alone.
     // an event's id sorts by its time, which is the order in which a destination is told. The tenant is that of the lane:
     // a reference of its own would be looked up for each row.
     this.addSql(`
@@ -79,8 +80,10 @@ export class Subscriptions extends Migration {
         next_attempt_at timestamptz(3),
         created_at timestamptz(3) not null,
         last_attempt_at timestamptz(3),
-        delivered_at timestamptz(3),
         duration_ms integer,
+        sent bytea,
+        answer jsonb,
+        history jsonb,
         primary key (tenant_id, id),
         unique (tenant_id, lane_id, event_id),
         foreign key (tenant_id, lane_id) references delivery_lane on delete cascade,

@@ -6,7 +6,6 @@ import { SingleSignOn } from './0003-sso.ts';
 import { Subscriptions } from './0004-subscriptions.ts';
 import { HoldsByExpiry } from './0005-holds-by-expiry.ts';
 import { OpenReviews } from './0006-open-reviews.ts';
-import { DeliveryHistory } from './0007-delivery-history.ts';
 import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
 import { Simulations } from './0011-simulations.ts';
@@ -27,7 +26,6 @@ export const migrations = [
   { name: '0004-subscriptions', class: Subscriptions },
   { name: '0005-holds-by-expiry', class: HoldsByExpiry },
   { name: '0006-open-reviews', class: OpenReviews },
-  { name: '0007-delivery-history', class: DeliveryHistory },
   { name: '0008-tools', class: Tools },
   { name: '0009-lists', class: Lists },
   { name: '0011-simulations', class: Simulations },

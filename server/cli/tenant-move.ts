@@ -19,7 +19,6 @@ import type { Config } from '../config.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { type FormerKey, type FormerLimits, keysOfChain, openFormerKey, sealFormerKey } from '../keys/keyring.ts';
 import { targetPlace } from '../subscriptions/fan-out.ts';
-import { historyPlace } from '../subscriptions/outcomes.ts';
 import { sealPlace } from '../subscriptions/subscription-row.ts';
 import { secretContext as changePlace } from '../tenants/settings-changes.ts';
 import { copyParts } from './backup.ts';
@@ -814,8 +813,6 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
       return changePlace(tenantId, id);
     case 'delivery_lane.target_sealed':
       return targetPlace(tenantId, id);
-    case 'delivery.history[].headers_sealed':
-      return historyPlace({ tenantId, deliveryId: id });
     case 'subscription.url_sealed':
       return sealPlace(tenantId, id, 'url');
     case 'subscription.secret_sealed':

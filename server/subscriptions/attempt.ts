@@ -1,6 +1,5 @@
 import type { DeliveryResult } from '../../machines/delivery.ts';
 import type { DestinationType } from '../domain/destinations.ts';
-import { sha256Hex } from '../lib/crypto.ts';
 import { type Egress, type EgressAnswer, EgressError } from '../lib/egress.ts';
 import type { Message } from './destinations/destination.ts';
 import { adapterOf } from './destinations/index.ts';
@@ -15,14 +14,10 @@ export interface Outcome {
   duration_ms: number;
 }
 
-/** What went there and what came back, for the people who look into a delivery. */
-export interface Exchange {
-  /** Those that this server chooses, with the signatures of this attempt. The secret is in none of them. */
+/** What is sent: the headers that this server chooses, with the signatures. The secret is in none of them. */
+export interface Sent {
   headers: Record<string, string>;
-  /** Of the body that was sent: it is the same for all attempts, unless the settings of a chat changed. */
-  body_sha256: string;
-  /** Null if none came. Its author may be anyone. */
-  answer: Answer | null;
+  body: string;
 }
 
 export interface Answer {
@@ -33,9 +28,12 @@ export interface Answer {
   truncated: boolean;
 }
 
-/** An outcome with the fields that only the delivery workers use. */
+/** An outcome with what went there and what came back, and the fields that only the delivery workers use. */
 export interface AttemptOutcome extends Outcome {
-  exchange: Exchange;
+  /** Null if nothing could be. */
+  sent: Sent | null;
+  /** Null if none came. Its author may be anyone. */
+  answer: Answer | null;
   /** The destination answered 404 or 410. This may be a temporary mistake. */
   gone: boolean;
   /** Milliseconds to wait, as requested by the destination. */
@@ -53,6 +51,15 @@ const KEPT_HEADERS = [
 
 /** The longest pause that a destination can request. */
 const MAX_RETRY_AFTER_MS = 3600_000;
+
+/** The outcome where nothing can be sent, because what is stored of the destination cannot be opened. */
+export const UNREADABLE: AttemptOutcome = {
+  delivered: false,
+  result: 'DESTINATION_ERROR',
+  reason:
+    'The address or the secret of this destination cannot be read: it was changed in the database, or sealed with another master key. Enter both again in the subscription.',
+  ...{ http_status: null, duration_ms: 0, sent: null, answer: null, gone: false },
+};
 
 /**
  * Makes one attempt to send an event to a destination, within 10 s. Failures of the destination are returned as outcomes;
@@ -73,13 +80,12 @@ export async function attempt(
   const destination = adapterOf(to.type);
   const started = performance.now();
   const duration = () => Math.round(performance.now() - started);
-  const { body, headers } = destination.request({ ...to.message, secrets: to.secrets });
-  const body_sha256 = sha256Hex(body);
+  const sent = destination.request({ ...to.message, secrets: to.secrets });
   let answer: EgressAnswer;
   try {
     const { url, keep, signal } = to;
     const more = { ...(keep !== undefined && { keep }), ...(signal && { signal }) };
-    answer = await egress.send({ url, method: 'POST', body, headers, ...more });
+    answer = await egress.send({ url, method: 'POST', ...sent, ...more });
   } catch (error) {
     if (!(error instanceof EgressError)) throw error;
     // a delivery has no size limit of its own, so TOO_LARGE is an error of the destination
@@ -90,7 +96,7 @@ export async function attempt(
       reason: error.message,
       http_status: null,
       duration_ms: duration(),
-      exchange: { headers, body_sha256, answer: null },
+      ...{ sent, answer: null },
       gone: false,
     };
   }
@@ -108,7 +114,7 @@ export async function attempt(
     reason: result !== 'DELIVERED' && error ? `${reason} It said: ${error}.` : reason,
     http_status: status,
     duration_ms: duration(),
-    exchange: { headers, body_sha256, answer: kept(answer) },
+    ...{ sent, answer: kept(answer) },
     gone: status === 404 || status === 410,
     ...(retryAfter !== undefined && { retryAfter }),
   };

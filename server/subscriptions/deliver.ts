@@ -21,11 +21,12 @@ import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
 import { pause, Wake } from '../lib/pause.ts';
-import { type AttemptOutcome, attempt } from './attempt.ts';
+import { type AttemptOutcome, attempt, UNREADABLE } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './fan-out.ts';
-import { type StoredOutcome, sealExchange, storeOutcomes, unflushed } from './outcomes.ts';
+import { type StoredOutcome, storedOf, storeOutcomes, unflushed } from './outcomes.ts';
+import { signedAt } from './sent.ts';
 import { openDestination } from './subscription-row.ts';
 import { keptSince, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
 
@@ -77,7 +78,8 @@ interface Lane {
 /** The current destination of a lane. */
 interface Target {
   type: DestinationType;
-  url: string;
+  /** Null if what is stored of it cannot be opened. */
+  url: string | null;
   secrets: string[];
   appUrl: string;
 }
@@ -332,10 +334,11 @@ export class Deliverer {
     // restored before sending: if this version cannot read the state, it could not store the outcome
     const { status: state, machine_context: context, machine_version: version } = delivery;
     const snapshot = restoreDelivery({ state, context, version });
-    const outcome = await this.#attempt(lane, target, delivery, signal);
+    const began = this.#now();
+    const outcome = await this.#attempt(lane, target, delivery, began, signal);
     if (!outcome) return 'enough';
     this.#parts.attempts?.inc({ result: outcome.result });
-    this.#store(lane, delivery, snapshot, outcome);
+    this.#store(lane, delivery, snapshot, outcome, began);
     const { paceMs } = kindOf(target.type);
     const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
     if (outcome.delivered && restMs === 0) {
@@ -425,11 +428,19 @@ export class Deliverer {
 
   /** The lane's destination; undefined while its subscription is not active. */
   #target(lane: Lane, row: Held): Target | undefined {
-    const { box, appUrl } = this.#parts;
+    const { box, appUrl, log } = this.#parts;
     const { tenant_id: tenantId, id } = lane;
+    const unreadable = (error: unknown) => {
+      log.warn({ tenant: tenantId, destination: id, reason: (error as Error).message }, 'a destination cannot be read');
+      return { url: null, secrets: [] };
+    };
     if (lane.target_sealed) {
-      const url = box.open(lane.target_sealed, targetPlace(tenantId, id)).toString();
-      return { type: typeOfTarget(url), url, secrets: [], appUrl };
+      try {
+        const url = box.open(lane.target_sealed, targetPlace(tenantId, id)).toString();
+        return { type: typeOfTarget(url), url, secrets: [], appUrl };
+      } catch (error) {
+        return { type: 'webhook', ...unreadable(error), appUrl };
+      }
     }
     if (row.destination_type === null) return undefined;
     const sealed = {
@@ -441,7 +452,12 @@ export class Deliverer {
       previousSecretUntil: row.previous_secret_until,
     };
     const { destination_type: type, destination_config } = row;
-    return { type, ...openDestination(box, sealed, this.#now()), appUrl: destination_config.app_url ?? appUrl };
+    const settings = { type, appUrl: destination_config.app_url ?? appUrl };
+    try {
+      return { ...settings, ...openDestination(box, sealed, this.#now()) };
+    } catch (error) {
+      return { ...settings, ...unreadable(error) };
+    }
   }
 
   /** Renews a lease that is about to expire, when all outcomes so far are stored; false if it was lost. */
@@ -463,11 +479,14 @@ export class Deliverer {
     lane: Lane,
     target: Target,
     delivery: Queued,
+    began: number,
     signal: AbortSignal,
   ): Promise<AttemptOutcome | undefined> {
+    const { type, url, secrets, appUrl } = target;
+    if (url === null) return UNREADABLE;
     try {
       return await attempt(this.#parts.egress, {
-        ...target,
+        ...{ type, url, secrets },
         signal,
         keep: `${lane.tenant_id}/${lane.id}`,
         message: {
@@ -475,8 +494,8 @@ export class Deliverer {
           eventType: delivery.event_type,
           deliveryId: delivery.id,
           payload: delivery.payload,
-          timestamp: Math.floor(this.#now() / 1000),
-          appUrl: target.appUrl,
+          timestamp: signedAt(began),
+          appUrl,
         },
       });
     } catch (error) {
@@ -486,7 +505,7 @@ export class Deliverer {
   }
 
   /** Begins to store the outcome and the machine's next state. The lane is over where that is no longer possible. */
-  #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): void {
+  #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome, began: number): void {
     const now = this.#now();
     const event: DeliveryEvent = {
       type: 'attempted',
@@ -514,13 +533,9 @@ export class Deliverer {
         http_status: outcome.http_status,
         result: outcome.result,
         failure_reason: outcome.delivered ? null : outcome.reason,
-        attempted_at: at,
+        attempted_at: new Date(began),
         duration_ms: outcome.duration_ms,
-        exchange: sealExchange(
-          this.#parts.box,
-          { tenantId: lane.tenant_id, deliveryId: delivery.id },
-          outcome.exchange,
-        ),
+        ...storedOf(outcome),
       })
       .then(
         (stored) => {

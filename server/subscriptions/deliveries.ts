@@ -3,6 +3,7 @@ import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
 import type { Notices, Step } from '../../db/notices.ts';
 import {
   DELIVERY_MACHINE_VERSION,
+  type DeliveryContext,
   type DeliveryEvent,
   type DeliveryResult,
   type DeliveryState,
@@ -14,15 +15,15 @@ import type { DestinationType } from '../domain/destinations.ts';
 import type { EventType } from '../domain/events.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { type SecretBox, sha256Hex } from '../lib/crypto.ts';
+import type { SecretBox } from '../lib/crypto.ts';
 import { firstId } from '../lib/ids.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
-import type { Exchange } from './attempt.ts';
+import type { Answer } from './attempt.ts';
 import { adapterOf } from './destinations/index.ts';
 import { MOST_PAUSED } from './fan-out.ts';
-import { openHeaders, type StoredExchange } from './outcomes.ts';
-import { findSubscription, lockSubscription } from './subscription-row.ts';
+import { type Exchange, remade, signedAt } from './sent.ts';
+import { findSubscription, lockSubscription, secretsSince } from './subscription-row.ts';
 
 export interface DeliveryView {
   id: string;
@@ -63,16 +64,25 @@ export interface DeliveryRow {
   machine_version: number;
   machine_context: unknown;
   attempts: number;
+  /** Of the last attempt, as are `result`, `failure_reason` and `duration_ms`. */
   http_status: number | null;
   result: DeliveryResult | null;
   failure_reason: string | null;
   next_attempt_at: Date | null;
   created_at: Date;
   last_attempt_at: Date | null;
-  delivered_at: Date | null;
   duration_ms: number | null;
-  /** Attempts, oldest first. */
-  history: (Omit<AttemptView, 'headers'> & StoredExchange)[];
+  /** Of the last attempt: see `markOf`; null if nothing was sent. */
+  sent: Uint8Array | null;
+  answer: Answer | null;
+  /** Attempts before the last one, oldest first; null if there was none. */
+  history: EarlierAttempt[] | null;
+}
+
+interface EarlierAttempt extends Omit<AttemptView, keyof Exchange> {
+  /** As PostgreSQL writes bytes. */
+  sent: string | null;
+  answer: Answer | null;
 }
 
 export interface DeliveryDetails extends DeliveryView {
@@ -113,9 +123,12 @@ interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete'> {
 /** How many deliveries of a subscription are counted. */
 const SEEN = 1000;
 
-/** The columns of a delivery without its history, which may be long. */
+/** The columns of a delivery without what was sent and answered, which may be long. */
 const COLUMNS = `tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
-  result, failure_reason, next_attempt_at, created_at, last_attempt_at, delivered_at, duration_ms`;
+  result, failure_reason, next_attempt_at, created_at, last_attempt_at, duration_ms`;
+
+/** Why it is not delivered: what ended it without an attempt, such as a full queue, or else its last attempt. */
+const REASON = `coalesce(d.machine_context->>'stopped', d.failure_reason)`;
 
 /** Identifies this list in its cursors. */
 const LIST = 'd1';
@@ -192,7 +205,7 @@ export class Deliveries {
            where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.attempts > 0
            order by d.event_id desc limit ${SEEN}) d) t
        left join lateral (
-         select json_build_object('delivery_id', d.id, 'at', d.last_attempt_at, 'reason', d.failure_reason) as last_failure
+         select json_build_object('delivery_id', d.id, 'at', d.last_attempt_at, 'reason', ${REASON}) as last_failure
          from delivery d
          where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.status <> 'delivered' and d.attempts > 0
          order by d.event_id desc limit 1) f on true
@@ -212,27 +225,30 @@ export class Deliveries {
   /** One delivery with what was sent, and its kept attempts. */
   async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryDetails> {
     const { row, subscription } = await this.#find(tenantId, id, deliveryId);
-    const history = row.history
-      .map(({ headers_sealed, ...attempt }) => ({
-        ...attempt,
-        at: new Date(attempt.at).toISOString(),
-        headers: openHeaders(this.#box, { tenantId, deliveryId }, headers_sealed),
-      }))
-      .reverse();
     const [event] = await this.#db.query<{ payload: Record<string, unknown> }>(
       tenantId,
       'select payload from event_outbox where tenant_id = $1 and id = $2',
       [tenantId, row.event_id],
     );
     const { payload } = event!;
-    // neither the time nor the secrets are in the body
-    const { body } = adapterOf(subscription.destinationType).request({
-      ...{ eventId: row.event_id, eventType: row.event_type, deliveryId, payload, timestamp: 0, secrets: [] },
-      appUrl: subscription.destinationConfig.app_url ?? this.#appUrl,
+    const { destinationType, destinationConfig } = subscription;
+    const destination = adapterOf(destinationType);
+    const message = {
+      ...{ eventId: row.event_id, eventType: row.event_type, deliveryId, payload, timestamp: 0 },
+      appUrl: destinationConfig.app_url ?? this.#appUrl,
+    };
+    const attempts = attemptsOf(row).map(({ sent, answer, ...attempt }) => {
+      const at = new Date(attempt.at);
+      if (!sent) return { ...attempt, at: at.toISOString(), headers: {}, body_sha256: null, body: null, answer };
+      const secrets = secretsSince(this.#box, subscription);
+      const made = remade(sent, destination, { ...message, timestamp: signedAt(at.getTime()) }, secrets);
+      return { ...attempt, at: at.toISOString(), ...made, answer };
     });
-    const sent = history[0]?.body_sha256;
-    const same = sent === undefined || sent === sha256Hex(body);
-    return { ...viewOf(row, subscription.destinationType), history, payload, body: same ? body : null };
+    const [last] = attempts;
+    // neither the time nor the secrets are in the body
+    const body = last?.body_sha256 ? last.body : destination.request({ ...message, secrets: [] }).body;
+    const history = attempts.map(({ body: _, ...attempt }) => attempt);
+    return { ...viewOf(row, destinationType), history, payload, body };
   }
 
   /** The state of a delivery's machine, and why it would refuse each event that a person can send; null if allowed. */
@@ -285,8 +301,7 @@ export class Deliveries {
       const step = { event, state: next.value, context: next.context };
       afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, deliveryId, [step]));
       const [changed] = await em.execute<DeliveryRow[]>(
-        `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?,
-           delivered_at = null, failure_reason = null
+        `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?
          where tenant_id = ? and id = ? returning *`,
         [next.value, JSON.stringify(next.context), DELIVERY_MACHINE_VERSION, now, tenantId, deliveryId],
       );
@@ -350,19 +365,40 @@ export async function stepWaiting(
     return { id, status: next.value, context: next.context, next_at: dateOf(next.context.nextAt) };
   });
   await em.execute(
-    `update delivery d set status = x.status, next_attempt_at = x.next_at, machine_context = x.context,
-       failure_reason = coalesce(?, d.failure_reason)
+    `update delivery d set status = x.status, next_attempt_at = x.next_at, machine_context = x.context
      from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb, next_at timestamptz)
      where d.tenant_id = ? and d.id = x.id`,
-    [event.type === 'stop' ? event.reason : null, JSON.stringify(stepped), tenantId],
+    [JSON.stringify(stepped), tenantId],
   );
   return { count: rows.length, last: rows.at(-1)!.event_id };
 }
 
 const dateOf = (ms: number | null) => (ms === null ? null : new Date(ms));
 
+/** Newest first. */
+function attemptsOf(row: DeliveryRow) {
+  const earlier = (row.history ?? []).map(({ sent, ...attempt }) => ({
+    ...attempt,
+    sent: sent === null ? null : Buffer.from(sent.slice(2), 'hex'),
+  }));
+  const { last_attempt_at: at, result, http_status, failure_reason: reason, duration_ms, sent, answer } = row;
+  const all = [
+    ...earlier,
+    ...(at === null ? [] : [{ at, result: result!, http_status, reason, duration_ms: duration_ms!, sent, answer }]),
+  ];
+  return all
+    .map((attempt) => ({ ...attempt, answer: attempt.answer ?? (attempt.http_status === null ? null : NOTHING) }))
+    .reverse();
+}
+
+/** An answer of which nothing is kept is not stored. */
+const NOTHING: Answer = { headers: {}, body: '', truncated: false };
+
 function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
   const time = (at: Date | string | null) => (at === null ? null : new Date(at).toISOString());
+  const { stopped, failures } = row.machine_context as Partial<DeliveryContext>;
+  // queued again by a person: what failed before is past
+  const reason = stopped ?? (row.status === 'retrying' && failures === 0 ? null : row.failure_reason);
   const note =
     row.status === 'delivered' && row.http_status !== null ? adapterOf(type).note?.(row.http_status) : undefined;
   return {
@@ -374,11 +410,14 @@ function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
     attempts: row.attempts,
     http_status: row.http_status,
     result: row.result,
-    failure_reason: row.failure_reason,
+    failure_reason: reason,
     next_attempt_at: time(row.next_attempt_at),
     created_at: time(row.created_at)!,
     last_attempt_at: time(row.last_attempt_at),
-    delivered_at: time(row.delivered_at),
+    delivered_at:
+      row.status === 'delivered' && row.last_attempt_at
+        ? time(new Date(new Date(row.last_attempt_at).getTime() + (row.duration_ms ?? 0)))
+        : null,
     duration_ms: row.duration_ms,
     ...(note !== undefined && { note }),
   };

@@ -176,10 +176,10 @@ async function insert(
   if (rows.length === 0) return [];
   const { rows: made } = await client.query<{ id: string; status: string }>(
     `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
-       attempts, failure_reason, next_attempt_at, created_at)
+       attempts, next_attempt_at, created_at)
      select $1, x.id, x.lane_id, x.event_id, x.event_type,
        case when x.is_full then $9 else $7 end, $11, case when x.is_full then $10::jsonb else $8::jsonb end,
-       0, case when x.is_full then $13 end, case when x.is_full then null else $12::timestamptz end, $12
+       0, case when x.is_full then null else $12::timestamptz end, $12
      from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean[]) x (id, lane_id, event_id, event_type, is_full)
      on conflict do nothing returning id, status`,
     [
@@ -195,7 +195,6 @@ async function insert(
       JSON.stringify(refused.context),
       DELIVERY_MACHINE_VERSION,
       at,
-      QUEUE_FULL,
     ],
   );
   await client.query(

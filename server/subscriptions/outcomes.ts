@@ -1,8 +1,8 @@
 import { groupsApart, type Only } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryContext } from '../../machines/delivery.ts';
-import type { SecretBox } from '../lib/crypto.ts';
-import type { Exchange } from './attempt.ts';
+import type { Answer, AttemptOutcome } from './attempt.ts';
+import { markOf } from './sent.ts';
 
 /** The outcome of an attempt as stored. */
 export interface StoredOutcome {
@@ -22,25 +22,17 @@ export interface StoredOutcome {
   failure_reason: string | null;
   attempted_at: Date;
   duration_ms: number;
-  exchange: StoredExchange;
+  /** See `markOf`, as PostgreSQL writes bytes; null if nothing was sent. */
+  sent: string | null;
+  /** Null if there was none, or nothing in it that is kept. */
+  answer: Answer | null;
 }
 
-/** The headers are sealed: with a signature in it, anyone who reads the database could send the event again for some minutes. */
-export type StoredExchange = Omit<Exchange, 'headers'> & { headers_sealed: string };
-
-export function sealExchange(box: SecretBox, place: DeliveryPlace, { headers, ...rest }: Exchange): StoredExchange {
-  return { ...rest, headers_sealed: box.seal(JSON.stringify(headers), historyPlace(place)).toString('base64') };
+/** What is stored of what was sent and answered. */
+export function storedOf({ sent, answer }: AttemptOutcome): Pick<StoredOutcome, 'sent' | 'answer'> {
+  const empty = answer && answer.body === '' && !answer.truncated && Object.keys(answer.headers).length === 0;
+  return { sent: sent && `\\x${markOf(sent).toString('hex')}`, answer: empty ? null : answer };
 }
-
-export function openHeaders(box: SecretBox, place: DeliveryPlace, sealed: string): Exchange['headers'] {
-  return JSON.parse(box.open(Buffer.from(sealed, 'base64'), historyPlace(place)).toString());
-}
-
-interface DeliveryPlace {
-  tenantId: string;
-  deliveryId: string;
-}
-export const historyPlace = ({ tenantId, deliveryId }: DeliveryPlace) => `${tenantId}/delivery/${deliveryId}/history`;
 
 /**
  * Makes the commit of a single-statement transaction asynchronous. If the database crashes, the most recent outcomes and
@@ -51,7 +43,10 @@ export const unflushed = (db: Pick<Database, 'citus'>): string =>
   // a statement for another server may set nothing
   db.citus ? '' : `and set_config('synchronous_commit', 'off', true) = 'off'`;
 
-/** The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. */
+/**
+ * The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. The last one is in the columns
+ * of the delivery, and only what was before it in its history: most have one attempt.
+ */
 const KEPT_ATTEMPTS = 50;
 
 /**
@@ -72,12 +67,6 @@ export async function storeOutcomes(
     for (const [index, outcome] of items.entries()) if (done[index]) stored.add(outcome);
   }
   return outcomes.map((outcome) => stored.has(outcome));
-}
-
-/** The row, and the attempt as the history of a delivery keeps it. */
-function storedOf({ exchange, ...row }: StoredOutcome) {
-  const { attempted_at: at, result, http_status, failure_reason: reason, duration_ms } = row;
-  return { ...row, attempt: { at, result, http_status, reason, duration_ms, ...exchange } };
 }
 
 async function storeOf(
@@ -108,21 +97,24 @@ with lane as (
     and (h.failing_since is distinct from x.failing_since or h.gone_since is distinct from x.gone_since)
 ), x as (
   select o.* from json_to_recordset($2) o (tenant_id text, lane_id text, fence bigint, event_id text, id text, status text, machine_context jsonb,
-    http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer, attempt jsonb)
+    http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer, sent bytea,
+    answer jsonb)
   join held h on h.tenant_id = o.tenant_id and h.id = o.lane_id and h.fence = o.fence
 )
 update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
   attempts = (x.machine_context->>'attempts')::integer, http_status = x.http_status, result = x.result,
-  failure_reason = x.failure_reason,
+  failure_reason = x.failure_reason, sent = x.sent, answer = x.answer,
   next_attempt_at = to_timestamp((x.machine_context->>'nextAt')::double precision / 1000), last_attempt_at = x.attempted_at,
-  delivered_at = case when x.status = 'delivered' then x.attempted_at end, duration_ms = x.duration_ms,
-  history = case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS} then d.history else d.history - 0 end
-    || x.attempt
+  duration_ms = x.duration_ms,
+  history = case when d.last_attempt_at is not null then
+    case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS - 1} then d.history else coalesce(d.history - 0, '[]') end
+      || jsonb_build_object('at', d.last_attempt_at, 'result', d.result, 'http_status', d.http_status, 'reason', d.failure_reason,
+        'duration_ms', d.duration_ms, 'sent', d.sent, 'answer', d.answer) end
 from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id and d.id = x.id
   and d.status = 'retrying' ${only('d')} ${unflushed(db)}
 returning d.tenant_id, d.id, x.fence`,
-    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes.map(storedOf))],
+    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes)],
   );
   const stored = new Set(rows.map(({ tenant_id, id, fence }) => `${tenant_id}/${id}/${fence}`));
   return outcomes.map(({ tenant_id, id, fence }) => stored.has(`${tenant_id}/${id}/${fence}`));

@@ -144,8 +144,7 @@ export class Resends {
       const done = stored.done + rows.length;
       const ended = rows.length === 0 || done >= stored.total;
       await em.execute(
-        `update delivery d set status = x.status, machine_context = x.context, machine_version = ?, next_attempt_at = ?,
-           delivered_at = null, failure_reason = null
+        `update delivery d set status = x.status, machine_context = x.context, machine_version = ?, next_attempt_at = ?
          from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb)
          where d.tenant_id = ? and d.id = x.id`,
         [DELIVERY_MACHINE_VERSION, now, JSON.stringify(queued), tenantId],

@@ -60,9 +60,11 @@ const DeliveryOut = z
 
 const exchange = {
   headers: z
-    .record(z.string(), z.string())
-    .describe('of the request, as sent; HTTP adds host, content-length, connection and user-agent'),
-  body_sha256: z.string().describe('SHA-256 of the body sent, in hexadecimal'),
+    .record(z.string(), z.string().nullable())
+    .describe(
+      'of the request, as sent; HTTP adds host, content-length, connection and user-agent. Null for a signature that cannot be made again, because the secret, or what is kept of the event, has changed since. Empty if nothing was sent',
+    ),
+  body_sha256: z.string().nullable().describe('SHA-256 of the body sent, in hexadecimal; null if nothing was sent'),
   answer: z
     .object({
       headers: z.record(z.string(), z.string()).describe('some of them, which help to find a fault'),
@@ -277,7 +279,9 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
           body: z
             .string()
             .nullable()
-            .describe('the body of the last attempt; null if a chat was sent something that can no longer be made'),
+            .describe(
+              'the body of the last attempt; null if it can no longer be made, because what is kept of the event, or the settings of a chat, have changed since',
+            ),
         }),
       )
       .query(({ ctx, input }) => deliveries.get(ctx.tenantId, input.id, input.delivery_id)),

@@ -15,6 +15,9 @@ export interface Signed {
   secrets: readonly string[];
 }
 
+/** The headers whose values only who has the secret can make. */
+export const SIGNATURES: readonly string[] = ['x-svc-signature', 'webhook-signature'];
+
 export function signatureHeaders({ body, eventId, timestamp, secrets }: Signed): Record<string, string> {
   const keys = keysOf(secrets);
   const own = keys.map((key) => `v1=${hmac(key.own, `${timestamp}.${body}`, 'hex')}`);

@@ -28,6 +28,23 @@ export function openDestination(
   };
 }
 
+/**
+ * The sets of secrets that a request to this destination may have been signed with, the likeliest first: there is a set without
+ * a secret at least. The one before the current one is kept until the next is set.
+ */
+export function secretsSince(box: SecretBox, row: SubscriptionRow): string[][] {
+  const open = (sealed: Uint8Array | null | undefined, column: 'secret' | 'previous_secret') => {
+    try {
+      return sealed ? [box.open(sealed, sealPlace(row.tenantId, row.id, column)).toString()] : [];
+    } catch {
+      return [];
+    }
+  };
+  const current = open(row.secretSealed, 'secret');
+  const previous = open(row.previousSecretSealed, 'previous_secret');
+  return previous.length === 0 ? [current] : [current, [...current, ...previous], previous];
+}
+
 /** NOT_FOUND when the tenant has no such subscription. */
 export async function findSubscription(em: EntityManager, id: string): Promise<SubscriptionRow> {
   return found(await em.findOne(Subscription, { id }));

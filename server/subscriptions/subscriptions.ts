@@ -11,8 +11,9 @@ import type { SecretBox } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';
 import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
-import { attempt, type Exchange, type Outcome } from './attempt.ts';
+import { type AttemptOutcome, attempt, type Outcome, UNREADABLE } from './attempt.ts';
 import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
+import { type Exchange, exchangeOf, signedAt } from './sent.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
 export interface SubscriptionInput {
@@ -295,22 +296,22 @@ export class Subscriptions {
       message: 'This is a test event.',
       created_at: new Date(now).toISOString(),
     };
-    const outcome = await attempt(this.#egress, {
-      ...openDestination(this.#box, row, now),
-      type: row.destinationType,
-      message: {
-        eventId,
-        eventType: 'svc.test',
-        deliveryId: newId('dlv', now),
-        payload,
-        timestamp: Math.floor(now / 1000),
-        appUrl: row.destinationConfig.app_url ?? this.#appUrl,
-      },
-    });
+    const message = {
+      ...{ eventId, eventType: 'svc.test', deliveryId: newId('dlv', now), payload, timestamp: signedAt(now) },
+      appUrl: row.destinationConfig.app_url ?? this.#appUrl,
+    };
+    const to = readable(() => openDestination(this.#box, row, now));
+    const outcome: AttemptOutcome = to
+      ? await attempt(this.#egress, { ...to, type: row.destinationType, message })
+      : UNREADABLE;
     await this.#db.transaction(tenantId, (em) =>
       this.#record(em, tenantId, 'subscription.tested', id, by, outcome.result),
     );
-    return { ...outcome, ...outcome.exchange, ...(kindOf(row.destinationType).readers === 'programs' && { payload }) };
+    return {
+      ...outcome,
+      ...exchangeOf(outcome),
+      ...(kindOf(row.destinationType).readers === 'programs' && { payload }),
+    };
   }
 
   /**
@@ -377,9 +378,10 @@ export class Subscriptions {
 
   #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): void {
     const { tenantId, id } = row;
-    const old = this.#box.open(row.secretSealed!, sealPlace(tenantId, id, 'secret')).toString();
-    row.previousSecretSealed = overlapSeconds > 0 ? this.#seal(tenantId, id, 'previous_secret', old) : null;
-    row.previousSecretUntil = overlapSeconds > 0 ? new Date(now.getTime() + overlapSeconds * 1000) : null;
+    const old = readable(() => this.#box.open(row.secretSealed!, sealPlace(tenantId, id, 'secret')).toString());
+    const stays = old !== undefined && overlapSeconds > 0;
+    row.previousSecretSealed = stays ? this.#seal(tenantId, id, 'previous_secret', old) : null;
+    row.previousSecretUntil = stays ? new Date(now.getTime() + overlapSeconds * 1000) : null;
     row.secretSealed = this.#seal(tenantId, id, 'secret', secret);
   }
 
@@ -427,7 +429,8 @@ export class Subscriptions {
 
   #view(row: SubscriptionRow, failingSince?: Date): SubscriptionView {
     const now = this.#clock.now();
-    const { url } = openDestination(this.#box, { ...row, secretSealed: null, previousSecretSealed: null }, now);
+    const bare = { ...row, secretSealed: null, previousSecretSealed: null };
+    const { url } = readable(() => openDestination(this.#box, bare, now)) ?? { url: UNREADABLE_URL };
     const until = row.previousSecretUntil;
     return {
       id: row.id,
@@ -446,6 +449,18 @@ export class Subscriptions {
     };
   }
 }
+
+/** What `open` opens; undefined if it does not open: it was changed in the database, or sealed with another master key. */
+function readable<T>(open: () => T): T | undefined {
+  try {
+    return open();
+  } catch {
+    return undefined;
+  }
+}
+
+/** Shown where the address does not open: the subscription can be looked at, and given another one. */
+const UNREADABLE_URL = 'https://cannot-be-read.invalid/';
 
 /** Whether it is not active because a person paused it. */
 const isPaused = ({ active, disabledAt }: SubscriptionRow) => !active && disabledAt === null;

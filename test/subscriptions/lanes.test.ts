@@ -147,21 +147,44 @@ test.each(['paused', 'given another address', 'deleted'])(
   },
 );
 
-test('a destination whose secrets cannot be opened holds up no other', async () => {
-  const tenant = await server.tenant();
-  const [good, other] = [await receive(), await receive()];
-  await subscribe(tenant, good.url());
-  const broken = await subscribe(tenant, other.url());
-  await sql(server, `update subscription set url_sealed = '\\x00' where tenant_id = $1 and id = $2`, [
-    tenant.id,
-    broken,
-  ]);
-  await happen(tenant, 0, 3);
-  await expect.poll(() => numbers(good), { timeout: 5000 }).toEqual(upTo(3));
-  expect(other.received).toEqual([]);
-  await server.call(200, `PATCH /v1/subscriptions/${broken}`, tenant.admin, { url: other.url() });
-  await expect.poll(() => numbers(other), { timeout: 5000 }).toEqual(upTo(3));
-});
+test.each([
+  ['address', 'url_sealed'],
+  ['secret', 'secret_sealed'],
+])(
+  'a destination whose %s cannot be opened holds up no other, says so, and can be given another',
+  async (_, column) => {
+    const tenant = await server.tenant();
+    const [good, other] = [await receive(), await receive()];
+    await subscribe(tenant, good.url());
+    const broken = await subscribe(tenant, other.url());
+    await sql(server, `update subscription set ${column} = '\\x00' where tenant_id = $1 and id = $2`, [
+      tenant.id,
+      broken,
+    ]);
+    await happen(tenant, 0, 3);
+    await expect.poll(() => numbers(good), { timeout: 5000 }).toEqual(upTo(3));
+    const line = `/v1/subscriptions/${broken}`;
+    type Delivery = { id: string; attempts: number; status: string; result: string; failure_reason: string };
+    const list = async () =>
+      (await server.call<{ deliveries: Delivery[] }>(200, `GET ${line}/deliveries`, tenant.admin)).body.deliveries;
+    await expect.poll(async () => (await list()).map(({ attempts }) => attempts)).toEqual([1, 1, 1]);
+    const [one] = await list();
+    expect(one).toMatchObject({ status: 'retrying', result: 'DESTINATION_ERROR' });
+    expect(one!.failure_reason).toMatch(/cannot be read.*Enter both again/);
+    const { body } = await server.call<{ history: object[] }>(200, `GET ${line}/deliveries/${one!.id}`, tenant.admin);
+    expect(body.history).toMatchObject([{ headers: {}, body_sha256: null, answer: null, http_status: null }]);
+    expect((await server.call(200, `POST ${line}/test`, tenant.admin)).body).toMatchObject({
+      delivered: false,
+      headers: {},
+    });
+    expect((await server.call(200, 'GET /v1/subscriptions', tenant.admin)).body).toMatchObject({ total: 2 });
+    expect(other.received).toEqual([]);
+    const again = { url: other.url(), secret: 'another signing secret' };
+    await server.call(200, `PATCH ${line}`, tenant.admin, again);
+    server.clock.advance(7000);
+    await expect.poll(() => numbers(other), { timeout: 5000 }).toEqual(upTo(3));
+  },
+);
 
 test('of a group of outcomes, those of a lane that is no longer ours are not stored, and all others are', async () => {
   const tenant = await server.tenant();
@@ -206,12 +229,12 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       : { status: 'retrying', result: 'TIMEOUT', http_status: null, failure_reason: 'It took too long.' }),
     machine_context: { startedAt: 1, attempts: 1, failures: n % 2, nextAt: n % 2 === 0 ? null : at.getTime() + 5000 },
     ...{ failing_since: n % 2 === 0 ? null : at, gone_since: null, duration_ms: 3 },
-    exchange: { headers_sealed: '', body_sha256: '', answer: null },
+    ...{ sent: '\\x0102', answer: n % 2 === 0 ? { headers: {}, body: 'thanks', truncated: false } : null },
   }));
   expect(await storeOutcomes(db, outcomes)).toEqual([true, true, false, false, true, true]);
   const found = await sql(
     server,
-    `select d.id, d.status, d.attempts, d.next_attempt_at, d.delivered_at, jsonb_array_length(d.history) as tried, l.failing_since
+    `select d.id, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at, d.answer->>'body' as answer, d.history, l.failing_since
      from delivery d join delivery_lane l on l.tenant_id = d.tenant_id and l.id = d.lane_id
      where d.tenant_id = $1 order by d.id`,
     [tenant.id],
@@ -223,8 +246,9 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       status: 'delivered',
       attempts: 1,
       next_attempt_at: null,
-      delivered_at: at,
-      tried: 1,
+      last_attempt_at: at,
+      answer: 'thanks',
+      history: null,
       failing_since: at,
     },
     {
@@ -232,15 +256,16 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       status: 'retrying',
       attempts: 1,
       next_attempt_at: next,
-      delivered_at: null,
-      tried: 1,
+      last_attempt_at: at,
+      answer: null,
+      history: null,
       failing_since: at,
     },
   ];
   expect(found).toEqual([
     ...two(0),
     ...two(1).map((row) => ({
-      ...{ ...row, status: 'retrying', attempts: 0, delivered_at: null, tried: 0, failing_since: null },
+      ...{ ...row, status: 'retrying', attempts: 0, last_attempt_at: null, answer: null, failing_since: null },
       next_attempt_at: expect.any(Date),
     })),
     ...two(2),
@@ -254,12 +279,17 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   ]) {
     expect(await storeOutcomes(db, group)).toEqual(group.map(({ fence }) => fence === 8));
   }
-  const [row] = await sql<{ status: string; attempts: number; tried: number }>(
+  const [row] = await sql(
     server,
-    'select status, attempts, jsonb_array_length(history) as tried from delivery where tenant_id = $1 and id = $2',
+    'select status, attempts, answer, history from delivery where tenant_id = $1 and id = $2',
     [tenant.id, third!.id],
   );
-  expect(row).toEqual({ status: 'retrying', attempts: 1, tried: 2 });
+  // the first of the two attempts is in the history by now, with what was sent and answered
+  const first = { result: 'TIMEOUT', http_status: null, reason: 'It took too long.', duration_ms: 3, answer: null };
+  expect(row).toEqual({
+    ...{ status: 'retrying', attempts: 1, answer: null },
+    history: [{ ...first, at: expect.any(String), sent: '\\x0102' }],
+  });
   // once more: it is no longer due
   expect((await storeOutcomes(db, outcomes)).slice(0, 2)).toEqual([false, true]);
 });

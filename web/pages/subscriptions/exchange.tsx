@@ -19,7 +19,19 @@ export function ExchangeLines({
     <details open={open} style={{ marginTop: 6 }}>
       <summary>Headers sent, and the answer</summary>
       <Stack gap="xs" mt="xs">
-        <CodeBlock text={lines(headers)} label={`headers sent ${name}`} wrap />
+        {Object.keys(headers).length === 0 ? (
+          <Text size="sm" c="dimmed">
+            Nothing was sent.
+          </Text>
+        ) : (
+          <CodeBlock text={lines(headers)} label={`headers sent ${name}`} wrap />
+        )}
+        {Object.values(headers).includes(null) ? (
+          <Text size="sm" c="dimmed">
+            Signatures are not kept. They are made again to be shown, which is no longer possible here: the secret, or
+            what is kept of the event, has changed since.
+          </Text>
+        ) : null}
         {answer === null ? (
           <Text size="sm" c="dimmed">
             There was no answer.
@@ -42,7 +54,7 @@ export function ExchangeLines({
   );
 }
 
-const lines = (headers: Record<string, string>) =>
+const lines = (headers: Record<string, string | null>) =>
   Object.entries(headers)
-    .map(([name, value]) => `${name}: ${value}`)
+    .map(([name, value]) => `${name}: ${value ?? '(not kept)'}`)
     .join('\n');

@@ -1,0 +1,59 @@
+import { equalSecret, sha256 } from '../lib/crypto.ts';
+import type { Answer, AttemptOutcome, Sent } from './attempt.ts';
+import type { Destination, Message } from './destinations/destination.ts';
+import { SIGNATURES } from './signature.ts';
+
+/** What went there and what came back, for the people who look into a delivery. */
+export interface Exchange {
+  /**
+   * Those that this server chooses. Null for a signature that cannot be made again: the secret, or what is kept of the event,
+   * has changed since. None if nothing was sent.
+   */
+  headers: Record<string, string | null>;
+  /** Of the body that was sent; null if nothing was. */
+  body_sha256: string | null;
+  /** Null if none came. Its author may be anyone. */
+  answer: Answer | null;
+}
+
+/** The time that an attempt signs, in seconds, from when it began: a request is made again with the very same. */
+export const signedAt = (began: number) => Math.floor(began / 1000);
+
+const SHA256 = 32;
+const HEADERS = 16;
+
+/**
+ * What is kept of a request: the SHA-256 of its body, and 16 bytes of that of its headers. The request itself follows from
+ * the event, the subscription and the time of the attempt, and is made again for those who look at it. So the database holds
+ * no signature, with which anyone who reads it could send the event again for some minutes.
+ */
+export function markOf({ headers, body }: Sent): Buffer {
+  return Buffer.concat([sha256(body), sha256(JSON.stringify(headers)).subarray(0, HEADERS)]);
+}
+
+/** The exchange of an attempt that was just made. */
+export function exchangeOf({ sent, answer }: Pick<AttemptOutcome, 'sent' | 'answer'>): Exchange {
+  return { headers: sent?.headers ?? {}, body_sha256: sent && sha256(sent.body).toString('hex'), answer };
+}
+
+/**
+ * The headers of a request that was sent with one of these sets of secrets, and its body; null where that cannot be made again.
+ * What is returned is what was sent, byte for byte, except for headers that are null.
+ */
+export function remade(
+  mark: Uint8Array,
+  destination: Destination,
+  message: Omit<Message, 'secrets'>,
+  secrets: readonly (readonly string[])[],
+): Omit<Exchange, 'answer'> & { body: string | null } {
+  const kept = Buffer.from(mark);
+  const body_sha256 = kept.toString('hex', 0, SHA256);
+  const made = secrets.map((some) => destination.request({ ...message, secrets: some }));
+  for (const { headers, body } of made) {
+    if (equalSecret(markOf({ headers, body }), kept)) return { headers, body_sha256, body };
+  }
+  const { headers, body } = made[0]!;
+  const signed = Object.entries(headers).map(([name, value]) => [name, SIGNATURES.includes(name) ? null : value]);
+  const same = equalSecret(sha256(body), kept.subarray(0, SHA256));
+  return { headers: Object.fromEntries(signed), body_sha256, body: same ? body : null };
+}
