@@ -4957,12 +4957,12 @@ export interface components {
             /** @description a sentence for people; null if the delivery was accepted */
             reason: string | null;
             duration_ms: number;
-            /** @description of the request, as sent; HTTP adds host, content-length, connection and user-agent */
+            /** @description of the request, as sent; HTTP adds host, content-length, connection and user-agent. Null for a signature that cannot be made again, because the secret, or what is kept of the event, has changed since. Empty if nothing was sent */
             headers: {
-                [key: string]: string;
+                [key: string]: string | null;
             };
-            /** @description SHA-256 of the body sent, in hexadecimal */
-            body_sha256: string;
+            /** @description SHA-256 of the body sent, in hexadecimal; null if nothing was sent */
+            body_sha256: string | null;
             /** @description null if the destination did not answer */
             answer: {
                 /** @description some of them, which help to find a fault */
@@ -13661,12 +13661,12 @@ export interface operations {
                         payload?: {
                             [key: string]: unknown;
                         };
-                        /** @description of the request, as sent; HTTP adds host, content-length, connection and user-agent */
+                        /** @description of the request, as sent; HTTP adds host, content-length, connection and user-agent. Null for a signature that cannot be made again, because the secret, or what is kept of the event, has changed since. Empty if nothing was sent */
                         headers: {
-                            [key: string]: string;
+                            [key: string]: string | null;
                         };
-                        /** @description SHA-256 of the body sent, in hexadecimal */
-                        body_sha256: string;
+                        /** @description SHA-256 of the body sent, in hexadecimal; null if nothing was sent */
+                        body_sha256: string | null;
                         /** @description null if the destination did not answer */
                         answer: {
                             /** @description some of them, which help to find a fault */
@@ -13826,7 +13826,7 @@ export interface operations {
                         payload: {
                             [key: string]: unknown;
                         };
-                        /** @description the body of the last attempt; null if a chat was sent something that can no longer be made */
+                        /** @description the body of the last attempt; null if it can no longer be made, because what is kept of the event, or the settings of a chat, have changed since */
                         body: string | null;
                     };
                 };
