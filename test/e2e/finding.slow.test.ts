@@ -93,10 +93,10 @@ describeInBrowser('finding decisions', () => {
     await wire.waitFor();
     expect(await steps()).toBe(2);
     await page.getByRole('rowheader', { name: `Tuesday, ${day}` }).waitFor();
-    await page.getByText('2 decisions of').waitFor();
-    const found = new URL(page.url()).searchParams;
-    expect(found.get('since')).toContain(`${day}T14:00:00.000Z`);
-    expect(found.get('until')).toContain(`${day}T16:00:00.000Z`);
+    await page.getByText(/^2 of [\d,]+ decisions|^2 decisions/).waitFor();
+    const address = new URL(page.url()).searchParams;
+    expect(address.get('since')).toContain(`${day}T14:00:00.000Z`);
+    expect(address.get('until')).toContain(`${day}T16:00:00.000Z`);
     await viewer.assertAccessible();
 
     // by one typed line, with the keyboard alone
@@ -161,6 +161,23 @@ describeInBrowser('finding decisions', () => {
     const span = new URL(page.url()).searchParams;
     const at = (name: string) => Date.parse(span.get(name)!);
     expect(at('until') - at('since')).toBe(30 * 60_000);
+
+    // by what sets a part apart from the rest
+    await viewer.open('/decisions?decision=deny');
+    await page.getByText('What sets these decisions apart').click();
+    await page.getByText('There must be 10 decisions here').waitFor();
+    const denied = { decision: 'deny', event_type: 'decision.deny', agent_id: 'night-bot', tool_name: 'wire' };
+    await server.call(202, 'POST /v1/events/ingest', tenant.admin, {
+      events: Array.from({ length: 20 }, () => event(denied)),
+    });
+    await viewer.open('/decisions?decision=deny');
+    await page.getByText('What sets these decisions apart').click();
+    const found = page.getByRole('list', { name: 'Compared with the other decisions of this time' });
+    await found.getByRole('button', { name: /Agent.*night-bot.*100% of these, 0% of the others/ }).waitFor();
+    await viewer.assertAccessible();
+    await found.getByRole('button', { name: /night-bot/ }).click();
+    await page.waitForURL(/agent_id=night-bot/);
+    expect(await found.getByRole('button', { name: /^Agent/ }).count()).toBe(0);
   });
 
   test('names that agents chose neither turn around nor leave their place', async () => {
@@ -295,7 +312,7 @@ describeInBrowser('finding decisions', () => {
     };
     await go('desk', /Policy/);
     expect(await options.allTextContents()).toEqual([
-      'deskdeployedPolicy',
+      'deskLivePolicy',
       ...['desk#hideRule', 'desk#smallRule', 'desk#wireRule'],
       'desk-botAgent',
     ]);

@@ -95,7 +95,7 @@ describeInBrowser('a policy', () => {
     const visitor = await browser.visitor(author);
     const { page } = visitor;
     await visitor.open('/policies/tested?tab=tests');
-    await page.getByText('There are no tests.').waitFor();
+    await page.getByText(/^There are no tests/).waitFor();
     const head = 'defaults: { agent_role: clerk, action_type: tool_call, tool_name: read }';
     const name = '<img src=x onerror=alert(1)>';
     const suite = (decision: string) =>
@@ -143,7 +143,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     const marks = () =>
       page.locator('.cm-reach-mark').evaluateAll((all) => all.map((mark) => mark.getAttribute('data-tone')));
     await expect.poll(marks, { timeout: 20_000 }).toEqual(['ok', 'wait', 'wait', 'bad']);
-    await page.getByText('How far the tests reach').click();
+    await page.getByText('Coverage, rule by rule').click();
     await page.getByText('only true in tests').first().waitFor();
     await visitor.assertAccessible();
     // without a save, and the marks follow the text
@@ -154,7 +154,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await page.getByText('1 test passed').waitFor();
 
     await page.getByRole('tab', { name: 'Tests' }).click();
-    await page.getByRole('button', { name: 'Search' }).click();
+    await page.getByRole('button', { name: 'Run', exact: true }).click();
     const survivors = page.getByRole('list', { name: 'Changes that no test notices' });
     await survivors.getByText('lessThan(decimal("50.0"))').waitFor();
     await visitor.assertAccessible();

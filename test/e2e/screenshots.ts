@@ -19,6 +19,17 @@ interface Screen {
 const SCREENS: Record<string, Screen> = {
   'sign-in': { path: '/sign-in', who: null },
   overview: { path: '/' },
+  palette: {
+    path: '/',
+    prepare: async (page) => {
+      await page.keyboard.press('Control+k');
+      await page.getByRole('combobox').fill('refund');
+      await page.getByRole('option').first().waitFor();
+    },
+  },
+  agents: { path: '/agents' },
+  tools: { path: '/tools' },
+  tool: { path: '/tools/tool?server=crm&name=refund', who: 'lin' },
   agent: { path: '/agents/agent?id=support-bot-2&last=7d' },
   'tool-used': { path: '/tools/tool?name=refund&last=7d' },
   'first-run': { path: '/start' },
@@ -31,6 +42,13 @@ const SCREENS: Record<string, Screen> = {
         .first()
         .click();
       await page.getByText('Position in the chain').waitFor();
+    },
+  },
+  'decisions-apart': {
+    path: '/decisions?decision=deny&last=7d',
+    prepare: async (page) => {
+      await page.getByText('What sets these decisions apart').click();
+      await page.getByText('Compared with the other decisions').first().waitFor();
     },
   },
   policies: { path: '/policies' },
@@ -47,6 +65,15 @@ const SCREENS: Record<string, Screen> = {
       await page.getByText('Decided by').waitFor();
     },
   },
+  'policy-questions': {
+    path: '/policies/refunds',
+    who: 'tomas',
+    prepare: async (page) => {
+      await editor(page);
+      await page.getByRole('button', { name: 'Ask 2 saved questions' }).click();
+      await page.getByText(/^This text changes/).waitFor();
+    },
+  },
   'policy-problem': {
     path: '/policies/new?template=refunds',
     who: 'tomas',
@@ -57,7 +84,31 @@ const SCREENS: Record<string, Screen> = {
       await page.getByText('did you mean').first().waitFor();
     },
   },
-  'policy-changes': { path: '/policies/refunds?tab=diff', prepare: editor },
+  'policy-tests': {
+    path: '/policies/refunds?tab=tests',
+    who: 'tomas',
+    prepare: async (page) => {
+      await page.getByText('2 tests passed').waitFor();
+      await page.getByText('Coverage, rule by rule').click();
+      await page.getByRole('button', { name: 'Run', exact: true }).click();
+      await page.getByRole('list', { name: 'Changes that no test notices' }).waitFor();
+    },
+  },
+  'policy-tests-failed': {
+    path: '/policies/exports?tab=tests',
+    who: 'tomas',
+    prepare: (page) => page.getByText('1 of 2 tests failed').waitFor(),
+  },
+  'policy-tests-none': { path: '/policies/payments?tab=tests', who: 'tomas', prepare: editor },
+  'policy-changes': {
+    path: '/policies/refunds?tab=diff',
+    prepare: async (page) => {
+      await editor(page);
+      await page.getByText(/would change|none would/).waitFor();
+      for (const summary of await page.locator('.simulation-groups summary').all()) await summary.click();
+      await page.getByText('All decisions, before and after').click();
+    },
+  },
   'policy-rules': { path: '/policies/payments?tab=rules' },
   'policy-history': { path: '/policies/refunds?tab=history' },
   'review-queue': { path: '/review', who: 'aisha' },
@@ -65,6 +116,42 @@ const SCREENS: Record<string, Screen> = {
   'review-own': { path: '/review/refunds', who: 'tomas', prepare: editor },
   'review-glass': { path: '/review/freeze-vouchers', who: 'aisha', prepare: editor },
   approvals: { path: '/approvals', who: 'aisha' },
+  'approvals-grouped': { path: '/approvals?group=tool', who: 'aisha' },
+  'approvals-keys': {
+    path: '/approvals',
+    who: 'aisha',
+    prepare: async (page) => {
+      if ((page.viewportSize()?.width ?? 0) < 1200) return;
+      await page.getByRole('button', { name: 'Keys' }).click();
+      await page.getByRole('dialog').waitFor();
+    },
+  },
+  'hold-similar': {
+    path: (demo) => `/approvals/${demo.hold}`,
+    who: 'aisha',
+    prepare: (page) => page.getByText(/^Similar holds/).click(),
+  },
+  'hold-vote': {
+    path: (demo) => `/approvals/${demo.hold}`,
+    who: 'aisha',
+    prepare: async (page) => {
+      await page.getByRole('button', { name: 'Approve' }).click();
+      await page.getByRole('dialog').waitFor();
+    },
+  },
+  lists: { path: '/lists' },
+  list: { path: '/lists/known-ibans', who: 'lin' },
+  stops: { path: '/stops' },
+  'stops-form': {
+    path: '/stops',
+    who: 'lin',
+    prepare: async (page) => {
+      if ((page.viewportSize()?.width ?? 0) < 700)
+        await page.getByRole('button', { name: 'Open the navigation' }).click();
+      await page.getByRole('button', { name: 'Stop…' }).first().click();
+      await page.getByRole('dialog').waitFor();
+    },
+  },
   hold: { path: (demo) => `/approvals/${demo.hold}`, who: 'aisha' },
   'hold-from-mail': { path: (demo) => `/approvals/${demo.hold}?vote=approve`, who: 'aisha' },
   'not-found': { path: '/policies/there-is-none' },
@@ -107,6 +194,7 @@ const SCREENS: Record<string, Screen> = {
   'machines-delivery': { path: '/machines?machine=delivery' },
   'machines-hold': { path: '/machines?machine=escrow' },
   proxies: { path: '/proxies' },
+  proxy: { path: '/proxies/proxy?id=edge-fra-2' },
   subscriptions: { path: '/subscriptions' },
   subscription: {
     path: (demo) => `/subscriptions/${demo.subscription}`,
@@ -127,6 +215,7 @@ const SCREENS: Record<string, Screen> = {
   },
   keys: { path: '/keys' },
   'keys-agents': { path: '/keys?kind=agents' },
+  'keys-pipelines': { path: '/keys?kind=pipelines' },
   'keys-create': {
     path: '/keys',
     prepare: (page) => page.getByRole('button', { name: 'New API key' }).click(),

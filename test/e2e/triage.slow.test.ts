@@ -76,6 +76,59 @@ describeInBrowser('the inbox of an approver', () => {
     await visitor.assertAccessible();
   });
 
+  test('a hold that is set aside waits for others as before, and is back when somebody votes on it', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const two = { hold_type: 'multi_party', required_approvals: 2 };
+    const first = await hold(proxy, 'first', 60, two);
+    await hold(proxy, 'second', 90);
+    // its end is too near
+    await hold(proxy, 'soon', 20);
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    const shows = (tool: string) => chosen.getByRole('heading', { name: `${tool} (tool_call)` }).waitFor();
+    const rows = page.getByRole('table').getByRole('link');
+    await open('/approvals');
+    await shows('soon');
+    await chosen.getByText('Similar holds').waitFor();
+    expect(await page.getByRole('button', { name: /^Set aside/ }).count()).toBe(0);
+    await page.keyboard.press('h');
+    await page.keyboard.press('j');
+    await shows('first');
+    await page.getByRole('button', { name: 'Set aside for 1 h' }).click();
+    // the next one takes its place
+    await shows('second');
+    expect(await rows.allInnerTexts()).toEqual([expect.stringContaining('soon'), expect.stringContaining('second')]);
+    await visitor.assertAccessible();
+    await page.getByText('1 hold set aside by you').waitFor();
+    await page.getByRole('button', { name: 'Show', exact: true }).click();
+    await page.getByRole('link', { name: /first/ }).click();
+    await chosen.getByText('Set aside by you').waitFor();
+    await page.getByRole('button', { name: 'Hide', exact: true }).click();
+    await open('/approvals');
+    await shows('soon');
+    expect(await rows.count()).toBe(2);
+
+    // for another approver, and on its own page, nothing changed
+    const other = await tenant.person('approver');
+    const second = await browser.visitor(other);
+    await second.open('/approvals');
+    await second.page.getByText('Similar holds').waitFor();
+    expect(await second.page.getByRole('table').getByRole('link').count()).toBe(3);
+    await server.call(200, `POST /v1/escrow/${first}/vote`, other, { decision: 'approve', reason: 'fine' });
+    await expect.poll(() => rows.count()).toBe(3);
+
+    // a key does the same
+    await page.keyboard.press('j');
+    await shows('first');
+    await page.keyboard.press('h');
+    await shows('second');
+    await page.keyboard.press('h');
+    await shows('soon');
+    await page.getByText('2 holds set aside by you').waitFor();
+  });
+
   test('is walked with j and k, and no key does anything while somebody types', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');

@@ -4,11 +4,10 @@ import type { ReactNode } from 'react';
 import type { Filter } from '../lib/decision-filter.ts';
 import type { Last } from '../lib/moment.ts';
 import { trpc } from '../lib/trpc.ts';
-import { Hostile, Line } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
+import { Panel } from '../ui/panel.tsx';
 import { Shown } from '../ui/states.tsx';
-import { DecisionTag } from '../ui/status.tsx';
-import { Clock } from '../ui/time.tsx';
+import { DecisionLines } from './decision-lines.tsx';
 import { AgentLink, RuleLink, ToolLink } from './names.tsx';
 import { Outcomes, useCounts } from './outcomes.tsx';
 import { Spans } from './spans.tsx';
@@ -68,15 +67,15 @@ export function Activity({
 export function LastDecisions({ filter, by }: { filter: Whose; by: 'agent' | 'tool' }) {
   const query = useQuery(trpc.events.list.queryOptions({ ...filter, limit: 6 }));
   return (
-    <Paper p={0} component="section" aria-labelledby="last-title">
-      <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2} id="last-title">
-          Last decisions
-        </Title>
+    <Panel
+      id="last-title"
+      title="Last decisions"
+      link={
         <PageLink to="/decisions" search={filter} size="sm">
           All decisions
         </PageLink>
-      </Group>
+      }
+    >
       <Shown query={query} lines={4}>
         {({ events, has_more }) =>
           events.length === 0 ? (
@@ -84,32 +83,14 @@ export function LastDecisions({ filter, by }: { filter: Whose; by: 'agent' | 'to
               {has_more ? 'None among the newest decisions.' : 'None yet.'}
             </Text>
           ) : (
-            <ul className="lines">
-              {events.map((event) => (
-                <li key={event.id}>
-                  <div className="lines-main">
-                    <PageLink
-                      to="/decisions"
-                      search={{ ...filter, event: event.id }}
-                      fw={600}
-                      c="inherit"
-                      display="block"
-                      className="one-line"
-                    >
-                      <Hostile text={by === 'agent' ? event.tool_name : event.agent_id} />
-                    </PageLink>
-                    <Line className="dim">{event.deny_reason ? <Hostile text={event.deny_reason} /> : null}</Line>
-                  </div>
-                  <div className="lines-side">
-                    <DecisionTag decision={event.decision} />
-                    <Clock at={event.created_at} />
-                  </div>
-                </li>
-              ))}
-            </ul>
+            <DecisionLines
+              events={events}
+              filter={filter}
+              name={({ tool_name, agent_id }) => (by === 'agent' ? tool_name : agent_id)}
+            />
           )
         }
       </Shown>
-    </Paper>
+    </Panel>
   );
 }

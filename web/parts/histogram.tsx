@@ -126,7 +126,8 @@ function Summary({ counts: { records, counted, matching, estimated } }: { counts
   if (!estimated.facets) {
     return (
       <Text size="sm">
-        <strong>{number}</strong> {matching === 1 ? 'decision' : 'decisions'} of {all} at this time
+        <strong>{number}</strong>
+        {matching === records ? null : ` of ${all}`} {records === 1 ? 'decision' : 'decisions'}
       </Text>
     );
   }
@@ -135,8 +136,8 @@ function Summary({ counts: { records, counted, matching, estimated } }: { counts
       <strong>
         {estimated.buckets ? 'about ' : ''}
         {number}
-      </strong>{' '}
-      decisions of {all} at this time.{' '}
+      </strong>
+      {matching === records ? null : ` of ${all}`} decisions.{' '}
       <span className="dim">
         {estimated.buckets ? 'The bars and ' : 'The bars are exact. '}
         {estimated.buckets ? 'the' : 'The'} numbers beside the list are estimated from {counted.toLocaleString()}{' '}

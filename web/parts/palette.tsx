@@ -7,6 +7,7 @@ import { exactly } from '../../server/domain/sought.ts';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
 import { Hostile } from '../ui/hostile.tsx';
+import { statusWord } from '../ui/status.tsx';
 import { NAV } from './nav.ts';
 import './palette.css';
 
@@ -38,6 +39,18 @@ const KINDS: { [K in Found['kind']]: [word: string, open: (found: Found, navigat
   audit: ['Audit record', ({ id }, go) => go({ to: '/audit', search: { record: id } })],
 };
 
+/** What a thing is called, and what more there is to say of it. A hold has no name: the tool is told, and then its id. */
+function wordsOf({ kind, id, detail }: Found): Pick<Option, 'label' | 'detail'> {
+  if (kind === 'policy') return { label: <Hostile text={id} />, detail: statusWord('policy', detail) };
+  const [, status, tool] = (kind === 'hold' && /^(\w+)(?:: (.*))?$/s.exec(detail)) || [];
+  if (status === undefined) {
+    return { label: <Hostile text={id} />, detail: detail ? <Hostile text={detail} /> : null };
+  }
+  const word = statusWord('hold', status);
+  if (tool === undefined) return { label: <Hostile text={id} />, detail: word };
+  return { label: <Hostile text={tool} />, detail: `${word}, ${id}` };
+}
+
 /** Pages, and whatever else has a name or an id: typed, chosen with the arrows, opened with Enter. */
 export default function Palette({ onClose }: { onClose: () => void }) {
   const me = useMe();
@@ -63,8 +76,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
   const things: Option[] = (word.length > 1 ? (query.data?.found ?? []) : []).map((found) => ({
     key: `${found.kind} ${found.detail} ${found.id}`,
     kind: KINDS[found.kind][0],
-    label: <Hostile text={found.id} />,
-    detail: found.detail ? <Hostile text={found.detail} /> : null,
+    ...wordsOf(found),
     open: (go) => KINDS[found.kind][1](found, go),
   }));
   const options = [...pages, ...things];

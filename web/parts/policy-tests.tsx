@@ -11,9 +11,9 @@ type Coverage = Run['coverage'];
 type Mutations = Answers['policies']['mutations'];
 
 const REACH = {
-  decisive: ['decided a test', 'ok'],
-  hit: ['applied in a test', 'ok'],
-  reached: ['never true in a test', 'wait'],
+  decisive: ['decides a test', 'ok'],
+  hit: ['applies in a test', 'ok'],
+  reached: ['never applies in a test', 'wait'],
   never: ['not tested', 'bad'],
 } as const;
 
@@ -25,19 +25,19 @@ const SEEN = {
 } as const;
 
 const MUTATION = {
-  drop_statement: 'the statement is dropped',
-  flip_effect: 'the effect is flipped',
-  widen_scope: 'the scope is wider',
-  drop_annotation: 'an annotation is dropped',
-  negate_condition: 'the condition is negated',
-  swap_comparison: 'the comparison is another one',
-  move_number: 'the number is another one',
+  drop_statement: 'statement removed',
+  flip_effect: 'permit and forbid swapped',
+  widen_scope: 'scope widened',
+  drop_annotation: 'annotation removed',
+  negate_condition: 'condition negated',
+  swap_comparison: 'comparison changed',
+  move_number: 'number changed',
 } as const satisfies Record<Mutations['survivors'][number]['mutation'], string>;
 
 /** What the tests of a version found: the counts, each test, and how far the tests reach. */
 export function TestRun({ run, goTo }: { run: Run; goTo?: (line: number) => void }) {
   const [fault] = [...run.errors, ...run.tests_errors];
-  if (fault) return <Text>The tests cannot be run: {fault.message}.</Text>;
+  if (fault) return <Text>The tests cannot run until this is fixed: {fault.message}.</Text>;
   return (
     <>
       <TestCounts run={run} />
@@ -67,24 +67,27 @@ export function Failures({ run }: { run: Run }) {
 
 function Results({ results, goTo }: { results: Run['results']; goTo?: (line: number) => void }) {
   return (
-    <ul className="plain-list" aria-label="Tests">
+    <ul className="plain-list test-lines" aria-label="Tests">
       {results.map(({ name, row, ok, got, differences, line }) => {
         const title = `${name}${row === undefined ? '' : `, row ${row}`}`;
         return (
-          <li key={title} style={{ overflowWrap: 'anywhere' }}>
-            <Tag tone={ok ? 'ok' : 'bad'}>{ok ? 'passed' : 'failed'}</Tag> <DecisionTag decision={got.decision} />{' '}
-            {goTo ? (
-              <Anchor component="button" type="button" ta="left" onClick={() => goTo(line)}>
-                {title}
-              </Anchor>
-            ) : (
-              title
-            )}
-            {differences.map((difference) => (
-              <Text size="sm" key={difference}>
-                {difference}
-              </Text>
-            ))}
+          <li key={title}>
+            <Tag tone={ok ? 'ok' : 'bad'}>{ok ? 'passed' : 'failed'}</Tag>
+            <div>
+              {goTo ? (
+                <Anchor component="button" type="button" ta="left" onClick={() => goTo(line)}>
+                  {title}
+                </Anchor>
+              ) : (
+                title
+              )}{' '}
+              <DecisionTag decision={got.decision} />
+              {differences.map((difference) => (
+                <Text size="sm" key={difference}>
+                  {difference}
+                </Text>
+              ))}
+            </div>
           </li>
         );
       })}
@@ -104,16 +107,16 @@ export function Reach({ coverage, goTo }: { coverage: Coverage; goTo?: (line: nu
     );
   return (
     <details>
-      <summary>How far the tests reach</summary>
-      <ul className="plain-list" aria-label="Statements">
+      <summary>Coverage, rule by rule</summary>
+      <ul className="plain-list reach" aria-label="Statements">
         {coverage.statements.map(({ rule_id, line, reach, conditions }) => (
-          <li key={rule_id} style={{ overflowWrap: 'anywhere' }}>
+          <li key={rule_id}>
             <Tag tone={REACH[reach][1]}>{REACH[reach][0]}</Tag> <span className="mono">{rule_id}</span>, {place(line)}
             <ul className="plain-list" aria-label={`Conditions of ${rule_id} that tests leave out`}>
               {conditions
                 .filter(({ seen }) => seen !== 'both')
                 .map((one) => (
-                  <li key={`${one.line}:${one.column}`} style={{ marginLeft: 12 }}>
+                  <li key={`${one.line}:${one.column}`}>
                     <Tag tone={SEEN[one.seen][1]}>{SEEN[one.seen][0]}</Tag> <code className="mono">{one.text}</code>,{' '}
                     {place(one.line)}
                   </li>
@@ -123,7 +126,7 @@ export function Reach({ coverage, goTo }: { coverage: Coverage; goTo?: (line: nu
         ))}
       </ul>
       {coverage.conditions_left_out > 0 ? (
-        <Text size="sm">{count(coverage.conditions_left_out, 'more condition')} not measured.</Text>
+        <Text size="sm">{count(coverage.conditions_left_out, 'more condition')} could not be measured.</Text>
       ) : null}
     </details>
   );
@@ -143,17 +146,17 @@ export function marksOf({ statements }: Coverage): ReachMark[] {
 /** The changes of a policy that its tests do not notice. */
 export function Survivors({ run }: { run: Mutations }) {
   const [fault] = [...run.errors, ...run.tests_errors];
-  if (fault) return <Text mt="sm">The changes cannot be tried: {fault.message}.</Text>;
+  if (fault) return <Text mt="sm">No change can be tried until this is fixed: {fault.message}.</Text>;
   const { tried, noticed, left_out, failing, survivors } = run;
-  if (tried === 0) return <Text mt="sm">No change was tried.</Text>;
+  if (tried === 0) return <Text mt="sm">There is nothing to change in this policy.</Text>;
   return (
     <>
       <Group gap="xs" mt="sm" mb="xs">
         <Tag tone={survivors.length > 0 ? 'wait' : 'ok'}>
-          {noticed} of {count(tried, 'change')} noticed, {Math.floor((100 * noticed) / tried)}%
+          {noticed} of {count(tried, 'change')} caught, {Math.floor((100 * noticed) / tried)}%
         </Tag>
         {left_out > 0 ? <Tag tone="quiet">{left_out} not tried</Tag> : null}
-        {failing > 0 ? <Tag tone="bad">{count(failing, 'failing test')} not counted</Tag> : null}
+        {failing > 0 ? <Tag tone="bad">{count(failing, 'test')} left out: failing already</Tag> : null}
       </Group>
       <ul className="plain-list" aria-label="Changes that no test notices">
         {survivors.map(({ rule_id, mutation, line, before, after }, n) => (
@@ -173,7 +176,7 @@ export function Survivors({ run }: { run: Mutations }) {
 
 /** The tests of other live policies that a version would break. */
 export function BrokenTests({ found: { errors, broken } }: { found: Answers['policies']['breaks'] }) {
-  if (errors[0]) return <Text mt="sm">The tests of other policies cannot be run: {errors[0].message}.</Text>;
+  if (errors[0]) return <Text mt="sm">The tests of other policies cannot run: {errors[0].message}.</Text>;
   if (broken.length === 0) return null;
   return (
     <Notice tone="bad" title="Tests of other live policies would fail" urgent>

@@ -1,4 +1,4 @@
-import { Text } from '@mantine/core';
+import { Text, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { useId } from 'react';
 import { visible } from '../../server/lib/visible.ts';
@@ -17,9 +17,9 @@ export function SessionFacts({ sessionId, agentId }: { sessionId: string; agentI
   const id = useId();
   return (
     <section aria-labelledby={id}>
-      <Text id={id} mt="md" mb={4} fw={600} size="sm">
+      <Title order={2} id={id} mt={18} mb={6} fz="0.9375rem">
         Facts of session <Hostile text={sessionId} /> now
-      </Text>
+      </Title>
       <Shown query={query} lines={2}>
         {({ facts }) =>
           facts.length === 0 ? (

@@ -33,11 +33,11 @@ const DIRECTION: Record<Direction, [title: string, tone: Tone]> = {
 };
 
 const UNKNOWN: Record<keyof NonNullable<Found['unknown_by_reason']>, string> = {
-  input_erased: 'their inputs are not kept: keep inputs longer to know more',
-  projection_insufficient: 'what is kept of their inputs lacks something that the draft reads',
-  session_not_recorded: 'the draft reads the state of the session, which was not looked up then',
-  limit_not_recorded: 'the draft brings them under a limit that did not count them then',
-  no_policies: 'no policies were in force then, and everything was denied',
+  input_erased: 'their inputs are no longer kept; a longer retention (Settings) would cover them',
+  projection_insufficient: 'the part of their inputs that is kept lacks something that the draft reads',
+  session_not_recorded: 'the draft reads facts of the session that were not recorded at the time',
+  limit_not_recorded: 'the draft puts them under a limit that did not count them at the time',
+  no_policies: 'no policies were in force at the time, so everything was denied',
   unreadable: 'what is kept of them cannot be read',
 };
 
@@ -109,10 +109,10 @@ function Simulation({ found, policyId }: { found: Found; policyId: string }) {
     const { checked, total } = progress;
     return (
       <div role="status">
-        <progress className="simulation-progress" aria-label="Records looked at" value={checked} max={total || 1} />
+        <progress className="simulation-progress" aria-label="Records simulated" value={checked} max={total || 1} />
         <Text size="sm" c="dimmed">
           {status === 'queued'
-            ? 'Waiting for its turn'
+            ? 'Waiting to start'
             : `${checked.toLocaleString()} of ${(total ?? 0).toLocaleString()} records`}
         </Text>
       </div>
@@ -138,15 +138,15 @@ function Result({ found, policyId }: { found: Found; policyId: string }) {
       <Verdict found={found} />
       {current ? null : (
         <Notice tone="wait" title="The live policies have changed since">
-          This compares the version with policies that are not live any more. Simulate it again.
+          This compares the version with policies that are no longer live. Simulate it again.
         </Notice>
       )}
       <Text mb="sm">
         Of {count(decisions, 'decision')} from <When at={window.from} exact /> to <When at={window.to} exact />,{' '}
         {changed === 0 ? 'none would change' : `${changed.toLocaleString()} would change`}
-        {unknown > 0 ? ` and ${unknown.toLocaleString()} cannot be told` : ''}.
-        {pruned > 0 ? ` The changed rules concern none of ${pruned.toLocaleString()} of them.` : ''}
-        {one_in ? ` Only one decision in ${one_in} was looked at.` : ''}
+        {unknown > 0 ? ` and ${unknown.toLocaleString()} could not be simulated` : ''}.
+        {pruned > 0 ? ` ${pruned.toLocaleString()} of them are out of reach of the changed rules.` : ''}
+        {one_in ? ` Only one decision in ${one_in} was simulated.` : ''}
       </Text>
       {[...byDirection].map(([direction, list]) => (
         <section key={direction} aria-label={DIRECTION[direction][0]}>
@@ -202,7 +202,7 @@ function Verdict({ found }: { found: Found }) {
         <Notice tone="ok" title="Nothing that was denied becomes allowed" />
       ) : null}
       {unknown > 0 ? (
-        <Notice tone="wait" title={`${count(unknown, 'decision')} cannot be simulated`}>
+        <Notice tone="wait" title={`${count(unknown, 'decision')} could not be simulated`}>
           {Object.entries(unknown_by_reason).map(([reason, n]) => (
             <div key={reason}>
               {n.toLocaleString()}: {UNKNOWN[reason as keyof typeof UNKNOWN]}.
@@ -231,7 +231,7 @@ function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }
             {currency === 'other' ? `${Number(sum).toLocaleString()} (no currency)` : money(Number(sum), currency)}
           </strong>
         ))}
-        {unpriced > 0 ? <span>amounts of {unpriced.toLocaleString()} not kept</span> : null}
+        {unpriced > 0 ? <span>amounts of {unpriced.toLocaleString()} no longer kept</span> : null}
         {simulated ? <Tag tone="quiet">simulated limit</Tag> : null}
       </Group>
       <div className="simulation-detail">
@@ -290,12 +290,14 @@ function Drift({ total, unexplained, examples }: NonNullable<Found['drift']>) {
   return (
     <details>
       <summary>
-        {count(total, 'decision')} would be decided otherwise today, without the draft
-        {unexplained > 0 ? `; ${unexplained.toLocaleString()} of them under the very policies that are live now` : ''}
+        {count(total, 'decision')} would be decided differently today even without this version
+        {unexplained > 0
+          ? `; ${unexplained.toLocaleString()} of them were made under the policies that are live now`
+          : ''}
       </summary>
       <Text size="sm">
-        They were decided under earlier policies or facts. The draft is compared with what the live policies make of
-        them now.
+        They were decided under earlier policies or facts. This version is compared with what the live policies would
+        decide now.
       </Text>
       <ul className="plain-list simulation-examples">
         {examples.map((event) => (

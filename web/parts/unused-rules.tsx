@@ -1,9 +1,10 @@
-import { Button, Paper, Text, Title } from '@mantine/core';
+import { Button, Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { trpc } from '../lib/trpc.ts';
 import { count } from '../lib/words.ts';
 import { Line } from '../ui/hostile.tsx';
+import { Panel } from '../ui/panel.tsx';
 import { Shown } from '../ui/states.tsx';
 import { When } from '../ui/time.tsx';
 import { RuleLink } from './names.tsx';
@@ -17,10 +18,7 @@ export function UnusedRules() {
   const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000 }));
   const [all, setAll] = useState(false);
   return (
-    <Paper p={0} component="section" aria-labelledby="unused-title">
-      <Title order={2} id="unused-title" px="md" pt="sm" pb="xs">
-        Rules without a decision in {DAYS} days
-      </Title>
+    <Panel id="unused-title" title={`Rules without a decision in ${DAYS} days`}>
       <Shown query={query} lines={4}>
         {({ rules, more, of, looked_at, complete }) => (
           <>
@@ -55,6 +53,6 @@ export function UnusedRules() {
           </>
         )}
       </Shown>
-    </Paper>
+    </Panel>
   );
 }

@@ -1,9 +1,10 @@
-import { Group, Paper, Text, Title } from '@mantine/core';
+import { Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { type Inputs, trpc } from '../lib/trpc.ts';
 import { money } from '../lib/words.ts';
 import { Hostile, Line } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
+import { Panel } from '../ui/panel.tsx';
 import { Shown } from '../ui/states.tsx';
 import { Countdown } from '../ui/time.tsx';
 import { ActionTarget, ActionTitle, AgentSays, actionText } from './action.tsx';
@@ -20,11 +21,10 @@ export function WaitingHolds({ of = {} }: { of?: Of }) {
   const query = useWaiting(of);
   const more = query.data && query.data.total > query.data.holds.length;
   return (
-    <Paper p={0} component="section" aria-labelledby="waiting-title">
-      <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2} id="waiting-title">
-          Waiting for approval
-        </Title>
+    <Panel
+      id="waiting-title"
+      title="Waiting for approval"
+      link={
         <PageLink to="/approvals" search={of} size="sm">
           {more
             ? `All ${query.data.total.toLocaleString()}`
@@ -32,7 +32,8 @@ export function WaitingHolds({ of = {} }: { of?: Of }) {
               ? 'All approvals'
               : 'Its holds'}
         </PageLink>
-      </Group>
+      }
+    >
       <Shown query={query} lines={4}>
         {({ holds }) =>
           holds.length === 0 ? (
@@ -76,6 +77,6 @@ export function WaitingHolds({ of = {} }: { of?: Of }) {
           )
         }
       </Shown>
-    </Paper>
+    </Panel>
   );
 }

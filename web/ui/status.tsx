@@ -43,6 +43,12 @@ const POLICY = {
   revoked: ['Revoked', 'bad', IconPlayerStop],
 } as const satisfies Record<string, Entry>;
 
+/** The status of a policy or a hold in a word. */
+export function statusWord(of: 'policy' | 'hold', status: string): string {
+  const words: Record<string, Entry> = of === 'policy' ? POLICY : HOLD;
+  return words[status]?.[0] ?? status;
+}
+
 /** Reviews of a policy version, as past actions. */
 export const REVIEW: Record<string, [word: string, tone: Tone]> = {
   approved: ['approved', 'ok'],

@@ -91,7 +91,7 @@ export function Agents() {
                 {labels.length === 0 ? <span className="dim">none</span> : null}
                 {proposal ? (
                   <Text size="xs" c="dimmed">
-                    {name(proposal.by)} asked for {proposal.what.labels.join(', ') || 'none'}
+                    waiting for a second person: {name(proposal.by)} set {proposal.what.labels.join(', ') || 'none'}
                   </Text>
                 ) : null}
               </>

@@ -5,12 +5,14 @@ import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { Fragment, useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
+import { toastDone } from '../../lib/errors.tsx';
 import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { MOST_SINGLE, onHint, PAGES } from '../../lib/live.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
-import { money, risk } from '../../lib/words.ts';
+import { useAside } from '../../lib/use-aside.ts';
+import { count, money, risk } from '../../lib/words.ts';
 import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
 import { SingleKeys } from '../../parts/single-keys.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
@@ -57,7 +59,13 @@ export function Inbox() {
     initialPageParam: undefined as string | undefined,
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
   });
-  const rows = query.data?.pages.flatMap(({ holds }) => holds);
+  const aside = useAside();
+  const [withAside, setWithAside] = useState(false);
+  const inView = (holds: readonly Row[] | undefined) =>
+    withAside || status !== 'held' ? holds : holds?.filter((hold) => aside.of(hold) === undefined);
+  const loaded = query.data?.pages.flatMap(({ holds }) => holds);
+  const rows = inView(loaded);
+  const away = loaded?.filter((hold) => aside.of(hold) !== undefined).length ?? 0;
   usePlaced(queryKey, filter, (hold) => {
     if (filter.status !== undefined && hold.status !== filter.status) return false;
     if (agent_role !== undefined && hold.agent_role !== agent_role) return false;
@@ -83,18 +91,30 @@ export function Inbox() {
     set({ hold: row.id });
     document.querySelector(`[data-hold="${row.id}"]`)?.scrollIntoView({ block: 'nearest' });
   };
+  /** The one after the chosen one, which takes its place if it leaves the list. */
+  const onward = () => choose(rows?.[at + 1] ?? rows?.[at - 1]);
   const [keys] = useSingleKeys();
   /** The next hold, also where the list goes on. */
   const further = async () => {
     if (rows?.[at + 1] || !query.hasNextPage) return choose(rows?.[at + 1]);
     if (query.isFetchingNextPage) return;
     const { data } = await query.fetchNextPage();
-    choose(data?.pages.flatMap(({ holds }) => holds)[at + 1]);
+    choose(inView(data?.pages.flatMap(({ holds }) => holds))?.[at + 1]);
   };
   useKeys({
     '?': () => setHelp(true),
     j: () => wide && void further(),
     k: () => wide && at > 0 && choose(rows?.[at - 1]),
+    h: () => {
+      const row = rows?.[at];
+      if (!wide || !row || status !== 'held' || !me.has('approver') || !aside.possible(row)) return;
+      aside.put(row, '1 h');
+      toastDone(
+        'Set aside for an hour',
+        'It keeps waiting for others. It is back before it expires, or when it changes.',
+      );
+      onward();
+    },
   });
   const columns: Column<Row>[] = [
     {
@@ -159,7 +179,9 @@ export function Inbox() {
       cell: (row) => (
         <span>
           {row.required_approvals > 0 ? `${row.current_approvals} of ${row.required_approvals} ` : null}
-          <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
+          {row.hold_type === 'single' || row.hold_type === 'multi_party' ? null : (
+            <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
+          )}
         </span>
       ),
     },
@@ -167,6 +189,16 @@ export function Inbox() {
   ];
   const list = (
     <div className="triage-list">
+      {status === 'held' && away > 0 ? (
+        <Group gap="xs" mb="xs">
+          <Text size="sm" c="dimmed">
+            {count(away, 'hold')} set aside by you
+          </Text>
+          <Button size="compact-xs" variant="default" aria-pressed={withAside} onClick={() => setWithAside(!withAside)}>
+            {withAside ? 'Hide' : 'Show'}
+          </Button>
+        </Group>
+      ) : null}
       <DataTable
         label={status === 'held' ? `Held actions, ${IN_ORDER[order]}` : `Actions that are ${status}`}
         fixed
@@ -180,7 +212,19 @@ export function Inbox() {
           wide ? choose(row) : void navigate({ to: '/approvals/$id', params: { id: row.id } as never })
         }
         empty={
-          filtered ? (
+          away > 0 && !withAside ? (
+            <EmptyState
+              icon={IconClockPause}
+              title="Nothing else waits"
+              action={
+                <Button variant="default" onClick={() => setWithAside(true)}>
+                  Show what you set aside
+                </Button>
+              }
+            >
+              You set aside all that waits here. It is back before it expires, or when it changes.
+            </EmptyState>
+          ) : filtered ? (
             <NothingMatches
               icon={IconClockPause}
               title={mine === 'needed' ? 'Nothing waits for your vote' : 'No holds match the filters'}
@@ -287,16 +331,7 @@ export function Inbox() {
         <div className="triage">
           {list}
           <section className="triage-hold" aria-label="The chosen hold">
-            <Chosen
-              key={chosen}
-              id={chosen}
-              row={rows?.[at]}
-              onVoted={() => {
-                // the one after it, which takes its place if it leaves the list
-                const next = rows?.[at + 1] ?? rows?.[at - 1];
-                if (next) choose(next);
-              }}
-            />
+            <Chosen key={chosen} id={chosen} row={rows?.[at]} onVoted={onward} />
           </section>
         </div>
       ) : (
@@ -334,6 +369,7 @@ const KEYS = [
   ['k', 'Previous hold'],
   ['a', 'Approve: asks first, then Enter confirms'],
   ['r', 'Reject: asks first, then Enter confirms'],
+  ['h', 'Set aside for an hour, for you alone'],
   ['?', 'These keys'],
 ] as const;
 
@@ -370,7 +406,7 @@ function Chosen({ id, row, onVoted }: { id: string; row: Row | undefined; onVote
           <ActionTarget action={hold} />
         </div>
         <PageLink to="/approvals/$id" params={{ id }} size="sm">
-          Open&nbsp;alone
+          Open&nbsp;page
         </PageLink>
       </Group>
       <HoldView hold={hold} onVoted={onVoted} />

@@ -16,6 +16,7 @@ import { Notice } from '../../ui/notice.tsx';
 import { Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
+import { SetAside } from './aside.tsx';
 import { doubtsOf } from './claims.ts';
 import { SimilarHolds } from './earlier.tsx';
 import { TheAction } from './facts.tsx';
@@ -40,7 +41,7 @@ export function HoldView({
   hold: Hold;
   /** The vote that a link has preselected. */
   prepared?: 'approve' | 'deny' | undefined;
-  /** The vote was cast here, and is counted. */
+  /** The vote was cast here, and is counted; or the hold was set aside. */
   onVoted?: () => void;
 }) {
   const me = useMe();
@@ -63,6 +64,7 @@ export function HoldView({
           <Votes hold={hold} />
         </div>
       </div>
+      <SetAside hold={hold} onAside={onVoted} />
       <SimilarHolds hold={hold} />
       <details className="hold-life" onToggle={(event) => setLife(event.currentTarget.open)}>
         <summary>Current state, next steps and history</summary>

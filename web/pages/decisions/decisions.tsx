@@ -27,6 +27,7 @@ import { Page } from '../../ui/page.tsx';
 import { EmptyState, ErrorState } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import { Clock } from '../../ui/time.tsx';
+import { Apart } from './apart.tsx';
 import { Details } from './details.tsx';
 import { Facets } from './facets.tsx';
 import { RangePicker } from './range.tsx';
@@ -80,7 +81,7 @@ export function Decisions() {
       suggestions={
         WHOLE.includes(name) ? undefined : (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value)
       }
-      width={140}
+      width={130}
     />
   );
 
@@ -120,7 +121,7 @@ export function Decisions() {
               { value: '', label: 'all' },
               ...Object.entries(DECISION).map(([value, [label]]) => ({ value, label })),
             ]}
-            w={140}
+            w={130}
           />
           {FILTER_FIELDS.filter((name) => name !== 'decision' && !LESS.includes(name)).map(field)}
           <SavedFilters filter={filter} show={show} />
@@ -137,6 +138,7 @@ export function Decisions() {
         </details>
       </search>
       <Beginnings filter={filter} />
+      <Apart asked={asked} counts={counts.isPlaceholderData ? undefined : counts.data} set={set} />
       {session === undefined ? null : <SessionFacts sessionId={session} agentId={search.agent_id} />}
       <div className="found">
         <Facets counts={counts.data} filter={filter} set={set} />
@@ -184,7 +186,7 @@ export function Decisions() {
             <strong>Decision</strong>
             {event === undefined ? null : (
               <PageLink to="/decisions/$id" params={{ id: event }} size="sm">
-                On its own page, to print
+                Open page
               </PageLink>
             )}
           </Group>
@@ -275,12 +277,12 @@ function Beginnings({ filter }: { filter: Filter }) {
 }
 
 const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
-  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 90 },
+  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 84 },
   { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 150 },
   {
     header: 'Tool',
     main: true,
-    width: 170,
+    width: 155,
     cell: (row) => (
       <RowButton
         onClick={() => open(row.id)}
@@ -306,6 +308,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
   },
   {
     header: 'Policy',
+    width: 110,
     cell: (row) =>
       row.policy_id ? (
         <Line className="mono">

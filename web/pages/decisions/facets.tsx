@@ -7,7 +7,8 @@ import { DECISION } from '../../ui/status.tsx';
 
 type Counts = Answers['events']['counts'];
 type Facet = keyof Counts['facets'];
-const ORDER = [
+/** The fields whose values are counted, in the order in which people read them. */
+export const FACETS = [
   'decision',
   'tool_name',
   'tool_server',
@@ -28,7 +29,7 @@ export function Facets({
   filter: Filter;
   set: (change: Partial<Filter>) => void;
 }) {
-  const shown = ORDER.filter((name) => filter[name] !== undefined || (counts?.facets[name].length ?? 0) > 0);
+  const shown = FACETS.filter((name) => filter[name] !== undefined || (counts?.facets[name].length ?? 0) > 0);
   return (
     <details className="facets" open={window.matchMedia('(min-width: 75em)').matches}>
       <summary>Most frequent values</summary>

@@ -6,16 +6,18 @@ import { lazy, type ReactNode, Suspense } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
 import { count } from '../../lib/words.ts';
+import { DecisionLines } from '../../parts/decision-lines.tsx';
 import { AgentLink } from '../../parts/names.tsx';
 import { Outcomes } from '../../parts/outcomes.tsx';
 import { SPANS, Spans } from '../../parts/spans.tsx';
 import { useWaiting, WaitingHolds } from '../../parts/waiting-holds.tsx';
-import { Hostile, Line } from '../../ui/hostile.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
+import { Panel } from '../../ui/panel.tsx';
 import { EmptyState, Loading, Shown } from '../../ui/states.tsx';
-import { DecisionTag, type Tone } from '../../ui/status.tsx';
-import { Clock, Countdown, When } from '../../ui/time.tsx';
+import type { Tone } from '../../ui/status.tsx';
+import { Countdown, When } from '../../ui/time.tsx';
 import { Urgent, useDestinations, useFleet } from './urgent.tsx';
 import './overview.css';
 
@@ -117,7 +119,13 @@ function Holds() {
       value={data?.total ?? '–'}
       tone={data?.total ? 'wait' : undefined}
     >
-      {next ? <Countdown until={next.expires_at} /> : 'none waiting'}
+      {next ? (
+        <>
+          the first: <Countdown until={next.expires_at} />
+        </>
+      ) : (
+        'none waiting'
+      )}
     </Tile>
   );
 }
@@ -218,7 +226,7 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
       ) : null}
       {checkpoint ? (
         <>
-          signed up to #{checkpoint.seq.toLocaleString()}, <When at={checkpoint.created_at} />
+          signed through #{checkpoint.seq.toLocaleString()}, <When at={checkpoint.created_at} />
         </>
       ) : data ? (
         'no checkpoints yet'
@@ -230,13 +238,15 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
 function Denied() {
   const denied = useQuery(trpc.events.list.queryOptions({ decision: 'deny', limit: 5 }));
   return (
-    <Paper p={0}>
-      <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2}>Recent denials</Title>
+    <Panel
+      id="denials-title"
+      title="Recent denials"
+      link={
         <PageLink to="/decisions" search={{ decision: 'deny' }} size="sm">
           All denials
         </PageLink>
-      </Group>
+      }
+    >
       <Shown query={denied} lines={4}>
         {({ events }) =>
           events.length === 0 ? (
@@ -244,35 +254,17 @@ function Denied() {
               No recent denials.
             </Text>
           ) : (
-            <ul className="lines">
-              {events.map((event) => (
-                <li key={event.id}>
-                  <div className="lines-main">
-                    <PageLink
-                      to="/decisions"
-                      search={{ event: event.id }}
-                      fw={600}
-                      c="inherit"
-                      display="block"
-                      className="one-line"
-                    >
-                      <Hostile text={event.tool_name} />
-                    </PageLink>
-                    <Line className="dim">
-                      <AgentLink id={event.agent_id} plain /> ·{' '}
-                      {event.deny_reason ? <Hostile text={event.deny_reason} /> : 'no reason given'}
-                    </Line>
-                  </div>
-                  <div className="lines-side">
-                    <DecisionTag decision={event.decision} />
-                    <Clock at={event.created_at} />
-                  </div>
-                </li>
-              ))}
-            </ul>
+            <DecisionLines
+              events={events}
+              about={({ agent_id, deny_reason }) => (
+                <>
+                  <AgentLink id={agent_id} plain /> · {deny_reason ? <Hostile text={deny_reason} /> : 'no reason given'}
+                </>
+              )}
+            />
           )
         }
       </Shown>
-    </Paper>
+    </Panel>
   );
 }

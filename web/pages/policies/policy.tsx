@@ -145,7 +145,7 @@ function LiveTests({ policy: { id, live_version: version } }: { policy: PolicyDe
   const run = query.data;
   if (!run?.valid || run.failed === 0) return null;
   return (
-    <Notice tone="wait" title={`Tests of the enforced version ${version} fail by now`}>
+    <Notice tone="wait" title={`Tests of the enforced version ${version} now fail`}>
       They passed when it was enforced. Since then a list, the tool registry or another policy may have changed.
       <Failures run={run} />
     </Notice>

@@ -76,7 +76,11 @@ export function Tests({ policy }: { policy: PolicyDetail }) {
                 {run ? (
                   <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} />
                 ) : (
-                  <Text>{run === null ? 'There are no tests.' : 'The tests are running.'}</Text>
+                  <Text>
+                    {run === null
+                      ? 'There are no tests. Insert an example to begin with, or make a test from a decision.'
+                      : 'The tests are running.'}
+                  </Text>
                 )}
               </div>
             </Paper>
@@ -90,16 +94,16 @@ export function Tests({ policy }: { policy: PolicyDetail }) {
 
 const KEPT: Record<DraftedSuite['kept'], string | undefined> = {
   read: undefined,
-  read_then: 'It also has everything that the policies of that time read.',
-  whole: 'It has the whole request: with less of it the decision would differ.',
+  read_then: 'It also has everything that the policies in force at the time read.',
+  whole: 'It has the whole request, because with less of it the decision would differ.',
 };
 
 /** Says of a test that was made of a decision what its author should know before saving it. */
 function Drafted({ made: { event_id, test, kept, verified, masked, unmasked, ok } }: { made: DraftedSuite }) {
   const notes = [
     KEPT[kept],
-    verified ? undefined : 'It could not be checked that the policies of that time decide the same.',
-    masked.length > 0 ? `Placeholders stand in place of ${masked.join(', ')}.` : undefined,
+    verified ? undefined : 'It could not be verified against the policies in force at the time.',
+    masked.length > 0 ? `Placeholders replace ${masked.join(', ')}.` : undefined,
     unmasked.length > 0 ? `It shows values that are masked elsewhere: ${unmasked.join(', ')}.` : undefined,
     ok ? undefined : 'The newest version does not pass it yet.',
   ];
@@ -117,10 +121,11 @@ function Mutations({ policy, text }: { policy: PolicyDetail; text: () => string 
   return (
     <Paper component="section" aria-labelledby="mutations-title" mt="md">
       <Title order={2} id="mutations-title">
-        Changes that no test would notice
+        Mutation testing
       </Title>
       <Text size="sm" c="dimmed" mb="sm">
-        Changes the policy in up to 200 small ways, one at a time, and runs the tests on each. Nothing is saved.
+        Makes up to 200 small changes to the policy, one at a time, and runs the tests on each. What no test catches is
+        listed here. Nothing is saved.
       </Text>
       <Button
         variant="default"
@@ -128,7 +133,7 @@ function Mutations({ policy, text }: { policy: PolicyDetail; text: () => string 
         loading={search.isPending}
         onClick={() => search.mutate({ id: policy.id, dsl_source: policy.dsl_source, tests_source: text() })}
       >
-        Search
+        {search.data ? 'Run again' : 'Run'}
       </Button>
       <div aria-live="polite">{search.data ? <Survivors run={search.data} /> : null}</div>
     </Paper>

@@ -8,15 +8,13 @@ import { toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
 import { useMe } from '../../lib/session.ts';
 import { api, trpc } from '../../lib/trpc.ts';
+import { DecisionLines } from '../../parts/decision-lines.tsx';
 import { TEMPLATES, type Template } from '../../parts/policy-templates.ts';
 import { Gallery } from '../../parts/template-gallery.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
-import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
-import { DecisionTag } from '../../ui/status.tsx';
-import { Clock } from '../../ui/time.tsx';
 import { Practice } from './practice.tsx';
 import './start.css';
 
@@ -99,22 +97,7 @@ function FirstCall(props: { tenant: string; agentKey: { secret: string; agent: s
         {decided.length === 0 ? (
           <Text c="dimmed">Waiting for the first decision of {agentKey.agent}…</Text>
         ) : (
-          <ul className="lines" aria-label="Decisions that arrived">
-            {decided.slice(0, 6).map((event) => (
-              <li key={event.id} className="arrived">
-                <div className="lines-main">
-                  <PageLink to="/decisions" search={{ event: event.id }} fw={600}>
-                    <Hostile text={event.tool_name} />
-                  </PageLink>{' '}
-                  <span className="dim">{event.deny_reason ? <Hostile text={event.deny_reason} /> : null}</span>
-                </div>
-                <div className="lines-side">
-                  <DecisionTag decision={event.decision} />
-                  <Clock at={event.created_at} />
-                </div>
-              </li>
-            ))}
-          </ul>
+          <DecisionLines label="Decisions that arrived" events={decided.slice(0, 6)} arriving />
         )}
       </div>
     </>

@@ -38,7 +38,7 @@ export function Stops() {
     <Page
       title="Stops"
       lead="A stop takes effect at once, in this server and in every proxy that is connected, whatever the policies say."
-      docs={[['stops', 'Stops']]}
+      docs={[['stops', 'About stops']]}
       actions={<StopButton />}
     >
       <DataTable<Stop>
