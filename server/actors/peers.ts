@@ -23,6 +23,8 @@ const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
 /** How often to ask Redis whether the other processes are still connected: a killed one is found within this time. */
 const WATCH_MS = 50;
+/** The same while a call has waited for its answer for this long. */
+const OVERDUE_MS = 20;
 /** How often each process says that it is alive. */
 const BEAT_MS = 250;
 /** A process that missed so many of its beats is not counted on: it is paused, or cut off. */
@@ -128,6 +130,9 @@ export class Peers {
   /** A message could not be sent, and none of this process has come back since. */
   #muted = false;
   #unheard = 0;
+  #often: NodeJS.Timeout | undefined;
+  /** Redis was asked which processes listen, and has not answered yet. */
+  #looking = false;
   #scheduled = false;
   #last = 0;
   #sent = 0;
@@ -172,7 +177,7 @@ export class Peers {
       this.#changed();
     });
     for (const event of ['ready', 'close'] as const) commands.on(event, this.#changed);
-    this.#timers = [setInterval(() => this.#look(), WATCH_MS), setInterval(() => this.#beat(), BEAT_MS)];
+    this.#timers = [setInterval(() => this.look(), WATCH_MS), setInterval(() => this.#beat(), BEAT_MS)];
   }
 
   /** Resolves once this process knows the others, if Redis is available. */
@@ -231,6 +236,7 @@ export class Peers {
       const chars = command.length;
       peer.calls.set(number, { chars, sentAt: now, resolve, reject });
       peer.chars += chars;
+      this.#often ??= setTimeout(() => this.#lookOften(), OVERDUE_MS);
       this.#send(
         id,
         `["call",${number},${JSON.stringify(tenantId)},${command},${until - now - ON_THE_WAY_MS}]`,
@@ -242,6 +248,7 @@ export class Peers {
   /** Sends the remaining answers and unsubscribes. */
   async stop(): Promise<void> {
     for (const timer of this.#timers) clearInterval(timer);
+    clearTimeout(this.#often);
     for (const event of ['ready', 'close'] as const) this.#redis.commands.off(event, this.#changed);
     this.#flush();
     await Promise.all(this.#publishing);
@@ -509,23 +516,42 @@ export class Peers {
     if (peer) this.#reject(peer, error);
   }
 
-  /** Looks for killed processes, which no longer listen, and for calls that nobody answers. */
-  #look(): void {
+  /** Looks more often as long as calls wait. */
+  #lookOften(): void {
+    this.#often = undefined;
+    const oldest = [...this.#peers.values()].map(({ calls }) => calls.values().next().value?.sentAt ?? Infinity);
+    const waiting = Math.min(...oldest);
+    if (waiting === Infinity) return;
+    if (performance.now() - waiting >= OVERDUE_MS) this.look();
+    this.#often = setTimeout(() => this.#lookOften(), OVERDUE_MS);
+  }
+
+  /**
+   * Looks for killed processes, which no longer listen, and for calls that nobody answers. Call it when another process seems to
+   * know of an end that is not known here.
+   */
+  look(): void {
     const now = performance.now();
     for (const [id, peer] of this.#peers) {
       this.#reject(peer, new NoAnswer('no answer'), (call) => now - call.sentAt > this.#silenceMs);
       if (peer.calls.size === 0 && peer.unsent.length === 0) this.#peers.delete(id);
     }
     const ids = [...this.#members.keys()];
-    if (ids.length === 0 || !this.ready) return;
-    this.#redis.commands.pubsub('NUMSUB', ...ids.map((id) => this.#channel(id))).then(
-      (counts) => {
-        for (const [index, id] of ids.entries()) {
-          if (Number(counts[2 * index + 1]) === 0) this.#forget(id, new PeerGone());
-        }
-      },
-      (err) => this.#log.debug({ err }, 'checking whether other processes are alive failed'),
-    );
+    if (ids.length === 0 || !this.ready || this.#looking) return;
+    this.#looking = true;
+    this.#redis.commands
+      .pubsub('NUMSUB', ...ids.map((id) => this.#channel(id)))
+      .then(
+        (counts) => {
+          for (const [index, id] of ids.entries()) {
+            if (Number(counts[2 * index + 1]) === 0) this.#forget(id, new PeerGone());
+          }
+        },
+        (err) => this.#log.debug({ err }, 'checking whether other processes are alive failed'),
+      )
+      .finally(() => {
+        this.#looking = false;
+      });
   }
 }
 

@@ -205,7 +205,11 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   async #serve(tenantId: string, command: Command, until: number): Promise<Result> {
     const number = bucketOf(tenantId);
     // one that stops opens nothing that nobody would close
-    if (this.#stopped || this.#ownerOf(number) !== this.id) throw new Moved();
+    if (this.#stopped || this.#ownerOf(number) !== this.id) {
+      // the sender may know that the owner has ended
+      this.#peers.look();
+      throw new Moved();
+    }
     return this.#handle(number, tenantId, command, until);
   }
 

@@ -35,11 +35,30 @@ export async function readLosses(
   chain: ChainName,
   keys: readonly NoteKey[],
 ): Promise<AcceptedLoss[]> {
+  const { rows } = await client.query<LossRow>(`${lossRows(chain)} order by seq`, [tenantId]);
+  return acceptedLosses(rows, tenantId, chain, keys);
+}
+
+/** A record that has the id of an accepted loss. */
+export interface LossRow {
+  readonly seq: number;
+  readonly line: string;
+}
+
+/** The query for the LossRows of the tenant $1. */
+export function lossRows(chain: ChainName): string {
   const { table, id } = RECORDS[chain];
-  const { rows } = await client.query<{ seq: number; line: string }>(
-    `select seq, line from ${table} where tenant_id = $1 and ${id} >= $2 and ${id} < $3 order by seq`,
-    [tenantId, `loss_${chain}_`, `loss_${chain}\``],
-  );
+  const [from, to] = [`loss_${chain}_`, `loss_${chain}\``];
+  return `select seq, line from ${table} where tenant_id = $1 and ${id} >= '${from}' and ${id} < '${to}'`;
+}
+
+/** As readLosses, of rows that were read already, in the order of seq. */
+export function acceptedLosses(
+  rows: readonly LossRow[],
+  tenantId: string,
+  chain: ChainName,
+  keys: readonly NoteKey[],
+): AcceptedLoss[] {
   return rows.flatMap(({ seq, line }) => {
     try {
       const { note, received_at, reason } = JSON.parse(line) as Record<string, string>;

@@ -2,7 +2,15 @@ import { opendir } from 'node:fs/promises';
 import type pg from 'pg';
 import { chainOfFile, checkpointFile, FiledHeads } from './checkpoint-file.ts';
 import type { AcknowledgedHeads, KnownHead } from './heads.ts';
-import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
+import {
+  type AcceptedLoss,
+  acceptedLosses,
+  isOriginOf,
+  isSuperseded,
+  type LossRow,
+  lossRows,
+  RECORDS,
+} from './loss.ts';
 import { type NoteKey, openHead } from './note.ts';
 import { type ChainName, ZERO_HASH } from './record.ts';
 import type { ChainPosition } from './verify.ts';
@@ -84,23 +92,22 @@ export class Comparison {
   /** What is known of a chain outside its database. INVARIANT: gather it before the chain is read. */
   async knowledge(tenantId: string, chain: ChainName): Promise<Knowledge> {
     const { acknowledged, directory, keys } = this.#options;
-    const heads: (KnownHead & { source: string })[] = (await acknowledged.known(tenantId, chain)).map((head) => ({
-      ...head,
-      source: 'acknowledged',
-    }));
-    let unreadable: string | undefined;
-    if (directory !== undefined) {
+    const filed = async (): Promise<Knowledge> => {
+      if (directory === undefined) return { heads: [], unreadable: undefined };
+      const heads: Knowledge['heads'][number][] = [];
       try {
-        const filed = await this.#filed.highest(checkpointFile(directory, tenantId, chain), keys(tenantId, chain));
-        for (const { origin, seq, hash, generation = 0 } of filed) {
+        const file = checkpointFile(directory, tenantId, chain);
+        for (const { origin, seq, hash, generation = 0 } of await this.#filed.highest(file, keys(tenantId, chain))) {
           if (!isOriginOf(origin, tenantId, chain)) throw new Error('a checkpoint in it is of another chain');
           heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says' });
         }
+        return { heads, unreadable: undefined };
       } catch (error) {
-        unreadable = `the checkpoint file: ${(error as Error).message}`;
+        return { heads, unreadable: `the checkpoint file: ${(error as Error).message}` };
       }
-    }
-    return { heads, unreadable };
+    };
+    const [known, { heads, unreadable }] = await Promise.all([acknowledged.known(tenantId, chain), filed()]);
+    return { heads: [...known.map((head) => ({ ...head, source: 'acknowledged' })), ...heads], unreadable };
   }
 
   /** Compares the chain with knowledge that the caller gathered before. The caller may hold the head, but need not. */
@@ -112,21 +119,24 @@ export class Comparison {
   ): Promise<Standing> {
     const keys = this.#options.keys(tenantId, chain);
     const { table } = RECORDS[chain];
-    // one statement, one moment
+    // one statement, one moment; and one way to the database and back: who takes over waits for it
     const { rows } = await client.query<StandingRow>(
       `select h.seq, h.hash, c.seq as signed, c.note, to_jsonb(a) as alarm,
-         (select max(seq) from ${table} where tenant_id = $1) as last
+         (select max(seq) from ${table} where tenant_id = $1) as last,
+         (select jsonb_agg(to_jsonb(l) order by l.seq) from (${lossRows(chain)}) l) as losses,
+         (select jsonb_object_agg(r.seq, encode(r.hash, 'hex')) from ${table} r
+           where r.tenant_id = $1 and r.seq = any($3::bigint[] || h.seq || c.seq)) as places
        from (select) one
        left join chain_head h on h.tenant_id = $1 and h.chain = $2
        left join lateral (select seq, note from chain_checkpoint
          where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true
        left join chain_alarm a on a.tenant_id = $1 and a.chain = $2`,
-      [tenantId, chain],
+      [tenantId, chain, [...new Set(knowledge.heads.map(({ seq }) => seq))]],
     );
     const row = rows[0]!;
     const head = { seq: row.seq ?? 0, hash: row.hash?.toString('hex') ?? ZERO_HASH };
     const last = row.last ?? 0;
-    const losses = await readLosses(client, tenantId, chain, keys);
+    const losses = acceptedLosses(row.losses ?? [], tenantId, chain, keys);
     const generation = losses.at(-1)?.generation ?? 0;
     let { unreadable } = knowledge;
     const known = [...knowledge.heads];
@@ -144,11 +154,14 @@ export class Comparison {
     }
     if (head.seq > 0) known.push({ ...head, generation, source: 'the head' });
     const binding = known.filter((each) => !isSuperseded(losses, each));
-    const { rows: places } = await client.query<{ seq: number; hash: Buffer }>(
-      `select seq, hash from ${table} where tenant_id = $1 and seq = any($2)`,
-      [tenantId, [...new Set(binding.map(({ seq }) => seq))]],
-    );
-    const hashes = new Map(places.map(({ seq, hash }) => [seq, hash.toString('hex')]));
+    const hashes = new Map(Object.entries(row.places ?? {}).map(([seq, hash]) => [Number(seq), hash]));
+    if (losses.length > 0) {
+      const { rows: kept } = await client.query<{ seq: number; hash: Buffer }>(
+        `select seq, hash from ${table} where tenant_id = $1 and seq = any($2)`,
+        [tenantId, losses.map((loss) => loss.kept.seq)],
+      );
+      for (const { seq, hash } of kept) hashes.set(seq, hash.toString('hex'));
+    }
     const missed = binding.filter(({ seq, hash }) => hashes.get(seq) !== hash).sort((a, b) => b.seq - a.seq);
     const { alarm } = row;
     let contradiction: Contradiction | undefined;
@@ -190,6 +203,9 @@ interface StandingRow {
   last: number | null;
   signed: number | null;
   note: string | null;
+  losses: LossRow[] | null;
+  /** The hashes, in hex, of records that something is known of. */
+  places: Record<string, string> | null;
   alarm: {
     known_seq: number;
     known_hash: string;

@@ -38,6 +38,8 @@ const CONNECT_MS = 5000;
 /** A writer is busy for this long after its last events. */
 const BUSY_MS = 250;
 const ATTEMPTS = 5;
+/** An event whose acknowledgement was lost is sent again within this time. */
+const MOMENT_MS = 30_000;
 
 export class Writer {
   readonly #options: AppenderOptions;
@@ -197,14 +199,12 @@ export class Writer {
       const { seq, hash, fence } = rows[0]!;
       // a server that has vanished is not waited for: the next attempt is on another connection
       const compared = Promise.all([
-        owner.query<{ received_at: Date }>(
-          'select received_at from forensic_record where tenant_id = $1 and seq = $2',
-          [tenantId, seq],
-        ),
+        lastRecords(owner, tenantId, seq, this.#options.clock.now()),
         this.#compared(tenantId),
       ]);
-      const [last, { signed, generation }] = await within(CONNECT_MS, compared);
-      const at = last.rows[0]?.received_at.getTime() ?? 0;
+      const [records, { signed, generation }] = await within(CONNECT_MS, compared);
+      const at = records.at(-1)?.received_at.getTime() ?? 0;
+      if (records.length > 1) this.#remember(tenantId, records, generation);
       const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
       return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };
     } catch (error) {
@@ -217,6 +217,24 @@ export class Writer {
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
       throw unavailable('the database does not answer', error);
     }
+  }
+
+  /**
+   * The ids that an owner wrote who was here a moment ago: those whose acknowledgement was lost with it are sent again now, and
+   * are answered as duplicates without a transaction that fails on them.
+   *
+   * INVARIANT: the head that these were read below counts as acknowledged, so that a database that comes back without them is found
+   * out before one of them is answered.
+   */
+  #remember(tenantId: string, records: readonly LastRecord[], generation: number): void {
+    const recent = this.#recent.of(tenantId, records.length);
+    for (const [i, { seq, received_at, hash, event_id }] of records.entries()) {
+      const previous = records[i - 1]?.hash;
+      if (previous) recent.add(event_id, { seq, at: received_at.getTime(), previous, hash });
+    }
+    const { seq, hash } = records.at(-1)!;
+    const head = { seq, hash: hash.toString('hex'), generation };
+    this.#options.checkpoints?.acknowledged.acknowledge(tenantId, 'forensics', head);
   }
 
   /**
@@ -693,6 +711,33 @@ export function inputBytesOf(events: readonly AppendEvent[]): number {
     if (input) bytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
   }
   return bytes;
+}
+
+interface LastRecord {
+  readonly seq: number;
+  readonly received_at: Date;
+  readonly hash: Buffer;
+  readonly event_id: string;
+}
+
+/** The last record of a chain with this head, and if it was written a moment ago those before it, in their order. */
+async function lastRecords(
+  owner: Pick<pg.Pool, 'query'>,
+  tenantId: string,
+  seq: number,
+  now: number,
+): Promise<LastRecord[]> {
+  const last = 'tenant_id = $1 and seq = $2';
+  const { rows } = await owner.query<LastRecord>(
+    `select seq, received_at, hash, event_id from forensic_record where ${last}
+     union all
+     select seq, received_at, hash, event_id from forensic_record
+     where tenant_id = $1 and seq < $2 and seq >= $2 - ${GROUP_EVENTS - 1}
+       and (select received_at > $3 from forensic_record where ${last})
+     order by seq`,
+    [tenantId, seq, new Date(now - MOMENT_MS)],
+  );
+  return rows;
 }
 
 function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {

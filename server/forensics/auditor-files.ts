@@ -50,7 +50,8 @@ done
 sha256sum -c SHA256SUMS > /dev/null 2>&1 || fail 'SHA256SUMS'
 b3sum --check B3SUMS > /dev/null 2>&1 || fail 'B3SUMS'
 
-# 3. Each checkpoint is of this chain and signed by a key in pubkey.pem, the current one or one that was retired.
+# 3. Each checkpoint is of this chain and signed by a key in pubkey.pem: the current one, one that was retired, or one
+# of an installation that the tenant came from. The latter count only up to where former_keys in the manifest says.
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 whole() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; [ "@{#1}" -le 16 ]; }
@@ -59,6 +60,20 @@ while IFS= read -r line; do
   case $line in *'BEGIN PUBLIC KEY'*) keys=$((keys + 1)) ;; esac
   printf '%s\n' "$line" >> "$work/key.$keys"
 done < pubkey.pem
+limit=()
+for ((k = 1; k <= keys; k++)); do
+  print=$(openssl pkey -pubin -in "$work/key.$k" -outform DER 2> /dev/null | sha256sum)
+  former="\"sha256:@{print%% *}\":"
+  [[ $manifest == *"$former"* ]] || continue
+  former="$former\\{\"bundles\":[0-9]+,\"generation\":([0-9]+),\"seq\":([0-9]+)\\}"
+  [[ $manifest =~ $former ]] || fail 'manifest.json: former_keys'
+  limit[k]="@{BASH_REMATCH[2]} @{BASH_REMATCH[1]}"
+done
+# of key $1: whether it counts for record $2, and for as many accepted losses as $3
+counts() {
+  [ -n "@{limit[$1]-}" ] || return 0
+  [ "$2" -le "@{limit[$1]% *}" ] && [ "$3" -le "@{limit[$1]#* }" ]
+}
 signed=()
 tenant=$(field tenant_id)
 exec 3< checkpoints.txt
@@ -66,9 +81,11 @@ while IFS= read -r type <&3; do
   { IFS= read -r origin && IFS= read -r at && IFS= read -r hash && IFS= read -r gap; } <&3 || fail 'checkpoints.txt'
   head=("$type" "$origin" "$at" "$hash")
   # after an accepted loss of records a note says how many losses there were
+  losses=0
   case $gap in 'generation '*)
     whole "@{gap#generation }" || fail 'checkpoints.txt'
     head+=("$gap")
+    losses=@{gap#generation }
     IFS= read -r gap <&3 || fail 'checkpoints.txt'
     ;;
   esac
@@ -76,13 +93,16 @@ while IFS= read -r type <&3; do
   [ "@{origin#*/}" = "$tenant/forensics" ] || fail "checkpoints.txt: a checkpoint of $origin"
   printf '%s\n' "@{head[@]}" > "$work/note"
   known=no
+  late=
   while IFS= read -r line <&3 && [ -n "$line" ]; do
     printf '%s' "@{line##* }" | base64 -d 2> /dev/null | tail -c 64 > "$work/signature"
-    for key in "$work"/key.*; do
-      openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$work/note" -sigfile "$work/signature" \
-        > /dev/null 2>&1 && known=yes
+    for ((k = 1; k <= keys; k++)); do
+      openssl pkeyutl -verify -pubin -inkey "$work/key.$k" -rawin -in "$work/note" -sigfile "$work/signature" \
+        > /dev/null 2>&1 || continue
+      if counts "$k" "$at" "$losses"; then known=yes; else late=yes; fi
     done
   done
+  [ "$known$late" != noyes ] || fail "checkpoints.txt: the key of the checkpoint of record $at does not count for it"
   [ "$known" = yes ] || fail "checkpoints.txt: no key in pubkey.pem signed the checkpoint of record $at"
   signed[at]=$hash
 done
@@ -174,8 +194,9 @@ Of the first note (2 * k - 1 and 2 * k give note k; an empty line divides text a
     for k in key-*.pem; do echo $k; openssl pkeyutl -verify -pubin -inkey $k -rawin -in note.txt -sigfile note.sig; done
     grep -h "^$(sed -n 4p note.txt) " $P/records.txt $P/lead.txt
 
-One of the keys must verify it: after a rotation that is a retired one for older notes. The last command finds the
-record. The note whose third line is checkpoint_seq must be there, and name the last record of lead.txt, or of
+One of the keys must verify it: after a rotation that is a retired one for older notes. A key whose fingerprint is in
+former_keys of manifest.json is of an installation that the tenant came from: it counts for notes up to record "seq"
+and, in a line "generation", up to "generation" accepted losses. The last command finds the record. The note whose third line is checkpoint_seq must be there, and name the last record of lead.txt, or of
 records.txt where lead.txt is empty.
 
 ## What it shows, and what not
@@ -192,4 +213,10 @@ It does not show that an enforcement point reported every decision, nor the time
 
 The bundles in bundles/ are the signed policy bundles that were in force; records name them in bundle_hash, so that a
 decision can be derived again. Each is named by the sha256 of its uncompressed content.
+
+## What only svc-verify checks
+
+The signature of each bundle with the limit of former keys for it ("bundles"), the name of each bundle, the times of
+from and to, the first and last number of the records, that the manifest states nothing else than was found, and what
+a record of an accepted loss of records states. check.sh reads none of these.
 `;

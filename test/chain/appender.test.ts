@@ -23,6 +23,9 @@ afterEach(async () => {
   await Promise.all(open.splice(0).map((made) => made.stop()));
 });
 
+/** For who takes over when what is there was not written a moment ago. */
+const later = { ...systemClock, now: () => Date.now() + 3_600_000 };
+
 const refusal = (code: string) => expect.objectContaining({ problem: code });
 const stored = (result: Appended | undefined) => (result && 'seq' in result ? result : undefined);
 
@@ -175,12 +178,27 @@ describe('an event id is stored once', () => {
     const first = await writer.append(tenantId, events);
     const expected = first.results.map((result) => ({ ...result, duplicate: true }));
     expect((await writer.append(tenantId, events)).results).toEqual(expected);
-    const other = appender();
+    const other = appender({ clock: later });
     const mixed = [...events.slice(200), ...eventsOf(50)];
     const again = (await other.append(tenantId, mixed)).results;
     expect(again.slice(0, 100)).toEqual(expected.slice(200));
     expect(again.slice(100).every((result) => stored(result)?.duplicate === false)).toBe(true);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 351 });
+  });
+
+  test('who takes over knows what was written a moment ago: sent again it is a duplicate, without a transaction', async () => {
+    const tenantId = await newTenant(box.db);
+    const events = eventsOf(50);
+    const first = await appender().append(tenantId, events);
+    let sent = 0;
+    const next = appender({ hooks: { sent: () => void sent++ } });
+    const again = await next.append(tenantId, events);
+    expect(again.results).toEqual(first.results.map((result) => ({ ...result, duplicate: true })));
+    const other = events.map(({ event }) => ({ event: { ...event, tool_name: 'other' } }));
+    expect((await next.append(tenantId, other)).results).toEqual(events.map(() => ({ conflict: true })));
+    expect(sent).toBe(0);
+    expect((await next.append(tenantId, [...events, ...eventsOf(1)])).results.at(-1)).toMatchObject({ seq: 52 });
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 52 });
   });
 
   test('the same batch sent many times concurrently is stored once', async () => {
@@ -205,7 +223,7 @@ describe('an event id is stored once', () => {
       { conflict: true },
       expect.objectContaining({ duplicate: true }),
     ]);
-    for (const each of [writer, appender()]) {
+    for (const each of [writer, appender({ clock: later })]) {
       const { results } = await each.append(tenantId, [{ event: two }, { event: event() }]);
       expect(results).toEqual([{ conflict: true }, expect.objectContaining({ duplicate: false })]);
     }

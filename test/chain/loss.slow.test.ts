@@ -146,6 +146,17 @@ describe('a chain that went back', () => {
     ).toMatchObject([{ kept_seq: 8, lost_seq: 21, record_seq: 9 }]);
   });
 
+  test('is closed by what a process read when it took over, also when it wrote nothing itself', async () => {
+    const tenantId = await newTenant(box.db);
+    const events = eventsOf(20);
+    await newProcess().writer.append(tenantId, events);
+    const next = newProcess(path.join(directory, 'next'));
+    await next.writer.open(tenantId);
+    await goBack(tenantId, 8);
+    next.writer.release(tenantId);
+    await expect(next.writer.append(tenantId, events)).rejects.toThrow(ChainClosed);
+  });
+
   test('loses the inputs of lost decisions too: a decision that is sent again brings its own', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();

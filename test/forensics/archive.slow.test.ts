@@ -61,21 +61,38 @@ describe('a package', () => {
     const made = await makePackage(rows, parts(4));
     expect(made.manifest.former_keys).toEqual(parts(4).former);
     expect(checkPackage(made.bytes)).toMatchObject({ verified: true });
+    expect(bash(unpack(made.bytes), 'check.sh')).toMatchObject({ status: 0 });
     // none is made with a checkpoint that such a key may not state
     await expect(makePackage(rows, parts(3))).rejects.toThrow('counts up to record 3');
     // and who made one nevertheless is found out by anyone
     const members = readTar(made.bytes);
     const manifest = JSON.parse(Buffer.from(members.get('manifest.json')!).toString()) as Manifest;
-    const forged = Buffer.from(canonicalJson({ ...manifest, former_keys: parts(3).former }));
-    members.set('manifest.json', forged);
-    members.set('manifest.json.sig', sign(null, forged, vectorKey(1).privateKey));
-    const report = checkPackage(writeTar(members));
+    const stating = (former: object) => {
+      const signed = Buffer.from(canonicalJson({ ...manifest, former_keys: former }));
+      members.set('manifest.json', signed);
+      members.set('manifest.json.sig', sign(null, signed, vectorKey(1).privateKey));
+      return writeTar(members);
+    };
+    const forged = stating(parts(3).former!);
+    expect(bash(unpack(forged), 'check.sh')).toEqual({
+      status: 1,
+      output: 'MISMATCH checkpoints.txt: the key of the checkpoint of record 4 does not count for it\n',
+    });
+    const report = checkPackage(forged);
     expect(report.verified).toBe(false);
     expect(report.checks.filter(({ ok }) => !ok).map(({ name }) => name)).toContain('checkpoints');
-    const strange = Buffer.from(canonicalJson({ ...manifest, former_keys: { [fingerprint]: { seq: 4 } } }));
-    members.set('manifest.json', strange);
-    members.set('manifest.json.sig', sign(null, strange, vectorKey(1).privateKey));
-    expect(checkPackage(writeTar(members)).reason).toContain('former_keys');
+    const strange = stating({ [fingerprint]: { seq: 4 } });
+    expect(checkPackage(strange).reason).toContain('former_keys');
+    expect(bash(unpack(strange), 'check.sh').output).toBe('MISMATCH manifest.json: former_keys\n');
+    // and for no more losses than had been accepted by then
+    const lossy = (generation: number) =>
+      makePackage(rows, { ...parts(4, generation), checkpoints: [note(rows[3]!, retired, 2), note(rows[7]!)] });
+    const two = (await lossy(2)).bytes;
+    expect(bash(unpack(two), 'check.sh')).toMatchObject({ status: 0 });
+    await expect(lossy(1)).rejects.toThrow('counts up to loss 1');
+    for (const [name, bytes] of readTar(two)) members.set(name, bytes);
+    Object.assign(manifest, JSON.parse(Buffer.from(members.get('manifest.json')!).toString()));
+    expect(bash(unpack(stating(parts(4, 1).former!)), 'check.sh').output).toContain('does not count for it');
   });
 
   test('has the same bytes whenever it is made from equal parts', async () => {

@@ -79,6 +79,10 @@ export class ServerProcess {
     return !this.#child || this.#child.exitCode !== null || this.#child.signalCode !== null;
   }
 
+  get pid(): number {
+    return this.#child!.pid!;
+  }
+
   get exitCode(): number | null {
     return this.#child?.exitCode ?? null;
   }
