@@ -57,6 +57,7 @@ const PURE = [
   'server/stops/document.ts',
   'server/chain/record.ts',
   'server/chain/note.ts',
+  'server/chain/hash-lanes.ts',
   'server/chain/verify.ts',
   'server/forensics/archive.ts',
   'server/forensics/auditor-files.ts',

@@ -1,4 +1,4 @@
-import type pg from 'pg';
+import pg from 'pg';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
@@ -6,11 +6,10 @@ import type { Job } from '../jobs/jobs.ts';
 import { each } from '../lib/each.ts';
 import { pause } from '../lib/pause.ts';
 import { Block, firstIn, lastIn } from './blocks.ts';
+import { copyRows, RECEIVE_BYTES } from './copy.ts';
 import { hashOf } from './record.ts';
 import { FastLine } from './verify.ts';
 
-/** Records that are read at once. They are taken apart on the main thread, which others need too. */
-const READ = 256;
 /** Blocks of one chain before it is the next one's turn. */
 const TURN = 32;
 /** While the process writes events, it summarizes for a quarter of the time. */
@@ -38,17 +37,18 @@ export class Blocks {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; seq: number }>(
       `select tenant_id, seq from chain_head where chain = 'forensics' and unsummarized`,
     );
+    const into = Buffer.allocUnsafe(rows.length > 0 ? RECEIVE_BYTES : 0);
     for (let chains = rows; chains.length > 0 && !signal.aborted; ) {
       const left: typeof rows = [];
       await each(chains, signal, async (chain) => {
-        if (await this.#extend(chain.tenant_id, chain.seq, signal)) left.push(chain);
+        if (await this.#extend(chain.tenant_id, chain.seq, into, signal)) left.push(chain);
       });
       chains = left;
     }
   }
 
   /** Whether there is more to do. */
-  async #extend(tenantId: string, head: number, signal: AbortSignal): Promise<boolean> {
+  async #extend(tenantId: string, head: number, into: Buffer, signal: AbortSignal): Promise<boolean> {
     const { owner } = this.#db;
     const { rows } = await owner.query<{ block: number }>(
       'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
@@ -59,7 +59,7 @@ export class Blocks {
       if (signal.aborted) return false;
       const began = performance.now();
       // another process was faster, or the chain is not what it was: it is looked at again in the next run
-      if (!(await this.#summarize(tenantId, next))) return false;
+      if (!(await this.#summarize(tenantId, next, into))) return false;
       if (this.#busy()) await pause(REST * (performance.now() - began), signal);
     }
     if (lastIn(next) <= head) return true;
@@ -93,22 +93,26 @@ export class Blocks {
     });
   }
 
-  async #summarize(tenantId: string, number: number): Promise<boolean> {
+  async #summarize(tenantId: string, number: number, into: Buffer): Promise<boolean> {
     const block = new Block();
     const fast = new FastLine(tenantId);
     const end = lastIn(number);
     let hash: Buffer | null = null;
-    for (let from = firstIn(number); from <= end; from += READ) {
-      const { rows } = await this.#db.owner.query<{ seq: number; line: string; hash: Buffer | null }>(
-        `select seq, line, case when seq = $4 then hash end as hash from forensic_record
-         where tenant_id = $1 and seq between $2 and $3 order by seq`,
-        [tenantId, from, from + READ - 1, end],
-      );
-      // a record that is missing keeps no other record out of it
-      for (const { seq, line } of rows)
-        block.add(seq, fast.agrees(seq, Buffer.from(line)) ? fast.fields : parsed(line));
-      hash = rows.at(-1)?.hash ?? null;
-    }
+    // they are taken apart as they arrive, some hundred at once: the main thread has others to serve
+    const read = (data: Buffer, starts: readonly number[]) => {
+      for (const at of starts) {
+        // int2 fields, int4 length, int8 seq, int4 length, text, int4 length, bytea
+        const seq = data.readInt32BE(at + 6) * 2 ** 32 + data.readUInt32BE(at + 10);
+        const from = at + 18;
+        const to = from + data.readInt32BE(at + 14);
+        const line = data.subarray(from, to);
+        // a record that is missing keeps no other record out of it
+        block.add(seq, fast.agrees(seq, line) ? fast.fields : parsed(line));
+        if (seq === end) hash = Buffer.from(data.subarray(to + 4, to + 4 + Math.max(0, data.readInt32BE(to))));
+      }
+    };
+    const records = recordsOf(tenantId, firstIn(number), end);
+    await inTransaction(this.#db.owner, (client) => copyRows(client, records, read, { into }));
     const { seen, ...fields } = block.summary();
     return this.#onto(tenantId, number, async (client) => {
       // it stands for all of them: the database may be another by now, a standby that lacks some
@@ -127,10 +131,16 @@ export class Blocks {
   }
 }
 
+/** The hash of the last of them alone. */
+const recordsOf = (tenantId: string, first: number, last: number) =>
+  `copy (select seq, line, case when seq = ${last} then hash end from forensic_record
+     where tenant_id = ${pg.escapeLiteral(tenantId)} and seq between ${first} and ${last} order by seq)
+   to stdout (format binary)`;
+
 /** A text that no writer wrote has no fields; verification says so. */
-function parsed(line: string): Int32Array {
+function parsed(line: Buffer): Int32Array {
   try {
-    const record = JSON.parse(line) as Readonly<Record<string, unknown>>;
+    const record = JSON.parse(line.toString()) as Readonly<Record<string, unknown>>;
     return Int32Array.from(BLOCK_FIELDS, (field) => hashOf(record[field]));
   } catch {
     return new Int32Array(BLOCK_FIELDS.length);

@@ -82,16 +82,34 @@ export class Block {
 
   #encoded(n: number): string {
     const numbers = this.#numbers[n]!;
-    const counts = new Map<number, number>();
-    for (const number of numbers) counts.set(number, (counts.get(number) ?? 0) + 1);
+    /** The different numbers, how many records have each, and for each record which of them. */
+    const found: number[] = [];
+    const counts: number[] = [];
+    const which = new Uint16Array(BLOCK_RECORDS);
+    // open addressing: half full at most
+    const table = new Uint16Array(2 * BLOCK_RECORDS);
+    for (let place = 0; place < BLOCK_RECORDS; place++) {
+      const number = numbers[place]!;
+      let at = Math.imul(number, 0x9e3779b1) >>> TABLE_SHIFT;
+      while (table[at] !== 0 && found[table[at]! - 1] !== number) at = (at + 1) & (table.length - 1);
+      if (table[at] === 0) {
+        table[at] = found.push(number);
+        counts.push(0);
+      }
+      which[place] = table[at]! - 1;
+      counts[which[place]!]!++;
+    }
     // the codes of the most frequent take one byte each
-    const values = [...counts].sort(([a, most], [b, more]) => more - most || a - b).map(([number]) => number);
-    const names = `${values.map(nameOf).join('')}|`;
-    if (values.length === 1) return names;
-    const codes = new Map(values.map((number, place) => [number, place + 1]));
-    return names + String.fromCharCode(...Array.from(numbers, (number) => codes.get(number)!));
+    const order = found.map((_, i) => i).sort((i, j) => counts[j]! - counts[i]! || found[i]! - found[j]!);
+    const names = `${order.map((i) => nameOf(found[i]!)).join('')}|`;
+    if (order.length === 1) return names;
+    const codes = new Uint16Array(order.length);
+    for (const [rank, i] of order.entries()) codes[i] = rank + 1;
+    return names + String.fromCharCode(...which.map((i) => codes[i]!));
   }
 }
+/** A hash of 32 bits becomes a place in a table of twice as many places as a block has records. */
+const TABLE_SHIFT = 32 - Math.log2(2 * BLOCK_RECORDS);
 
 /** The seq of the records in a block that have all of the values, ascending. */
 export function matching(block: number, summary: Record<BlockField, string>, sought: readonly SoughtValue[]): number[] {

@@ -292,43 +292,57 @@ export class Pipeline {
  * row, the protocol promises). The bytes are valid only during the call. Resolves when the statement has succeeded.
  */
 export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) => void): Promise<void> {
-  return receive(client, sql, (data, at, end) => onData(data.subarray(at, end)));
+  return receive(client, sql, (data, starts, ends) => {
+    for (let n = 0; n < starts.length; n++) onData(data.subarray(starts[n], ends[n]));
+  });
 }
 
-/** As copyOut, for COPY TO STDOUT (FORMAT binary): each row begins in `data` at `at`, without header and trailer. */
+export interface CopyOptions {
+  rests?: Rests | undefined;
+  /** Where rows are received, unless one of them needs more room. */
+  into?: Buffer | undefined;
+}
+
+/**
+ * As copyOut, for COPY TO STDOUT (FORMAT binary), and with all rows that arrived together: they begin in `data` at `starts`,
+ * without header and trailer.
+ */
 export function copyRows(
   client: pg.Client,
   sql: string,
-  onRow: (data: Buffer, at: number) => void,
-  rests?: Rests,
+  onRows: (data: Buffer, starts: readonly number[]) => void,
+  options?: CopyOptions,
 ): Promise<void> {
   let first = true;
-  const onMessage = (data: Buffer, at: number) => {
+  const onMessages = (data: Buffer, starts: number[]) => {
     // the first message, and only that, begins with the header; the last one says -1 in place of a row
-    const row = first ? at + HEADER.length : at;
+    if (first) starts[0]! += HEADER.length;
     first = false;
-    if (data.readInt16BE(row) >= 0) onRow(data, row);
+    if (data.readInt16BE(starts.at(-1)!) < 0) starts.pop();
+    if (starts.length > 0) onRows(data, starts);
   };
-  return receive(client, sql, onMessage, rests);
+  return receive(client, sql, onMessages, options);
 }
 
 /**
  * Reads the answer to `sql` past `pg`, which makes an object, a buffer and an event of each CopyData message: that takes
- * as long as hashing a record. The payload of each is `data` from `at` to `end`.
+ * as long as hashing a record. The payloads are `data` from each of `starts` to the same one of `ends`.
  */
 function receive(
   client: pg.Client,
   sql: string,
-  onMessage: (data: Buffer, at: number, end: number) => void,
-  rests?: Rests,
+  onMessages: (data: Buffer, starts: number[], ends: number[]) => void,
+  { rests, into = Buffer.allocUnsafe(RECEIVE_BYTES) }: CopyOptions = {},
 ): Promise<void> {
   const wire = client.connection as unknown as Wire;
   const { stream } = wire;
   return new Promise((resolve, reject) => {
     /** What has arrived and is not yet read lies from `start` to `end`: one buffer for all, so that no garbage piles up. */
-    let buffer = Buffer.allocUnsafe(RECEIVE_BYTES);
+    let buffer = into;
     let start = 0;
     let end = 0;
+    const starts: number[] = [];
+    const ends: number[] = [];
     let failed: unknown;
     const finish = () => {
       for (const listener of parsers) stream.on('data', listener);
@@ -341,10 +355,10 @@ function receive(
       failed ??= new ConnectionLost('the connection to PostgreSQL is gone');
       finish();
     };
-    const take = (at: number, to: number) => {
-      if (failed !== undefined) return;
+    const take = () => {
+      if (failed !== undefined || starts.length === 0) return;
       try {
-        onMessage(buffer, at, to);
+        onMessages(buffer, starts, ends);
       } catch (error) {
         failed = error;
       }
@@ -369,15 +383,22 @@ function receive(
       const began = rests ? performance.now() : 0;
       keep(chunk);
       let ready = false;
+      let error: ServerError | undefined;
+      starts.length = 0;
+      ends.length = 0;
       while (start + 5 <= end && !ready) {
         const to = start + 1 + buffer.readUInt32BE(start + 1);
         if (to > end) break;
         const type = buffer[start];
-        if (type === COPY_DATA) take(start + 5, to);
-        else if (type === ERROR_RESPONSE) failed ??= serverError(buffer.subarray(start + 5, to));
+        if (type === COPY_DATA) {
+          starts.push(start + 5);
+          ends.push(to);
+        } else if (type === ERROR_RESPONSE) error ??= serverError(buffer.subarray(start + 5, to));
         else if (type === READY_FOR_QUERY) ready = true;
         start = to;
       }
+      take();
+      failed ??= error;
       if (ready) return finish();
       const ms = rests?.after(performance.now() - began);
       if (ms !== undefined) rest(ms);
@@ -390,7 +411,7 @@ function receive(
     else wire.query(sql);
   });
 }
-const RECEIVE_BYTES = 256 * 1024;
+export const RECEIVE_BYTES = 256 * 1024;
 const COPY_DATA = 0x64;
 const ERROR_RESPONSE = 0x45;
 const READY_FOR_QUERY = 0x5a;

@@ -9,7 +9,8 @@ import { BLOCK_FIELDS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/dec
 import { lowerPriority, type Rests, restsOf } from '../lib/pace.ts';
 import { Block, blockOf, firstIn, lastIn, type Summary } from './blocks.ts';
 import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
-import { COPY_EPOCH_MS, copyRows } from './copy.ts';
+import { COPY_EPOCH_MS, copyRows, RECEIVE_BYTES } from './copy.ts';
+import { HashLanes, type HashModule, LANE_LINE_BYTES, LANES } from './hash-lanes.ts';
 import type { KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
 import { type NoteKey, openHead } from './note.ts';
@@ -26,6 +27,7 @@ export interface VerificationJob {
   directory: string | undefined;
   known: readonly KnownHead[];
   chunk: number;
+  hashes: HashModule | undefined;
   /** See shareBusy. */
   busy: Int32Array;
 }
@@ -81,18 +83,25 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
   const notes = file === undefined ? undefined : new Lookahead(notesIn(file, 0, size));
   try {
     const reader = new RowReader(chain);
+    const hashes = new Hashes(job.hashes);
+    const { into } = hashes;
     for (let from = 0; from === 0 || from < end; from += chunk) {
       const to = Math.min(from + chunk, end);
       const stored = await statements.expectStored(from, to);
       if (notes) await statements.expectFiled(notes, from, to < end ? to : Number.POSITIVE_INFINITY, stored);
       await summaries?.load(from, to);
       const rows = selectRows(tenantId, chain, from, to);
-      const add = (data: Buffer, at: number) => {
-        const row = reader.read(data, at);
-        verifier.add(row);
-        if (summaries && verifier.fields) summaries.add(row.seq, verifier.fields, statements);
+      const add = (data: Buffer, starts: readonly number[]) => {
+        for (let n = 0; n < starts.length; n += LANES) {
+          const following = hashes.following(data, starts, n);
+          for (let i = n; i < n + LANES && i < starts.length; i++) {
+            const row = reader.read(data, starts[i]!);
+            verifier.add(row, (following & (1 << (i - n))) !== 0);
+            if (summaries && verifier.fields) summaries.add(row.seq, verifier.fields, statements);
+          }
+        }
       };
-      await copyRows(client, rows, add, rests);
+      await copyRows(client, rows, add, { rests, into });
       onProgress({ checked: to, total: end });
     }
   } catch (error) {
@@ -428,6 +437,53 @@ function compareAudit(record: RecordMembers, columns: Columns): string | undefin
   return AUDIT_COLUMNS.find((name) => columns[name] !== derived[name]);
 }
 
+/** Hashes rows, four at once, where they were received. */
+class Hashes {
+  readonly #lanes: HashLanes | undefined;
+  /** Where rows are to be received: after the hash of the last row of those before. */
+  readonly into: Buffer | undefined;
+  /** Where the hash of the row before is; -1 where that row has none of 32 bytes. */
+  #previous = 0;
+
+  constructor(module: HashModule | undefined) {
+    this.#lanes = module && new HashLanes(module, 32 + RECEIVE_BYTES);
+    this.into = this.#lanes?.bytes.subarray(32);
+  }
+
+  /**
+   * For each of the rows that begin at starts[n] and the next three a bit, the lowest first: whether its hash follows from its
+   * line and from the hash that is stored for the row before it. Those of which this cannot tell have none.
+   */
+  following(data: Buffer, starts: readonly number[], n: number): number {
+    const lanes = this.#lanes;
+    if (!lanes || data.buffer !== lanes.bytes.buffer) {
+      this.#previous = -1;
+      return 0;
+    }
+    const origin = data.byteOffset - lanes.bytes.byteOffset;
+    let told = 0;
+    for (let i = 0; i < LANES && n + i < starts.length; i++) {
+      const at = starts[n + i]!;
+      const isHash = data.readInt32BE(at + HASH_AT - 4) === 32;
+      const length = isHash ? data.readInt32BE(at + LINE_AT - 4) : 0;
+      if (isHash && this.#previous >= 0 && length <= LANE_LINE_BYTES) {
+        lanes.set(i, this.#previous, origin + at + LINE_AT, length, origin + at + HASH_AT);
+        told |= 1 << i;
+      }
+      this.#previous = isHash ? origin + at + HASH_AT : -1;
+    }
+    const following = told === 0 ? 0 : told & lanes.follow();
+    if (this.#previous >= 0) {
+      lanes.bytes.copyWithin(0, this.#previous, this.#previous + 32);
+      this.#previous = 0;
+    }
+    return following;
+  }
+}
+/** Where the hash of a row begins, and where its line does, in the order of `selectRows`. */
+const HASH_AT = 2 + 12 + 4;
+const LINE_AT = HASH_AT + 32 + 4;
+
 /** Rows of COPY (FORMAT binary) read in place. One row object is used for all; the verifier keeps nothing of it. */
 class RowReader {
   readonly #decisions: boolean;
@@ -459,7 +515,7 @@ class RowReader {
     p += 12;
     const hashLength = data.readInt32BE(p);
     // another length than 32 can only be tampering; it then differs from every hash
-    if (hashLength === 32) data.copy(this.#hash, 0, p + 4, p + 36);
+    if (hashLength === 32) for (let i = 0; i < 32; i++) this.#hash[i] = data[p + 4 + i]!;
     else this.#hash.fill(0);
     p += 4 + hashLength;
     const lineLength = data.readInt32BE(p);

@@ -1,5 +1,6 @@
 import { Worker } from 'node:worker_threads';
 import { shareBusy } from '../lib/pace.ts';
+import { hashModule } from './hash-lanes.ts';
 import type { KnownHead } from './heads.ts';
 import type { NoteKey } from './note.ts';
 import type { ChainName } from './record.ts';
@@ -82,6 +83,7 @@ export async function verifyChain(
       directory,
       known,
       chunk,
+      hashes: hashModule(),
       busy: shared.flag,
     } satisfies VerificationJob,
     // without the parent's flags, such as a test runner's loader

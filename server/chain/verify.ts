@@ -105,7 +105,8 @@ export class ChainVerifier<C extends object = DecisionColumns> {
   #checkpoints: { seq: number; hash: Buffer }[] = [];
   #next = 0;
   #seq: number;
-  #hash: Uint8Array;
+  /** That of the last row, 32 bytes. */
+  readonly #hash: Uint8Array;
   #checked = 0;
   #linear = true;
   #mismatch: { code: MismatchCode; reason: string; seq: number; id: string | undefined } | undefined;
@@ -144,7 +145,8 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     this.#checkpoints.splice(at, 0, entry);
   }
 
-  add(row: ChainRow<C>): void {
+  /** `follows`: it is known already that the row's hash follows from its line and from the hash of the row fed right before. */
+  add(row: ChainRow<C>, follows = false): void {
     this.#checked++;
     const due = this.#seq + 1;
     if (row.seq !== due) {
@@ -154,13 +156,13 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     }
     this.#seq = row.seq;
     if (this.#mismatch) {
-      this.#hash = Uint8Array.from(row.hash);
+      this.#keep(row.hash);
       return;
     }
     const line = typeof row.line === 'string' ? Buffer.from(row.line) : row.line;
-    const hash = chainHash(this.#hash, line);
-    if (!equal32(hash, row.hash)) {
-      this.#hash = Uint8Array.from(row.hash);
+    const isIntact = follows || equal32(chainHash(this.#hash, line), row.hash);
+    this.#keep(row.hash);
+    if (!isIntact) {
       this.#fail(
         'hash_mismatch',
         row.seq,
@@ -169,7 +171,6 @@ export class ChainVerifier<C extends object = DecisionColumns> {
       );
       return;
     }
-    this.#hash = hash;
     // When the quick look says no, that is only a reason to look closely.
     if (row.seq === 1 || !this.#fast?.agrees(row.seq, line, row.columns as DecisionColumns | undefined)) {
       const fault = this.#fault(row, line);
@@ -218,6 +219,10 @@ export class ChainVerifier<C extends object = DecisionColumns> {
       verdict.reason = reason;
     }
     return verdict;
+  }
+
+  #keep(hash: Uint8Array): void {
+    for (let i = 0; i < 32; i++) this.#hash[i] = hash[i] ?? 0;
   }
 
   /** Keeps the first mismatch only. */
@@ -332,7 +337,6 @@ function equal32(a: Uint8Array, b: Uint8Array): boolean {
 
 const QUOTE = 34;
 const BACKSLASH = 92;
-const COLON = 58;
 
 /**
  * Compares a version 1 decision line with its place and columns without parsing it: the members wanted are found by
@@ -343,8 +347,6 @@ const COLON = 58;
  * are flat and their keys are a closed set in which none ends in a quote and the name of another: so the bytes are
  * that member, and there is only one. The line is known to be one that the appender wrote, because its hash was
  * checked before.
- *
- * The offsets found in earlier lines are tried first; most records of a chain have one of a few shapes.
  */
 export class FastLine {
   readonly #tenant: Uint8Array;
@@ -352,14 +354,11 @@ export class FastLine {
   readonly fields = new Int32Array(BLOCK_FIELDS.length);
   readonly #keys = FAST_MEMBERS.map(({ key, check, column, optional }) => ({
     bytes: Buffer.from(`"${key}":`),
-    first: key.charCodeAt(0),
+    steps: stepsOf(Buffer.from(`"${key}":`)),
     check,
     column,
     optional,
     block: (BLOCK_FIELDS as readonly string[]).indexOf(key),
-    /** From the value found before to this key, in the last lines in which they had to be searched for. */
-    distances: new Int32Array(8),
-    oldest: 0,
   }));
   #day = Number.NaN;
   #date = '';
@@ -401,8 +400,12 @@ export class FastLine {
         return columns && key.column ? hash === columns[key.column] : !Number.isNaN(hash);
       }
       case 'decision':
-        this.fields[key.block] = this.#hashOf(line, at);
-        return !columns || isString(line, at, DECISIONS[columns[key.column!]]);
+        if (!columns) {
+          this.fields[key.block] = this.#hashOf(line, at);
+          return true;
+        }
+        this.fields[key.block] = DECISION_HASHES[columns.decision] ?? 0;
+        return isString(line, at, DECISIONS[columns.decision]);
       case 'id':
         return columns ? isId(line, at, columns.event_id) : line[at] === QUOTE;
       case 'received_at':
@@ -415,18 +418,19 @@ export class FastLine {
   }
 
   /** Where the value of a key begins; keys are asked for in their order. -1 when the line has no such member. */
-  #value(line: Uint8Array, key: FastKey, from: number): number {
-    const { distances, bytes, first } = key;
-    for (let i = 0; i < 8; i++) {
-      const guess = from + distances[i]!;
-      // the first and the last byte tell nearly all wrong guesses
-      if (line[guess + 1] !== first || line[guess + bytes.length - 1] !== COLON) continue;
-      if (startsWith(line, guess, bytes)) return guess + bytes.length;
-    }
-    for (let at = from; at < line.length; at++) {
-      if (line[at] !== QUOTE || line[at + 1] !== key.first || !startsWith(line, at, key.bytes)) continue;
-      key.distances[key.oldest++ & 7] = at - from;
-      return at + key.bytes.length;
+  #value(line: Uint8Array, { bytes, steps }: FastKey, from: number): number {
+    // Horspool's search: from the byte where the key would end it follows how far on it can end at the earliest
+    const { length } = line;
+    const last = bytes.length - 1;
+    for (let end = from + last; end < length; ) {
+      const step = steps[line[end]!]!;
+      if (step > 0) end += step;
+      else {
+        let i = 1;
+        while (i <= last && line[end - i] === bytes[last - i]) i++;
+        if (i > last) return end + 1;
+        end += bytes.length;
+      }
     }
     return -1;
   }
@@ -470,6 +474,7 @@ export class FastLine {
     return ((hours * 60 + minutes) * 60 + seconds) * 1000 + millis === ms - day * 86_400_000;
   }
 }
+const DECISION_HASHES = DECISIONS.map(hashOf);
 const VERSION_END = Buffer.from(',"v":1}');
 
 /** The members that are compared with columns, in the order in which they are in a line. */
@@ -496,14 +501,20 @@ const FAST_MEMBERS = [
 
 interface FastKey {
   readonly bytes: Uint8Array;
-  readonly first: number;
+  /** See stepsOf. */
+  readonly steps: Uint8Array;
   readonly check: (typeof FAST_MEMBERS)[number]['check'];
   readonly column: DerivedColumn | undefined;
   readonly optional: boolean;
   /** The place among BLOCK_FIELDS, or -1. */
   readonly block: number;
-  readonly distances: Int32Array;
-  oldest: number;
+}
+
+/** For each byte how far it is from the last place of a key that has it to the key's end. A key has one colon, its end. */
+function stepsOf(key: Uint8Array): Uint8Array {
+  const steps = new Uint8Array(256).fill(key.length);
+  for (let i = 0; i < key.length; i++) steps[key[i]!] = key.length - 1 - i;
+  return steps;
 }
 
 /** `count` decimal digits as a number; NaN when one of them is none. */

@@ -57,13 +57,15 @@ export async function readDecisions(client: pg.Client, range: Range, reading: Re
     const left = new Map(rows.map(({ decision, n }) => [DECISIONS[decision]!, n]));
     const decisions = rows.reduce((sum, { n }) => sum + n, 0);
     if (reading.tests?.length !== 0) {
-      const take = (data: Buffer, at: number) => {
-        const past = pastOf(textsAt(data, at));
-        const { decision } = past.recorded;
-        left.set(decision, (left.get(decision) ?? 0) - 1);
-        reading.onPast(past);
+      const take = (data: Buffer, starts: readonly number[]) => {
+        for (const at of starts) {
+          const past = pastOf(textsAt(data, at));
+          const { decision } = past.recorded;
+          left.set(decision, (left.get(decision) ?? 0) - 1);
+          reading.onPast(past);
+        }
       };
-      await copyRows(client, selection(chunk, reading.tests), take, reading.rests);
+      await copyRows(client, selection(chunk, reading.tests), take, { rests: reading.rests });
     }
     for (const [decision, count] of left) reading.onLeftOut(decision, count);
     reading.onProgress(decisions, chunk.to - chunk.from);

@@ -300,7 +300,9 @@ async function copy(url: string, tenantId: string): Promise<number> {
          left join decision_input i on i.tenant_id = '${tenantId}' and i.event_id = r.event_id
        where r.tenant_id = '${tenantId}' and r.seq > ${from} and r.seq <= ${from + 25_000} and r.decision >= 0
        order by r.seq) to stdout (format binary)`,
-      () => rows++,
+      (_, starts) => {
+        rows += starts.length;
+      },
     );
   }
   await client.end();

@@ -181,7 +181,9 @@ const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> =
         `copy (select seq, hash, line, event_id, received_at, ${DERIVED_COLUMNS.map(({ column }) => column).join(', ')} from forensic_record
          where tenant_id = '${tenantId}' and seq > ${from} and seq <= ${from + 100_000} order by seq)
          to stdout (format binary)`,
-        () => rows++,
+        (_, starts) => {
+          rows += starts.length;
+        },
       );
       from += 100_000;
     } while (rows > before);

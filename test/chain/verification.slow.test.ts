@@ -374,6 +374,28 @@ describe('tampering is found, at the record where it starts', () => {
     }
   });
 
+  test('a changed record among some that are hashed together, too long for that, or longer than what is read at once', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appenderOn(box.db);
+    const sizes = [1, 1, 1, 1, 1, 2000, 1, 1, 400, 500, 600, 1, 300_000, 1, 1, 1, 1, 1, 600_000, 1, 1, 1, 1];
+    for (const size of sizes) await writer.append(tenantId, [{ event: event({ method: 'x'.repeat(size) }) }]);
+    await writer.stop();
+    expect(await verify(tenantId)).toMatchObject({ verified: true, records_checked: sizes.length + 1 });
+    const change = `update forensic_record set line = replace(line, $3, $4) where tenant_id = $1 and seq = $2`;
+    for (const seq of [3, 4, 7, 9, 11, 13, 14, 16, 21, 24]) {
+      await sql(change, tenantId, seq, '"method":"x', '"method":"y');
+      const { event_id: id } = (await storedRows(box.db, tenantId))[seq - 1]!;
+      expect(await verify(tenantId, 100_000)).toMatchObject({
+        verified: false,
+        first_mismatch_seq: seq,
+        first_mismatch_id: id,
+        reason: expect.stringContaining('its hash does not follow'),
+      });
+      await sql(change, tenantId, seq, '"method":"y', '"method":"x');
+    }
+    expect(await verify(tenantId, 100_000)).toMatchObject({ verified: true });
+  });
+
   test('a row before record 1', async () => {
     for (const seq of [0, -1, -7]) {
       const tenantId = await newChain(2);
