@@ -3,8 +3,8 @@ import { RequestClient } from './client.ts';
 
 /*
  * Citus spreads the tables over several servers, by tenant: all rows of a tenant are on one of them, its node. Processes
- * connect to the coordinator, which sends each statement there. Where the extension is not in the database, nothing
- * here applies.
+ * connect to the coordinator, which sends each statement there; one that is beside a node asks that for what is of a tenant.
+ * Where the extension is not in the database, nothing here applies.
  */
 
 /** Written in a tenant's transactions, and looked up across tenants: a copy on every node. */
@@ -74,6 +74,150 @@ export async function spread(client: pg.Client): Promise<string[]> {
     throw error;
   }
   return names;
+}
+
+/** How Citus divides tenants: each shard has those whose hash is within its bounds, and lies on one node. */
+interface Shard {
+  readonly low: number;
+  readonly high: number;
+  /** The number of its node in pg_dist_node. */
+  readonly node: number;
+}
+
+/** How often a process looks whether shards have moved. */
+const LOOK_MS = 1000;
+
+/**
+ * Which node has a tenant. Every node knows all of this and takes a statement to the node that has the rows: what was read here and
+ * is no longer true costs time, and nothing else.
+ */
+export class Places {
+  /** The number of the node beside this process, where there is one. */
+  readonly here: number | undefined;
+  readonly #pool: Pick<pg.Pool, 'query'>;
+  readonly #moved = new Set<() => void>();
+  #shards: readonly Shard[];
+  readonly #looks: NodeJS.Timeout;
+  #looking: Promise<void> | undefined;
+
+  private constructor(pool: Pick<pg.Pool, 'query'>, here: number | undefined, shards: readonly Shard[]) {
+    this.#pool = pool;
+    this.here = here;
+    this.#shards = shards;
+    this.#looks = setInterval(() => void this.look(), LOOK_MS).unref();
+  }
+
+  /** `beside`: whether the pool leads to the node beside this process. */
+  static async read(pool: Pick<pg.Pool, 'query'>, beside: boolean): Promise<Places> {
+    const { rows } = await pool.query<{ here: number }>('select groupid as here from pg_dist_local_group');
+    return new Places(pool, beside ? rows[0]!.here : undefined, await shardsOf(pool));
+  }
+
+  /** All nodes that have tenants. */
+  get nodes(): number[] {
+    return [...new Set(this.#shards.map(({ node }) => node))];
+  }
+
+  nodeOf(tenantId: string): number | undefined {
+    return shardOf(this.#shards, tenantId)?.node;
+  }
+
+  /** Whether the node beside this process has the tenant. */
+  has(tenantId: string): boolean {
+    return this.here !== undefined && this.nodeOf(tenantId) === this.here;
+  }
+
+  /** Has `listener` called when shards have moved. */
+  onMove(listener: () => void): void {
+    this.#moved.add(listener);
+  }
+
+  /** Looks now. It happens by itself every second. While the node does not answer, what is known stays. */
+  look(): Promise<void> {
+    this.#looking ??= shardsOf(this.#pool)
+      .then(
+        (shards) => {
+          const before = JSON.stringify(this.#shards);
+          this.#shards = shards;
+          if (JSON.stringify(shards) !== before) for (const listener of this.#moved) listener();
+        },
+        () => undefined,
+      )
+      .finally(() => {
+        this.#looking = undefined;
+      });
+    return this.#looking;
+  }
+
+  stop(): void {
+    clearInterval(this.#looks);
+  }
+}
+
+async function shardsOf(pool: Pick<pg.Pool, 'query'>): Promise<Shard[]> {
+  const { rows } = await pool.query<Shard>(
+    `select s.shardminvalue::int as low, s.shardmaxvalue::int as high, p.groupid as node
+     from pg_dist_shard s join pg_dist_placement p using (shardid)
+     where s.logicalrelid = 'tenant'::regclass order by 1`,
+  );
+  return rows;
+}
+
+/** The shard that has a tenant: shards are in the order of their bounds. */
+function shardOf(shards: readonly Shard[], tenantId: string): Shard | undefined {
+  const hash = hashOf(tenantId);
+  let [from, to] = [0, shards.length - 1];
+  while (from <= to) {
+    const middle = (from + to) >>> 1;
+    const shard = shards[middle]!;
+    if (hash < shard.low) to = middle - 1;
+    else if (hash > shard.high) from = middle + 1;
+    else return shard;
+  }
+  return undefined;
+}
+
+const rotated = (x: number, by: number) => (x << by) | (x >>> (32 - by));
+
+/** PostgreSQL's hash of a text, hash_any, by which Citus finds the shard: Bob Jenkins's lookup3. */
+export function hashOf(text: string): number {
+  const bytes = Buffer.from(text);
+  const left = bytes.length % 12;
+  const last = bytes.length - left;
+  let a = (0x9e3779b9 + bytes.length + 3923095) | 0;
+  let b = a;
+  let c = a;
+  for (let at = 0; at < last; at += 12) {
+    a = (a + bytes.readInt32LE(at)) | 0;
+    b = (b + bytes.readInt32LE(at + 4)) | 0;
+    c = (c + bytes.readInt32LE(at + 8)) | 0;
+    a = ((a - c) ^ rotated(c, 4)) | 0;
+    c = (c + b) | 0;
+    b = ((b - a) ^ rotated(a, 6)) | 0;
+    a = (a + c) | 0;
+    c = ((c - b) ^ rotated(b, 8)) | 0;
+    b = (b + a) | 0;
+    a = ((a - c) ^ rotated(c, 16)) | 0;
+    c = (c + b) | 0;
+    b = ((b - a) ^ rotated(a, 19)) | 0;
+    a = (a + c) | 0;
+    c = ((c - b) ^ rotated(b, 4)) | 0;
+    b = (b + a) | 0;
+  }
+  const byte = (at: number) => (at < left ? bytes[last + at]! : 0);
+  const word = (at: number) => byte(at) | (byte(at + 1) << 8) | (byte(at + 2) << 16) | (byte(at + 3) << 24);
+  a = (a + word(0)) | 0;
+  b = (b + word(4)) | 0;
+  // the lowest byte is that of the length
+  c = (c + (word(8) << 8)) | 0;
+  c = ((c ^ b) - rotated(b, 14)) | 0;
+  a = ((a ^ c) - rotated(c, 11)) | 0;
+  b = ((b ^ a) - rotated(a, 25)) | 0;
+  c = ((c ^ b) - rotated(b, 16)) | 0;
+  a = ((a ^ c) - rotated(c, 4)) | 0;
+  b = ((b ^ a) - rotated(a, 14)) | 0;
+  c = ((c ^ b) - rotated(b, 24)) | 0;
+  return c;
 }
 
 /** The setting by which row-level security knows the tenant, for the rest of the transaction. */

@@ -7,14 +7,14 @@ import { ReadRefused } from '../server/lib/database-fault.ts';
 import { databaseHosts } from '../server/lib/database-hosts.ts';
 import { Turns } from '../server/lib/turns.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
-import { type Citus, CitusClient, citusOf, setTenant, spread } from './citus.ts';
+import { type Citus, CitusClient, citusOf, Places, setTenant, spread } from './citus.ts';
 import { COLUMN_TYPES, CONNECT_MS, inTransaction, RequestClient, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
 import { PrimaryClient } from './primary.ts';
 import { Replication } from './replication.ts';
-import { assertSame, connectSession } from './session.ts';
+import { assertBeside, assertSame, connectSession } from './session.ts';
 
 /**
  * Adds an entry to the tenant's audit chain within the caller's transaction: the change and its record commit together
@@ -57,6 +57,13 @@ export interface Database {
    * that such a transaction holds.
    */
   readonly aside: pg.Pool;
+  /**
+   * The owner's as well, for statements about one tenant that send no notice: they go to the node of Citus beside this process, where
+   * there is one, and reach a tenant on another node from there.
+   */
+  readonly near: pg.Pool;
+  /** Which node has a tenant, where they are spread over several. */
+  readonly places: Places | undefined;
   readonly notices: Notices;
   /** Where tenants are spread over several servers. */
   readonly citus: Citus | undefined;
@@ -69,8 +76,10 @@ export interface Database {
   horizon(): Promise<{ run: string; xmin: number }>;
   /** Tells installations that share a Redis apart: restored copies of one database have other oids, as a rule. */
   installation(): Promise<string>;
-  /** A session of the owner's, for the chain writer and listeners. */
+  /** A session of the owner's, for listeners. */
   connectOwner(): Promise<pg.Client>;
+  /** A session where `near` leads, for the chain writer. */
+  connectNear(): Promise<pg.Client>;
   close(): Promise<void>;
 }
 
@@ -105,7 +114,7 @@ const commonOptions = {
 
 export async function openDatabase(
   url: string,
-  options: { poolSize?: number; replicated?: boolean; readMs?: number; sessionUrl?: string | undefined } = {},
+  options: { poolSize?: number; replicated?: boolean; readMs?: number; sessionUrl?: string | undefined; nodeUrl?: string | undefined } = {},
 ): Promise<Database> {
   const poolSize = options.poolSize ?? 10;
   const sessionUrl = options.sessionUrl ?? url;
@@ -134,7 +143,9 @@ export async function openDatabase(
     throw error;
   });
   const asApp = { Client: citus ? CitusClient : RequestClient, ...patience };
-  const app = poolOf(asApp);
+  const { nodeUrl } = options;
+  const app = poolOf({ ...asApp, ...(nodeUrl !== undefined && { connectionString: nodeUrl }) });
+  const near = nodeUrl === undefined ? owner : poolOf({ connectionString: nodeUrl });
   // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
   const aside = sessionUrl === url ? owner : poolOf({ connectionString: sessionUrl, max: ASIDE });
   const orm = await MikroORM.init({
@@ -174,8 +185,13 @@ export async function openDatabase(
     }
   };
   const connectOwner = () => connectSession(sessionUrl, { types });
+  const connectNear = () => connectSession(nodeUrl ?? sessionUrl, { types });
   const notices = new Notices(connectOwner);
-  const close = () => Promise.all([notices.close(), orm.close(true), ...[...pools].map((pool) => pool.end())]);
+  let places: Places | undefined;
+  const close = () => {
+    places?.stop();
+    return Promise.all([notices.close(), orm.close(true), ...[...pools].map((pool) => pool.end())]);
+  };
   try {
     // INVARIANT: requests run as a role that row level security binds, on both of the pools
     const asked = 'select current_user as role';
@@ -187,6 +203,8 @@ export async function openDatabase(
       throw new Error('Requests do not run as the role svc_app.');
     }
     if (sessionUrl !== url) await assertSame(owner, sessionUrl);
+    if (nodeUrl !== undefined) await assertBeside(owner, near);
+    if (citus?.spread) places = await Places.read(near, nodeUrl !== undefined);
     await notices.start();
   } catch (error) {
     // a standby, for one, takes no listeners: what is open would keep the process
@@ -247,6 +265,8 @@ export async function openDatabase(
       asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
     aside,
+    near,
+    places,
     horizon: async () => {
       const { rows } = await owner.query<{ run: string; xmin: string }>(
         `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,
@@ -261,6 +281,7 @@ export async function openDatabase(
       return rows[0]!.id;
     },
     connectOwner,
+    connectNear,
     close: async () => {
       await replication?.stop();
       await close();
@@ -357,4 +378,6 @@ async function ensureAppRole(client: pg.Client, onNodes: boolean): Promise<void>
   if (!rows[0]) await client.query(`create role svc_app ${login} nosuperuser nobypassrls`);
   else if (onNodes && !rows[0].login) await client.query('alter role svc_app login');
   if (!rows[0]?.member) await client.query('grant svc_app to current_user');
+  // Citus does not: for processes beside a node. One that is away gets it by the next start
+  if (onNodes) await client.query('select run_command_on_workers($1)', ['grant svc_app to current_user']);
 }

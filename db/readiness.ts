@@ -16,12 +16,13 @@ const FRESH_MS = 1000;
  */
 export function readinessOf({
   owner,
+  near,
   replication,
-}: Pick<Database, 'owner' | 'replication'>): () => Promise<string | undefined> {
+}: Pick<Database, 'owner' | 'near' | 'replication'>): () => Promise<string | undefined> {
   let pending: Promise<string | undefined> | undefined;
   let known: { reason: string | undefined; until: number } | undefined;
   const probe = async () => {
-    const reason = await attempt(owner);
+    const reason = (await attempt(owner)) ?? (near === owner ? undefined : await attempt(near));
     known = { reason, until: performance.now() + FRESH_MS };
     pending = undefined;
     return reason;

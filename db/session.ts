@@ -85,3 +85,17 @@ export async function assertSame(shared: Pick<pg.Client, 'query'>, sessionUrl: s
   }
   throw new NoSession('DATABASE_URL and DATABASE_SESSION_URL lead to different databases: correct one of them');
 }
+
+/** Throws NoSession where `node` does not lead to a node of the Citus that `owner` leads to. */
+export async function assertBeside(
+  owner: Pick<pg.ClientBase, 'query'>,
+  node: Pick<pg.ClientBase, 'query'>,
+): Promise<void> {
+  const identity = `select system_identifier || '/' || current_database() as id from pg_control_system()`;
+  const { rows: own } = await node.query<{ id: string }>(identity);
+  const { rows: known } = await owner.query<{ node: string }>('select result as node from run_command_on_workers($1)', [
+    identity,
+  ]);
+  if (known.some(({ node: one }) => one === own[0]!.id)) return;
+  throw new NoSession('DATABASE_NODE_URL does not lead to a node of the database of DATABASE_URL: correct one of them');
+}

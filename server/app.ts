@@ -131,7 +131,11 @@ export async function openCore(parts: Parts): Promise<Core> {
   const egress = parts.egress ?? new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
   const metrics = new Metrics();
   const sessionUrl = sessionUrlOf(parts);
-  const db = await openDatabase(parts.databaseUrl, { replicated: config.durability === 'replicated', sessionUrl });
+  const db = await openDatabase(parts.databaseUrl, {
+    replicated: config.durability === 'replicated',
+    sessionUrl,
+    nodeUrl: config.databaseNodeUrl,
+  });
   let keyring: Keyring;
   let box: SecretBox;
   let redis: RedisLink | undefined;
@@ -331,7 +335,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     keys: keysOf,
     directory,
     acknowledged,
-    departure: (tenantId) => departureOf(db.owner, box, tenantId),
+    departure: (tenantId) => departureOf(db.near, box, tenantId),
   });
   const acceptLossOf: Core['acceptLoss'] = (...what) =>
     acceptLoss(
@@ -349,7 +353,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   if (parts.serves) appender.connect();
   const kind = chainActor(appender);
-  const several = redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false }));
+  const several = redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false, places: db.places }));
   const actors = several ?? new LocalHost(kind);
   const watch = new Watch(db.owner);
   metrics.measure({

@@ -37,6 +37,11 @@ const environment = z.object({
     .optional()
     .describe('the same database past the pooler, where DATABASE_URL leads to one in transaction mode (PgBouncer)'),
   DATABASE_SESSION_URL_FILE: z.string().optional().describe('file that holds DATABASE_SESSION_URL'),
+  DATABASE_NODE_URL: z
+    .string()
+    .optional()
+    .describe('the node of Citus beside this process, which then writes for the tenants of that node'),
+  DATABASE_NODE_URL_FILE: z.string().optional().describe('file that holds DATABASE_NODE_URL'),
   SVC_DURABILITY: z
     .enum(['local', 'replicated'])
     .default('local')
@@ -106,6 +111,8 @@ export interface Config {
   readonly databaseUrl: string | undefined;
   /** Where connections are sessions; undefined where those of databaseUrl are. */
   readonly databaseSessionUrl: string | undefined;
+  /** The node of Citus beside this process. */
+  readonly databaseNodeUrl: string | undefined;
   /** `replicated`: nothing is acknowledged without a synchronous standby. */
   readonly durability: 'local' | 'replicated';
   readonly redisUrl: string | undefined;
@@ -141,7 +148,7 @@ export interface Config {
 }
 
 /** Settings that carry a password, and may be given in a file instead. */
-const FILED = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'REDIS_URL', 'SMTP_URL'] as const;
+const FILED = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'DATABASE_NODE_URL', 'REDIS_URL', 'SMTP_URL'] as const;
 
 /** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
 export function readConfig(env: Environment = process.env): Config {
@@ -151,8 +158,8 @@ export function readConfig(env: Environment = process.env): Config {
     const secret = secretOf(reader.given, 'SVC_MASTER_KEY');
     return secret && parseMasterKey(secret.text, secret.from);
   });
-  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, SVC_ROLES, SVC_DURABILITY } = reader.values ?? {};
-  for (const [name, url] of Object.entries({ DATABASE_URL, DATABASE_SESSION_URL })) {
+  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL, SVC_ROLES, SVC_DURABILITY } = reader.values ?? {};
+  for (const [name, url] of Object.entries({ DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL })) {
     reader.attempt(() => {
       try {
         databaseHosts(url ?? '');
@@ -161,8 +168,8 @@ export function readConfig(env: Environment = process.env): Config {
       }
     });
   }
-  if (DATABASE_SESSION_URL && !DATABASE_URL) {
-    reader.fault('DATABASE_SESSION_URL: it goes with DATABASE_URL, which is not set');
+  for (const [name, url] of Object.entries({ DATABASE_SESSION_URL, DATABASE_NODE_URL })) {
+    if (url && !DATABASE_URL) reader.fault(`${name}: it goes with DATABASE_URL, which is not set`);
   }
   if (SVC_DURABILITY === 'replicated' && !DATABASE_URL) {
     reader.fault('SVC_DURABILITY: the embedded PostgreSQL has no standby: set DATABASE_URL');
@@ -181,6 +188,7 @@ export function readConfig(env: Environment = process.env): Config {
     dataDir: path.resolve(e.SVC_DATA_DIR),
     databaseUrl: e.DATABASE_URL,
     databaseSessionUrl: e.DATABASE_SESSION_URL,
+    databaseNodeUrl: e.DATABASE_NODE_URL,
     durability: e.SVC_DURABILITY,
     redisUrl: e.REDIS_URL,
     roles: e.SVC_ROLES.length > 0 ? [...new Set(e.SVC_ROLES)] : ROLES,

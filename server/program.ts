@@ -195,7 +195,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
 
 function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: Log): Authenticator {
   const shared = redis && new RedisLookups<ValidCredential | null>(redis, 'credential', () => db.horizon());
-  return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.owner, box, tenantId));
+  return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.near, box, tenantId));
 }
 
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */

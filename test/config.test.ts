@@ -122,10 +122,11 @@ describe('wrong settings', () => {
 });
 
 describe('addresses that carry a password', () => {
-  const names = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'REDIS_URL', 'SMTP_URL'];
+  const names = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'DATABASE_NODE_URL', 'REDIS_URL', 'SMTP_URL'];
   const values = [
     'postgres://u:secret@pool/svc',
     'postgres://u:secret@db/svc',
+    'postgres://u:secret@node/svc',
     'redis://:secret@cache',
     'smtp://u:secret@mail:25',
   ];
@@ -137,8 +138,9 @@ describe('addresses that carry a password', () => {
         writeFileSync(path.join(dir, name), `${values[index]}\n`);
         return [`${name}_FILE`, path.join(dir, name)];
       });
-      const { databaseUrl, databaseSessionUrl, redisUrl, smtpUrl } = readConfig(Object.fromEntries(env));
-      expect([databaseUrl, databaseSessionUrl, redisUrl, smtpUrl]).toEqual(values);
+      const config = readConfig(Object.fromEntries(env));
+      const { databaseUrl, databaseSessionUrl, databaseNodeUrl, redisUrl, smtpUrl } = config;
+      expect([databaseUrl, databaseSessionUrl, databaseNodeUrl, redisUrl, smtpUrl]).toEqual(values);
       // what a file holds is checked as the setting is, and not shown
       writeFileSync(path.join(dir, 'REDIS_URL'), values[0]!);
       const message = faultsOf(Object.fromEntries(env));

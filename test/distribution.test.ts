@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { REFERENCE, tablesOfTenants } from '../db/citus.ts';
+import { hashOf, REFERENCE, tablesOfTenants } from '../db/citus.ts';
 import { useDatabase } from './helpers/database.ts';
 
 /** What db/citus.ts relies on, as far as plain PostgreSQL can tell. */
@@ -57,5 +57,14 @@ describe('the schema can be distributed by tenant', () => {
        where a.attname = 'tenant_id' and c.relkind in ('r', 'p') and c.relnamespace = 'public'::regnamespace`,
     );
     expect(rows.filter((row) => row.type !== 'text' || !row.strict)).toEqual([]);
+  });
+
+  test('a tenant has the hash here that it has there', async () => {
+    const names = Array.from({ length: 100 }, (_, n) => 'a€-é😀'.repeat(n).slice(0, n).toWellFormed());
+    const { rows } = await box.db.owner.query<{ hash: number }>(
+      'select hashtext(name collate "C") as hash from unnest($1::text[]) with ordinality x (name, n) order by n',
+      [names],
+    );
+    expect(names.map(hashOf)).toEqual(rows.map(({ hash }) => hash));
   });
 });

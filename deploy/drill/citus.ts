@@ -1,31 +1,40 @@
+import { type ChildProcess, spawn } from 'node:child_process';
 import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Cluster, noCitus } from './cluster.ts';
-import { eventually } from './pair.ts';
+import { eventually, freePort } from './pair.ts';
 import { BATCH, Load, Server } from './server.ts';
 
-const HELP = `Usage: npm run drill:citus -- [--rounds N] [--seconds N] [--away MS] [--nodes N] [--writers N] [--json]
+const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--moves N] [--seconds N] [--away MS] [--nodes N]
+                                 [--writers N] [--json]
        npm run drill:citus -- --compare N [--nodes N] [--writers N]
 
 Starts a coordinator and nodes with Citus, and the server on them, writes decisions of tenants on every node, kills
 one of the databases with SIGKILL, starts it again, and counts what was acknowledged, lost and stored twice. Rounds
-take the nodes in turn, the coordinator last. Everything runs on loopback in a directory of its own, which is
-removed at the end. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs).
+take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node. Everything runs on loopback in a directory of its own, which is
+removed at the end. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
+with --beside.
 
+  --beside      a server beside each node (DATABASE_NODE_URL) in the place of one at the coordinator; clients ask the one
+                beside the node of their tenant
   --rounds N    how often something is killed (default: each database once)
-  --seconds N   how long decisions are written before each kill (default 2)
+  --moves N     how often the shard of a tenant is moved to another node, after the kills (default 0)
+  --seconds N   how long decisions are written before each kill or move (default 2)
   --away MS     how long a killed database stays away (default 1000)
   --nodes N     nodes beside the coordinator (default 2)
   --writers N   how many clients write at the same time, spread over the tenants (default 8)
-  --compare N   kills nothing: asks a server on Citus and one on a single PostgreSQL with the same settings in turn,
-                N times a second each, for batches of ${BATCH} events and for decisions, and prints how many each took
+  --compare N   kills nothing: asks three servers in turn, N times a second each, for batches of ${BATCH} events and for
+                decisions of tenants of one node: one beside that node, one at the coordinator, and one on a single
+                PostgreSQL with the same settings. Prints how many each took
   --json        print the result as JSON
 
 Exits with 0 when nothing acknowledged is missing, and nothing is there twice.`;
 
 const { values: flags } = parseArgs({
   options: {
+    beside: { type: 'boolean', default: false },
     rounds: { type: 'string' },
+    moves: { type: 'string', default: '0' },
     seconds: { type: 'string', default: '2' },
     away: { type: 'string', default: '1000' },
     nodes: { type: 'string', default: '2' },
@@ -39,52 +48,63 @@ const { values: flags } = parseArgs({
 /** Of each node. */
 const SHARDS = 2;
 const RECOVERY_MS = 60_000;
+/** Whose decisions are compared. */
+const TENANTS = 4;
 
 interface Round {
-  killed: string;
+  /** What was killed, or moved. */
+  fault: string;
   acknowledged: number;
   /** Answers that asked to try again, and requests that got none. */
   tried_again: number;
   /** Acknowledged, and not in the chain afterwards. */
   lost: number;
   doubled: number;
-  /** The longest time without an acknowledgement, in milliseconds: of the killed node's tenants, and of all others. */
+  /** The longest time without an acknowledgement, in milliseconds: of the tenants that it is about, and of all others. */
   longest_gap_ms: number;
   others_gap_ms: number;
+  /** The same of the others before, which is what this machine does by itself. */
+  calm_gap_ms: number;
   verified: boolean;
 }
 
 async function drill(): Promise<number> {
   const nodes = Number(flags.nodes);
   const rounds = Number(flags.rounds ?? nodes + 1);
+  const moves = Number(flags.moves);
   const [seconds, away, writers] = [flags.seconds, flags.away, flags.writers].map(Number) as [number, number, number];
-  if (![nodes, rounds, seconds, writers].every((n) => n > 0 && n <= 1000))
+  if (![nodes, rounds + moves, seconds, writers].every((n) => n > 0 && n <= 1000))
     throw new Error('numbers must be from 1 to 1000');
   const absent = noCitus();
   if (absent !== undefined) throw new Error(absent);
   const say = (text: string) => flags.json || console.log(text);
   say(`starting a coordinator and ${nodes} nodes`);
   const cluster = await Cluster.start({ nodes, shards: SHARDS * nodes });
-  const server = new Server(cluster.url);
+  const servers = await Servers.start(cluster, flags.beside ? nodes : 0);
   const done: Round[] = [];
   try {
-    await server.start();
-    const tenants = await tenantsOn(cluster, server, nodes);
-    for (let round = 0; round < rounds; round++) {
-      await server.ready();
+    const tenants = await tenantsOn(cluster, servers.first, nodes);
+    for (let round = 0; round < rounds + moves; round++) {
+      await servers.ready();
       const killed = (round + 1) % (nodes + 1);
-      const result = await kill(cluster, server, tenants, { killed, seconds, away, writers });
+      const [[node, tenant]] = [...tenants] as [[number, string]];
+      const fault =
+        round < rounds
+          ? killing(cluster, killed, killed === 0 ? undefined : tenants.get(killed)!, away)
+          : moving(cluster, tenant, (round - rounds) % 2 === 0 ? (node % nodes) + 1 : node);
+      const result = await suffer(cluster, servers, tenants, fault, { seconds, writers });
       done.push(result);
       say(
-        `${result.killed}: ${result.acknowledged} acknowledged, ${result.lost} lost, ${result.doubled} doubled, longest gap ` +
-          `${result.longest_gap_ms} ms (others ${result.others_gap_ms} ms), chains ${result.verified ? 'whole' : 'BROKEN'}`,
+        `${result.fault}: ${result.acknowledged} acknowledged, ${result.lost} lost, ${result.doubled} doubled, longest gap ` +
+          `${result.longest_gap_ms} ms (others ${result.others_gap_ms} ms, before ${result.calm_gap_ms} ms), ` +
+          `chains ${result.verified ? 'whole' : 'BROKEN'}`,
       );
     }
   } catch (error) {
-    if (!flags.json) console.error(server.output.slice(-4000));
+    if (!flags.json) console.error(servers.output);
     throw error;
   } finally {
-    await server.stop();
+    await servers.stop();
     await cluster.stop();
   }
   const sum = (of: (round: Round) => number) => done.reduce((all, round) => all + of(round), 0);
@@ -100,6 +120,64 @@ async function drill(): Promise<number> {
   return ok ? 0 : 1;
 }
 
+/** One server at the coordinator, or one beside each node. */
+class Servers {
+  readonly #all: readonly Server[];
+  readonly #redis: ChildProcess | undefined;
+  /** Which of them has a tenant, where they are beside nodes. */
+  readonly #of = new Map<string, number>();
+
+  private constructor(all: readonly Server[], redis: ChildProcess | undefined) {
+    this.#all = all;
+    this.#redis = redis;
+  }
+
+  static async start(cluster: Cluster, beside: number): Promise<Servers> {
+    if (beside === 0) {
+      const server = new Server(cluster.url);
+      await server.start();
+      return new Servers([server], undefined);
+    }
+    const port = await freePort();
+    const redis = spawn('redis-server', ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', '/tmp'], {
+      stdio: 'ignore',
+    });
+    const all: Server[] = [];
+    for (let node = 1; node <= beside; node++) {
+      const settings = { REDIS_URL: `redis://127.0.0.1:${port}`, DATABASE_NODE_URL: cluster.urlOf(node) };
+      all.push(all[0]?.another(settings) ?? new Server(cluster.url, settings));
+      await all.at(-1)!.start();
+    }
+    return new Servers(all, redis);
+  }
+
+  get first(): Server {
+    return this.#all[0]!;
+  }
+
+  get output(): string {
+    return this.#all.map(({ output }) => output.slice(-4000)).join('\n');
+  }
+
+  /** Has what is sent for a tenant go to the server beside this node. */
+  lead(tenant: string, node: number): void {
+    this.#of.set(tenant, (node - 1) % this.#all.length);
+  }
+
+  send(event_id: string, tenant: string): Promise<boolean> {
+    return this.#all[this.#of.get(tenant) ?? 0]!.send(event_id, tenant);
+  }
+
+  async ready(): Promise<void> {
+    for (const server of this.#all) await server.ready();
+  }
+
+  async stop(): Promise<void> {
+    for (const server of this.#all) await server.stop();
+    this.#redis?.kill('SIGKILL');
+  }
+}
+
 /** Makes tenants until every node has one. Resolves with one of each node, by its number. */
 async function tenantsOn(cluster: Cluster, server: Server, nodes: number): Promise<ReadonlyMap<number, string>> {
   const found = new Map<number, string>();
@@ -113,31 +191,49 @@ async function tenantsOn(cluster: Cluster, server: Server, nodes: number): Promi
   return found;
 }
 
-/** How much less a server on Citus takes than one on a single PostgreSQL. They take turns, so that both meet the same machine. */
+/** How much less servers on Citus take than one on a single PostgreSQL. They take turns, so that all meet the same machine. */
 async function compare(turns: number): Promise<number> {
   const [nodes, writers] = [Number(flags.nodes), Number(flags.writers)];
-  const clusters = { citus: await Cluster.start({ nodes, shards: SHARDS * nodes }), plain: await Cluster.plain() };
-  const servers = { citus: new Server(clusters.citus.url), plain: new Server(clusters.plain.url) };
+  const spread = () => Cluster.start({ nodes, shards: SHARDS * nodes });
+  // a database of its own for each: servers without Redis do not share one
+  const clusters = { plain: await Cluster.plain(), coordinator: await spread(), beside: await spread() };
+  const servers = {
+    plain: new Server(clusters.plain.url),
+    coordinator: new Server(clusters.coordinator.url),
+    beside: new Server(clusters.beside.url, { DATABASE_NODE_URL: clusters.beside.urlOf(1) }),
+  };
+  const engines = ['plain', 'coordinator', 'beside'] as const;
   try {
-    for (const server of Object.values(servers)) await server.start();
-    const tenants = [...(await tenantsOn(clusters.citus, servers.citus, nodes)).values()];
-    for (const tenant of tenants) {
-      await servers.plain.tenant(tenant);
-      for (const server of Object.values(servers)) await server.agent(tenant);
+    for (const engine of engines) await servers[engine].start();
+    const tenants: string[] = [];
+    for (let n = 1; tenants.length < TENANTS; n++) {
+      const tenant = `drill-${n}`;
+      // both clusters divide tenants the same way
+      if ((await clusters.beside.nodeOf(tenant)) !== 1) continue;
+      tenants.push(tenant);
+      for (const engine of engines) {
+        await servers[engine].tenant(tenant);
+        await servers[engine].agent(tenant);
+      }
     }
     for (const what of ['batches', 'evaluate'] as const) {
-      const taken = { citus: [] as number[], plain: [] as number[] };
+      const taken = { plain: [] as Taken[], coordinator: [] as Taken[], beside: [] as Taken[] };
       for (let turn = 0; turn <= turns; turn++) {
-        for (const engine of ['citus', 'plain'] as const) {
-          const rate = await rateOf((writer) => servers[engine].ask(what, tenants[writer % tenants.length]!), writers);
+        for (const engine of engines) {
+          const before = clusters[engine].processorMs();
+          const ask = (writer: number) => servers[engine].ask(what, tenants[writer % tenants.length]!);
+          const { answered, seconds } = await answeredOf(ask, writers);
+          const ms = (clusters[engine].processorMs() - before) / answered;
           // the first turn warms up
-          if (turn > 0) taken[engine].push(rate);
+          if (turn > 0) taken[engine].push({ rate: answered / seconds, ms });
         }
       }
-      const [citus, plain] = [median(taken.citus), median(taken.plain)];
-      console.log(
-        `${what}: ${citus.toFixed(0)}/s on Citus, ${plain.toFixed(0)}/s on PostgreSQL: ${(citus / plain).toFixed(2)}`,
-      );
+      const of = (engine: (typeof engines)[number], key: keyof Taken) => median(taken[engine].map((one) => one[key]));
+      const said = (engine: (typeof engines)[number], name: string) =>
+        `${name} ${of(engine, 'rate').toFixed(0)}/s (${(of(engine, 'rate') / of('plain', 'rate')).toFixed(2)}) and ` +
+        `${of(engine, 'ms').toFixed(2)} ms of the databases each`;
+      const names = ['PostgreSQL', 'at the coordinator', 'beside the node'];
+      console.log(`${what}: ${engines.map((engine, n) => said(engine, names[n]!)).join(', ')}`);
     }
   } finally {
     for (const server of Object.values(servers)) await server.stop();
@@ -146,8 +242,17 @@ async function compare(turns: number): Promise<number> {
   return 0;
 }
 
-/** How many calls `writers` clients get answered in a second, each one after the other. */
-async function rateOf(call: (writer: number) => Promise<void>, writers: number): Promise<number> {
+/** Answers a second, and the processor time that the databases took for one. */
+interface Taken {
+  rate: number;
+  ms: number;
+}
+
+/** How many calls `writers` clients get answered in about a second, each one after the other. */
+async function answeredOf(
+  call: (writer: number) => Promise<void>,
+  writers: number,
+): Promise<{ answered: number; seconds: number }> {
   const began = performance.now();
   let answered = 0;
   const clients = Array.from({ length: writers }, async (_, writer) => {
@@ -157,24 +262,53 @@ async function rateOf(call: (writer: number) => Promise<void>, writers: number):
     }
   });
   await Promise.all(clients);
-  return answered / ((performance.now() - began) / 1000);
+  return { answered, seconds: (performance.now() - began) / 1000 };
 }
 
 const median = (values: readonly number[]) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
 
-async function kill(
+/** What is done to the cluster under load. */
+interface Fault {
+  readonly name: string;
+  /** The tenants that it is about: one, or all. */
+  readonly of: string | undefined;
+  run(): Promise<void>;
+}
+
+function killing(cluster: Cluster, node: number, of: string | undefined, away: number): Fault {
+  return {
+    name: node === 0 ? 'coordinator killed' : `node ${node} killed`,
+    of,
+    run: async () => {
+      await cluster.kill(node);
+      await delay(away);
+      await cluster.revive(node);
+    },
+  };
+}
+
+function moving(cluster: Cluster, tenant: string, to: number): Fault {
+  return {
+    name: `shard moved to node ${to}`,
+    of: tenant,
+    run: () => cluster.move(tenant, to, 'force_logical'),
+  };
+}
+
+async function suffer(
   cluster: Cluster,
-  server: Server,
+  servers: Servers,
   tenants: ReadonlyMap<number, string>,
-  options: { killed: number; seconds: number; away: number; writers: number },
+  fault: Fault,
+  { seconds, writers }: { seconds: number; writers: number },
 ): Promise<Round> {
-  const { killed, seconds, away, writers } = options;
   const all = [...tenants.values()];
-  const load = new Load(server, writers, all);
+  for (const [node, tenant] of tenants) servers.lead(tenant, node);
+  const load = new Load(servers, writers, all);
+  const theirs = (tenant: string) => fault.of === undefined || tenant === fault.of;
   await delay(seconds * 1000);
-  await cluster.kill(killed);
-  await delay(away);
-  await cluster.revive(killed);
+  const calm = load.longestGapOf((tenant) => !theirs(tenant));
+  await fault.run();
   const before = new Map(all.map((tenant) => [tenant, load.countOf(tenant)]));
   await eventually(
     'decisions of all tenants are acknowledged again',
@@ -186,17 +320,17 @@ async function kill(
     'select count(*)::int as times from forensic_record where event_id = any($1) group by tenant_id, event_id',
     [[...load.acknowledged.keys()]],
   );
-  const chains = await Promise.all(all.map((tenant) => server.verify(tenant)));
+  const chains = await Promise.all(all.map((tenant) => servers.first.verify(tenant)));
   for (const { whole, said } of chains) if (!whole) console.error(said);
-  const theirs = (tenant: string) => killed === 0 || tenant === tenants.get(killed);
   return {
-    killed: killed === 0 ? 'coordinator' : `node ${killed}`,
+    fault: fault.name,
     acknowledged: load.acknowledged.size,
     tried_again: load.triedAgain,
     lost: load.acknowledged.size - rows.length,
     doubled: rows.filter(({ times }) => times > 1).length,
     longest_gap_ms: load.longestGapOf(theirs),
     others_gap_ms: load.longestGapOf((tenant) => !theirs(tenant)),
+    calm_gap_ms: calm,
     verified: chains.every(({ whole }) => whole),
   };
 }

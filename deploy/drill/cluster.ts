@@ -53,6 +53,8 @@ export class Cluster {
       'citus.shard_count': String(options.shards),
       'citus.node_conninfo': 'sslmode=disable',
       max_prepared_transactions: '200',
+      // by which shards move while they are written
+      wal_level: 'logical',
       // what a transaction of several nodes left behind is settled soon after they are back
       'citus.recover_2pc_interval': '2s',
       ...options.settings,
@@ -155,6 +157,15 @@ export class Cluster {
     return this.#nodes.findIndex(({ port }) => port === row!.port);
   }
 
+  /** Moves the shard of a tenant to another node: `block_writes` refuses writes meanwhile, `force_logical` but for a moment. */
+  async move(tenantId: string, to: number, mode: 'block_writes' | 'force_logical' = 'block_writes'): Promise<void> {
+    await this.query(
+      `select citus_move_shard_placement(shardid, nodename, nodeport, '127.0.0.1', $2::int, $3::citus.shard_transfer_mode)
+       from citus_shards where shardid = get_shard_id_for_distribution_column('tenant', $1::text)`,
+      [tenantId, this.#nodes[to]!.port, mode],
+    );
+  }
+
   /** Ends all processes of a node at once. */
   async kill(node: number): Promise<void> {
     const child = this.#nodes[node]!.child;
@@ -171,6 +182,23 @@ export class Cluster {
     }
     await exited;
     rmSync(path.join(this.#nodes[node]!.data, 'postmaster.pid'), { force: true });
+  }
+
+  /** The processor time that all nodes took so far, in milliseconds: of their processes that run now. */
+  processorMs(): number {
+    const masters = this.#nodes.map(({ child }) => child?.pid).join(',');
+    const backends = execFileSync('ps', ['-o', 'pid=', '--ppid', masters], { encoding: 'utf8' });
+    let ticks = 0;
+    for (const pid of backends.split(/\s+/).filter(Boolean)) {
+      try {
+        const [, fields] = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ');
+        const [user, system] = fields!.split(' ').slice(11, 13);
+        ticks += Number(user) + Number(system);
+      } catch {
+        // it has ended meanwhile
+      }
+    }
+    return 10 * ticks;
   }
 
   /** Starts a node again that was killed. */

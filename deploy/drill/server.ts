@@ -54,8 +54,8 @@ export class Server {
   readonly #dir = mkdtempSync(path.join(tmpdir(), 'svc-drill-server-'));
   #child: ChildProcess | undefined;
   /** The key of each tenant. */
-  readonly #keys = new Map<string, string>();
-  readonly #agents = new Map<string, string>();
+  #keys = new Map<string, string>();
+  #agents = new Map<string, string>();
   #port = 0;
   /** Signs the administrator in whom the first start makes, once. */
   #link: URL | undefined;
@@ -63,14 +63,23 @@ export class Server {
 
   constructor(databaseUrl: string, settings: Record<string, string> = {}) {
     this.#env = {
-      ...settings,
       PATH: process.env.PATH ?? '',
-      DATABASE_URL: databaseUrl,
-      SVC_DATA_DIR: this.#dir,
       SVC_MASTER_KEY: randomBytes(32).toString('hex'),
       SVC_RATE_INGEST: '1000000',
       SVC_RATE_EVALUATE: '1000000',
+      ...settings,
+      DATABASE_URL: databaseUrl,
+      SVC_DATA_DIR: this.#dir,
     };
+  }
+
+  /** Another process of this installation, with settings of its own. */
+  another(settings: Record<string, string>): Server {
+    const { PORT: _port, DATABASE_URL, ...same } = this.#env;
+    const other = new Server(DATABASE_URL!, { ...same, ...settings });
+    other.#keys = this.#keys;
+    other.#agents = this.#agents;
+    return other;
   }
 
   get url(): string {

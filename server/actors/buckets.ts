@@ -6,21 +6,34 @@ export const BUCKETS = 1024;
 
 /** A process that is alive, as the others know it. */
 export interface Process {
+  /** Random, and behind a point the number of the node of Citus that it is beside, if any. */
   readonly id: string;
   /** Whether it takes buckets: not while it shuts down, and an operator's command never. */
   readonly takes: boolean;
 }
 
-export function bucketOf(tenantId: string): number {
-  return mixed(hashOf(tenantId)) % BUCKETS;
+/** The bucket of a tenant whose rows are on this node, where there are several. Each node has buckets of its own. */
+export function bucketOf(tenantId: string, node?: number): number {
+  return firstOf(node) + (mixed(hashOf(tenantId)) % BUCKETS);
 }
 
+/** The buckets of tenants on these nodes, and of those of which no node is known. */
+export function bucketsOf(nodes: readonly number[]): number[] {
+  return [undefined, ...nodes].flatMap((node) => Array.from({ length: BUCKETS }, (_, n) => firstOf(node) + n));
+}
+
+const firstOf = (node: number | undefined) => (node === undefined ? 0 : (node + 1) * BUCKETS);
+
 /**
- * The processes that may own a bucket. All tenants of a bucket have the same owner, so whatever else decides about it, such
- * as where their rows lie, must be the same for all of them.
+ * The processes that may own a bucket: those beside the node that has its tenants, or where there is none all. All tenants of a
+ * bucket have the same owner, so whatever decides about it must be the same for all of them.
  */
-function candidates(_bucket: number, processes: readonly Process[]): readonly Process[] {
-  return processes.filter(({ takes }) => takes);
+function candidates(bucket: number, processes: readonly Process[]): readonly Process[] {
+  const takers = processes.filter(({ takes }) => takes);
+  if (bucket < BUCKETS) return takers;
+  const behind = `.${Math.floor(bucket / BUCKETS) - 1}`;
+  const beside = takers.filter(({ id }) => id.endsWith(behind));
+  return beside.length > 0 ? beside : takers;
 }
 
 /**

@@ -44,7 +44,7 @@ const ANSWER_MS = 1000;
 const ON_THE_WAY_MS = 500;
 /** The minimum interval between log entries about forged messages: anyone who can send one can send many. */
 const FORGED_LOG_MS = 60_000;
-const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
+const PROCESS_ID = /^[A-Za-z0-9_-]{16}(\.\d{1,9})?$/;
 /** More processes than any installation has; names beyond that were made up. */
 const MOST_PROCESSES = 1000;
 
@@ -112,7 +112,7 @@ interface WireError {
  */
 export class Peers {
   /** Identifies this run of this process; never reused. */
-  readonly id = randomBytes(12).toString('base64url');
+  readonly id: string;
   readonly #redis: RedisLink;
   readonly #log: Log;
   readonly #serve: (tenantId: string, command: unknown, until: number) => Promise<unknown>;
@@ -153,11 +153,14 @@ export class Peers {
     release: (bucket: number, asker: Process) => Promise<boolean>;
     /** Whether this process takes buckets. */
     takes: boolean;
+    /** The node of Citus that this process is beside. */
+    node: number | undefined;
     /** Called when a process came or went, and when this one can or can no longer reach others. */
     changed: () => void;
     /** How long a call waits for its answer. */
     silenceMs: number;
   }) {
+    this.id = randomBytes(12).toString('base64url') + (parts.node === undefined ? '' : `.${parts.node}`);
     this.#redis = parts.redis;
     this.#log = parts.log;
     this.#serve = parts.serve;

@@ -2,7 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import type { Deadlines } from '../lib/deadlines.ts';
 import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
-import { BUCKETS, bucketOf, ownerOf, type Process } from './buckets.ts';
+import { BUCKETS, bucketOf, bucketsOf, ownerOf, type Process } from './buckets.ts';
 import {
   type ActorHost,
   type ActorKind,
@@ -21,10 +21,23 @@ export interface RedisHostOptions {
   log: Log;
   /** False for a process that only calls the others, such as an operator's command: it owns nothing beside them. */
   takes?: boolean;
+  /** Where the rows of tenants are, if on several servers: db/citus.ts. */
+  places?: Places | undefined;
   /** How long an owner has to answer a command, before it is handled where it arrived. */
   answerMs?: number;
   /** How long a command may take before its caller gets UNAVAILABLE. */
   patienceMs?: number;
+}
+
+/** Which node has a tenant. Processes may differ about it for a while, and then forward to each other. */
+interface Places {
+  /** The node that this process is beside. */
+  readonly here: number | undefined;
+  readonly nodes: readonly number[];
+  nodeOf(tenantId: string): number | undefined;
+  onMove(listener: () => void): void;
+  /** Finds out whether that is still true. */
+  look(): unknown;
 }
 
 const ANSWER_MS = 3000;
@@ -72,8 +85,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #inTime: Deadlines;
   readonly #room: WaitingRoom<Actor, Command>;
   readonly #peers: Peers;
+  readonly #places: Places | undefined;
   /** Who owns each bucket, as far as this process knows. */
-  #owners: (string | undefined)[] = [];
+  #owners: ReadonlyMap<number, string | undefined> = new Map();
   /** The buckets in which this process has actors. */
   readonly #buckets = new Map<number, Bucket<Actor>>();
   /** Owners that did not answer. This process takes their place. */
@@ -95,16 +109,19 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
     this.#inTime = patience(this.#patienceMs);
     this.#room = new WaitingRoom(kind);
+    this.#places = options.places;
     this.#peers = new Peers({
       redis: options.redis,
       log: options.log,
       silenceMs: this.#answerMs,
       takes: options.takes ?? true,
+      node: options.places?.here,
       serve: (tenantId, command, until) => this.#serve(tenantId, command as Command, until),
       release: (bucket, asker) => this.#release(bucket, asker),
       changed: () => this.#rebalance(),
     });
     this.#rebalance();
+    this.#places?.onMove(() => this.#rebalance());
     this.#tidying = setInterval(() => this.#tidy(), TIDY_MS);
   }
 
@@ -134,9 +151,10 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return sum;
   }
 
-  /** How many buckets, of BUCKETS, are this process's to own. */
+  /** How many of BUCKETS buckets are this process's to own; where tenants are on several nodes, on average of those. */
   get buckets(): number {
-    return this.#owners.filter((owner) => owner === this.id).length;
+    const own = [...this.#owners.values()].filter((owner) => owner === this.id).length;
+    return this.#owners.size === 0 ? 0 : Math.round((own * BUCKETS) / this.#owners.size);
   }
 
   async send(tenantId: string, command: Command): Promise<Result> {
@@ -178,10 +196,10 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   async #tryUntilDone(tenantId: string, command: Command, until: number): Promise<Result> {
     const began = performance.now();
-    const number = bucketOf(tenantId);
     let text: string | undefined;
     for (let attempt = 0; ; attempt++) {
       assertInTime(until);
+      const number = this.#bucketOf(tenantId);
       const owner = this.#ownerOf(number);
       try {
         if (owner === this.id) return await this.#handle(number, tenantId, command, until);
@@ -189,6 +207,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         return (await this.#peers.call(owner, tenantId, text, until)) as Result;
       } catch (error) {
         if (!RETRIED.some((kind) => error instanceof kind)) throw error;
+        // by another process, or by this one's view of the matter: the tenant may have moved to another node
+        if (error instanceof Moved || error instanceof Fenced) void this.#places?.look();
         const waited = performance.now() - began;
         const refused = error instanceof NoAnswer || (error instanceof Moved && waited > this.#answerMs / 2);
         // unless the owner is another one by now
@@ -203,11 +223,12 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   /** Handles a command forwarded by another process. It is not forwarded again: the sender looks up the owner. */
   async #serve(tenantId: string, command: Command, until: number): Promise<Result> {
-    const number = bucketOf(tenantId);
+    const number = this.#bucketOf(tenantId);
     // one that stops opens nothing that nobody would close
     if (this.#stopped || this.#ownerOf(number) !== this.id) {
-      // the sender may know that the owner has ended
+      // the sender may know that the owner has ended, or that the tenant's rows have moved
       this.#peers.look();
+      void this.#places?.look();
       throw new Moved();
     }
     return this.#handle(number, tenantId, command, until);
@@ -236,9 +257,13 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   // --- ownership
 
+  #bucketOf(tenantId: string): number {
+    return bucketOf(tenantId, this.#places?.nodeOf(tenantId));
+  }
+
   /** The owner of a bucket: without Redis, or where the owner does not answer, this process. */
   #ownerOf(number: number): string {
-    const owner = this.#owners[number] ?? this.id;
+    const owner = this.#owners.get(number) ?? this.id;
     const bypassed = this.#bypassed.get(number);
     return bypassed?.owner === owner && bypassed.until > performance.now() ? this.id : owner;
   }
@@ -248,18 +273,25 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     const { ready, processes } = this.#peers;
     const before = this.#owners;
     const alive = new Set(processes.map(({ id }) => id));
-    this.#owners = ready ? Array.from({ length: BUCKETS }, (_, number) => ownerOf(number, processes)) : [];
-    for (let number = 0; number < BUCKETS; number++) {
-      const former = before[number];
-      if (this.#owners[number] !== this.id) this.#vacant.delete(number);
-      else if (former !== undefined && !alive.has(former)) this.#vacant.add(number);
+    const numbers = ready ? bucketsOf(this.#places?.nodes ?? []) : [];
+    this.#owners = new Map(numbers.map((number) => [number, ownerOf(number, processes)]));
+    for (const number of this.#vacant) if (this.#owners.get(number) !== this.id) this.#vacant.delete(number);
+    for (const [number, owner] of this.#owners) {
+      const former = before.get(number);
+      if (owner === this.id && former !== undefined && !alive.has(former)) this.#vacant.add(number);
     }
     this.#leaveOthers();
   }
 
+  /** Lets go of buckets of others, and of tenants whose rows have moved to another node. */
   #leaveOthers(): void {
     for (const [number, bucket] of this.#buckets) {
       if (this.#ownerOf(number) !== this.id) this.#leaveLogged(number, bucket);
+      else if (this.#places) {
+        for (const [tenantId, slot] of bucket.slots) {
+          if (!slot.closing && this.#bucketOf(tenantId) !== number) this.#closeLogged(number, bucket, tenantId, slot);
+        }
+      }
     }
   }
 
@@ -299,6 +331,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       underWay: 0,
       usedAt: performance.now(),
       drained: undefined,
+      closing: undefined,
     };
     bucket.slots.set(tenantId, slot);
     slot.opened.then(
@@ -347,11 +380,21 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     this.#leave(number, bucket).catch((err) => this.#log.error({ err, bucket: number }, 'closing an actor failed'));
   }
 
-  async #close(bucket: Bucket<Actor>, tenantId: string, slot: Slot<Actor>): Promise<void> {
-    if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
-    // an actor that failed to open is not closed; its callers got the error
-    const actor = await slot.opened.catch(() => undefined);
-    if (drop(bucket, tenantId, slot) && actor !== undefined) await this.#kind.close?.(actor);
+  #closeLogged(number: number, bucket: Bucket<Actor>, tenantId: string, slot: Slot<Actor>): void {
+    this.#close(bucket, tenantId, slot).catch((err) =>
+      this.#log.error({ err, bucket: number }, 'closing an actor failed'),
+    );
+  }
+
+  /** Once, also when both the tenant and its bucket go. */
+  #close(bucket: Bucket<Actor>, tenantId: string, slot: Slot<Actor>): Promise<void> {
+    slot.closing ??= (async () => {
+      if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
+      // an actor that failed to open is not closed; its callers got the error
+      const actor = await slot.opened.catch(() => undefined);
+      if (drop(bucket, tenantId, slot) && actor !== undefined) await this.#kind.close?.(actor);
+    })();
+    return slot.closing;
   }
 
   /** Lets go of what is another's again, and of actors that nobody uses. */
@@ -392,4 +435,5 @@ interface Slot<Actor> extends Opening<Actor> {
   underWay: number;
   usedAt: number;
   drained: (() => void) | undefined;
+  closing: Promise<void> | undefined;
 }

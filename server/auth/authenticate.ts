@@ -105,7 +105,7 @@ export class Authenticator {
     const now = new Date(this.#clock.now());
     const valid = found
       ? found.until > now.getTime()
-      : await wasValid(this.#db.owner, tenantId, secretHash(secret), now);
+      : await wasValid(this.#db.near, tenantId, secretHash(secret), now);
     if (!valid) return null;
     const detail =
       departure.state === 'moved'
@@ -130,7 +130,7 @@ export class Authenticator {
 
   #touch({ kind, tenantId, id }: Principal, now: number): void {
     const table = kind;
-    this.#db.owner
+    this.#db.near
       .query(
         `update ${table} set last_used_at = $1
          where tenant_id = $2 and id = $3 and (last_used_at is null or last_used_at < $4)`,
@@ -142,7 +142,7 @@ export class Authenticator {
   async #lookUp(tenantId: string, secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
     // only admins create keys and trust workloads, and neither ever has more rights than the current roles of its creator
-    const { rows } = await this.#db.owner.query<{
+    const { rows } = await this.#db.near.query<{
       kind: string;
       tenant_id: string;
       id: string;

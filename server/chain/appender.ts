@@ -66,7 +66,7 @@ export interface Appender {
 }
 
 export interface AppenderOptions {
-  db: Pick<Database, 'owner' | 'connectOwner'> & Partial<Pick<Database, 'replication' | 'citus'>>;
+  db: Pick<Database, 'near' | 'connectNear'> & Partial<Pick<Database, 'replication' | 'citus' | 'places'>>;
   clock: Clock;
   log: Log;
   /** `sha256:<hex>` of the current public key, for the genesis record of a new chain. */

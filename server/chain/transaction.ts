@@ -44,10 +44,18 @@ export interface HeadMove {
   to: { seq: number; hash: Buffer };
 }
 
-/** All that a group commits, as one simple query. The copies' data follow it in this order. */
-export function transaction(moves: readonly HeadMove[], inputs: boolean, checkpoints: readonly Checkpoint[]): string {
+/**
+ * All that a group commits, as one simple query. The copies' data follow it in this order. `spread`: tenants are on several
+ * servers, and these on the one that is asked.
+ */
+export function transaction(
+  moves: readonly HeadMove[],
+  inputs: boolean,
+  checkpoints: readonly Checkpoint[],
+  spread: boolean,
+): string {
   return `begin;
-${moveAll(moves)};
+${spread ? moves.map(moveOf).join(';\n') : moveAll(moves)};
 ${COPY_RECORDS};
 ${inputs ? `copy ${INPUTS} from stdin (format binary);` : ''}
 ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
@@ -55,8 +63,8 @@ commit`;
 }
 
 /**
- * The same where tenants are on several servers. A COPY is committed in two phases there, also when all its rows go to one
- * node; these statements need one.
+ * The same for a tenant on another server than the one that is asked. A COPY is committed in two phases then; these statements need
+ * one.
  */
 export function spreadTransaction(
   moves: readonly HeadMove[],
@@ -71,7 +79,7 @@ ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
 commit`;
 }
 
-/** As move_heads, for one chain, whose tenant is in the text: so the coordinator knows its node. */
+/** As move_heads, for one chain, whose tenant is in the text: so Citus knows its node. */
 function moveOf({ tenantId, fence, from, to }: HeadMove): string {
   return `with moved as (
   update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true,

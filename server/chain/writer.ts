@@ -44,7 +44,10 @@ const MOMENT_MS = 30_000;
 export class Writer {
   readonly #options: AppenderOptions;
   readonly #mailbox: number;
-  /** Tenants are on several servers: a transaction is of one tenant, so that its commit needs one of them. */
+  /**
+   * Tenants are on several servers: a transaction is of one tenant, or of tenants of the node that is asked, so that its commit
+   * needs one of them.
+   */
   readonly #spread: boolean;
   readonly #recent: RecentIds;
   readonly #chains = new Map<string, Chain | Promise<Chain>>();
@@ -186,11 +189,11 @@ export class Writer {
    * former owner that holds the head; one that comes later fails its compare-and-swap. So what is read stays true.
    */
   async #open(tenantId: string): Promise<Chain> {
-    const { owner } = this.#options.db;
+    const { near } = this.#options.db;
     const { checkpoints } = this.#options;
     checkpoints?.assertOpen(tenantId, 'forensics');
     try {
-      const { rows } = await owner.query<{ seq: number; hash: Buffer; fence: number }>(
+      const { rows } = await near.query<{ seq: number; hash: Buffer; fence: number }>(
         `insert into chain_head as h (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', 0, $2, 1)
          on conflict (tenant_id, chain) do update set fence = h.fence + 1
          returning seq, hash, fence`,
@@ -199,7 +202,7 @@ export class Writer {
       const { seq, hash, fence } = rows[0]!;
       // a server that has vanished is not waited for: the next attempt is on another connection
       const compared = Promise.all([
-        lastRecords(owner, tenantId, seq, this.#options.clock.now()),
+        lastRecords(near, tenantId, seq, this.#options.clock.now()),
         this.#compared(tenantId),
       ]);
       const [records, { signed, generation }] = await within(CONNECT_MS, compared);
@@ -211,7 +214,7 @@ export class Writer {
       if (error instanceof ChainClosed) throw error;
       if ((error as ServerError).code === '23503') {
         // anyone who was let in before it left is not told that its records are refused for good
-        if (await isLeaving(owner, tenantId)) throw unavailable('the tenant is moving to another installation', error);
+        if (await isLeaving(near, tenantId)) throw unavailable('the tenant is moving to another installation', error);
         throw new AppError('NOT_FOUND', 'there is no such tenant');
       }
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
@@ -293,8 +296,10 @@ export class Writer {
     let bytes = 0;
     let taken = 0;
     const passed: Batch[] = [];
+    const { chain: first } = this.#queue[0]!;
+    const near = this.#isNear(first);
     for (const batch of this.#queue) {
-      if (this.#spread && batch.chain !== this.#queue[0]!.chain) {
+      if (this.#spread && batch.chain !== first && !(near && this.#isNear(batch.chain))) {
         passed.push(batch);
         continue;
       }
@@ -309,6 +314,11 @@ export class Writer {
     this.#queue.splice(0, taken + passed.length, ...passed);
     this.#queuedEvents -= events;
     return batches;
+  }
+
+  /** Whether the node that is asked has the tenant. */
+  #isNear(chain: Chain): boolean {
+    return this.#options.db.places?.has(chain.tenantId) ?? false;
   }
 
   #begin(batches: readonly Batch[]): void {
@@ -359,7 +369,8 @@ export class Writer {
    */
   #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
     const group = groupOf(batches);
-    return this.#spread ? this.#sendValues(group, pick) : this.#sendCopies(group, pick);
+    const far = this.#spread && !batches.every(({ chain }) => this.#isNear(chain));
+    return far ? this.#sendValues(group, pick) : this.#sendCopies(group, pick);
   }
 
   #sendCopies(group: Group, pick?: number): { group: Group; done: Promise<void> } {
@@ -371,7 +382,7 @@ export class Writer {
       this.#rows.push(rows);
       return { group, done: moves };
     }
-    const sql = transaction(moves, inputs.count > 0, group.checkpoints);
+    const sql = transaction(moves, inputs.count > 0, group.checkpoints, this.#spread);
     const copies = inputs.count > 0 ? [rows.message(), inputs.message()] : [rows.message()];
     // INVARIANT: a buffer is used again only when it was written and its transaction answered
     let pending = 2;
@@ -567,7 +578,7 @@ export class Writer {
   }
 
   async #stored({ tenantId }: Chain, ids: readonly string[]) {
-    const { rows } = await this.#options.db.owner.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
+    const { rows } = await this.#options.db.near.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
       'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
       [tenantId, ids],
     );
@@ -579,7 +590,7 @@ export class Writer {
     for (const chain of new Set(batches.map((batch) => batch.chain))) {
       const { rows } = await within(
         CONNECT_MS,
-        this.#options.db.owner.query<{ seq: number; hash: Buffer; fence: number }>(
+        this.#options.db.near.query<{ seq: number; hash: Buffer; fence: number }>(
           `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
           [chain.tenantId],
         ),
@@ -622,7 +633,7 @@ export class Writer {
       try {
         this.#pipeline?.destroy();
         this.#pipeline = undefined;
-        client = await within(CONNECT_MS, db.connectOwner());
+        client = await within(CONNECT_MS, db.connectNear());
         client.on('error', () => undefined);
         await within(CONNECT_MS, client.query(session(db.citus !== undefined)));
         for (const chain of chains) if (chain.live) await this.#takeAgain(client, chain, batches);
@@ -722,13 +733,13 @@ interface LastRecord {
 
 /** The last record of a chain with this head, and if it was written a moment ago those before it, in their order. */
 async function lastRecords(
-  owner: Pick<pg.Pool, 'query'>,
+  near: Pick<pg.Pool, 'query'>,
   tenantId: string,
   seq: number,
   now: number,
 ): Promise<LastRecord[]> {
   const last = 'tenant_id = $1 and seq = $2';
-  const { rows } = await owner.query<LastRecord>(
+  const { rows } = await near.query<LastRecord>(
     `select seq, received_at, hash, event_id from forensic_record where ${last}
      union all
      select seq, received_at, hash, event_id from forensic_record

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { BUCKETS, bucketOf, ownerOf } from '../../server/actors/buckets.ts';
+import { BUCKETS, bucketOf, bucketsOf, ownerOf } from '../../server/actors/buckets.ts';
 
 const processes = Array.from({ length: 9 }, (_, i) => ({ id: `process-${i}`, takes: true }));
 const owners = (among: typeof processes) => Array.from({ length: BUCKETS }, (_, bucket) => ownerOf(bucket, among));
@@ -31,4 +31,17 @@ test('one that takes nothing owns nothing, and the order in which processes are 
   expect(owners([{ ...first!, takes: false }, ...rest])).toEqual(owners(rest));
   expect(owners(processes.toReversed())).toEqual(owners(processes));
   expect(ownerOf(0, [{ ...first!, takes: false }])).toBeUndefined();
+});
+
+test('beside nodes: the tenants of a node are owned there, and by anyone while nobody is there', () => {
+  const beside = ['a.1', 'b.1', 'c.2', 'd.12', 'e'].map((id) => ({ id, takes: true }));
+  const ownersOn = (node: number, among = beside) =>
+    new Set(Array.from({ length: 200 }, (_, n) => ownerOf(bucketOf(`tenant-${n}`, node), among)));
+  expect(ownersOn(1)).toEqual(new Set(['a.1', 'b.1']));
+  expect(ownersOn(2)).toEqual(new Set(['c.2']));
+  expect(ownersOn(2, beside.map((one) => ({ ...one, takes: one.id !== 'c.2' })))).toEqual(
+    new Set(['a.1', 'b.1', 'd.12', 'e']),
+  );
+  expect(new Set(bucketsOf([0, 2])).size).toBe(3 * BUCKETS);
+  for (const node of [undefined, 0, 2]) expect(bucketsOf([0, 2])).toContain(bucketOf('tenant', node));
 });

@@ -412,8 +412,8 @@ describe('a connection that breaks', () => {
     const tenantId = await newTenant(box.db);
     let away = false;
     const db = {
-      owner: box.db.owner,
-      connectOwner: () => (away ? Promise.reject(new Error('connection refused')) : box.db.connectOwner()),
+      near: box.db.owner,
+      connectNear: () => (away ? Promise.reject(new Error('connection refused')) : box.db.connectOwner()),
     };
     const writer = appender({ db, patienceMs: 300 });
     await writer.append(tenantId, eventsOf(1));
@@ -483,11 +483,11 @@ describe('bounds', () => {
 
   test('connects before the first event, when it is told to or a tenant is opened, and once', async () => {
     let connections = 0;
-    const connectOwner = () => {
+    const connectNear = () => {
       connections++;
       return box.db.connectOwner();
     };
-    const db = { owner: box.db.owner, connectOwner };
+    const db = { near: box.db.owner, connectNear };
     const [told, opening] = [appender({ db }), appender({ db })];
     told.connect();
     expect(connections).toBe(1);
@@ -503,7 +503,7 @@ describe('bounds', () => {
   test('a chain that could not be opened is opened by the next call', async () => {
     const tenantId = await newTenant(box.db);
     let failures = 2;
-    const owner = new Proxy(box.db.owner, {
+    const near = new Proxy(box.db.owner, {
       get: (pool, name) => {
         const value = Reflect.get(pool, name) as unknown;
         if (name !== 'query' || failures === 0) return typeof value === 'function' ? value.bind(pool) : value;
@@ -511,7 +511,7 @@ describe('bounds', () => {
         return () => Promise.reject(new Error('connection refused'));
       },
     });
-    const writer = appender({ db: { owner, connectOwner: () => box.db.connectOwner() } });
+    const writer = appender({ db: { near, connectNear: () => box.db.connectOwner() } });
     // those who wait for one opening fail together, and none of them is held against the next
     const two = await Promise.allSettled([1, 2].map(() => writer.append(tenantId, eventsOf(1))));
     expect(two.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
@@ -573,8 +573,8 @@ describe('bounds', () => {
     const tenantId = await newTenant(box.db);
     const seen: string[] = [];
     const db = {
-      owner: box.db.owner,
-      connectOwner: async () => {
+      near: box.db.owner,
+      connectNear: async () => {
         const client = await box.db.connectOwner();
         const query = client.query.bind(client) as (...args: unknown[]) => Promise<{ rows: { now: string }[] }>;
         client.query = (async (...args: unknown[]) => {

@@ -36,7 +36,7 @@ afterEach(async () => {
 const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
 
 /** What one process knows and does. */
-function newProcess(where: string | undefined = directory, db: Pick<typeof box.db, 'owner' | 'aside'> = box.db) {
+function newProcess(where: string | undefined = directory, db: Pick<typeof box.db, 'owner' | 'aside' | 'near'> = box.db) {
   const checkpoints = new Checkpoints({
     db,
     clock: systemClock,
@@ -467,7 +467,7 @@ test('chains that cannot be compared, however many, keep no other from its turn,
   const partly = new Proxy(owner, {
     get: (target, name) => (name === 'query' ? query : Reflect.get(target, name, target)),
   });
-  const one = newProcess(directory, { owner: partly, aside });
+  const one = newProcess(directory, { owner: partly, aside, near: partly });
   const alarms = async () => {
     const { rows } = await sql('select tenant_id from chain_alarm where tenant_id = any($1)', [[...away, idle]]);
     return rows.map((row) => row.tenant_id as string).sort();

@@ -3,8 +3,9 @@ import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { migrate } from '../../db/index.ts';
+import { migrate, openDatabase } from '../../db/index.ts';
 import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
+import type { RedisHost } from '../../server/actors/redis.ts';
 import { svcHere } from '../cli/svc.ts';
 import {
   allowed,
@@ -18,25 +19,56 @@ import {
   queryOf,
   type World,
 } from '../helpers/api.ts';
-import { useServer } from '../helpers/server.ts';
+import { noRedis, TestRedis } from '../helpers/redis.ts';
+import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 import { ROUNDS, SIEGE } from '../siege/rounds.ts';
 
 const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 30_000, interval: 100 });
 
-/** The program on a coordinator and two nodes with Citus. */
-const absent = noCitus();
+/** A process beside each of two nodes with Citus, and a coordinator. */
+const absent = noCitus() ?? noRedis;
 if (absent !== undefined) console.warn(`SKIPPED: tests on Citus, because ${absent}`);
 
 describe.skipIf(absent !== undefined)('Citus', () => {
   let cluster: Cluster;
+  let redis: TestRedis;
   let migrated: Awaited<ReturnType<typeof migrate>>;
   beforeAll(async () => {
+    redis = await TestRedis.start();
     const settings = { session_preload_libraries: 'auto_explain', 'auto_explain.log_min_duration': '0' };
     cluster = await Cluster.start({ nodes: 2, shards: 4, settings });
     migrated = await migrate(cluster.url);
   }, 300_000);
-  afterAll(() => cluster?.stop());
-  const server = useServer({}, { database: () => cluster.url });
+  afterAll(async () => {
+    await cluster?.stop();
+    await redis?.stop();
+  });
+  const beside = (node: number) =>
+    useServer(
+      () => ({ DATABASE_URL: cluster.url, DATABASE_NODE_URL: cluster.urlOf(node), REDIS_URL: redis.url }),
+      { database: () => cluster.url },
+    );
+  const server = beside(1);
+  const second = beside(2);
+  /** A tenant on each node. */
+  const onNodes = async () => {
+    const on = new Map<number, TestTenant>();
+    while (on.size < 2) {
+      const tenant = await server.tenant();
+      on.set(await cluster.nodeOf(tenant.id), tenant);
+    }
+    return on;
+  };
+  const ingest = async (to: TestServer, tenant: TestTenant, event_id: string) => {
+    const response = await fetch(`${to.url}/v1/events/ingest`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${tenant.admin.key}`, 'content-type': 'application/json' },
+      body: JSON.stringify({ events: [event({ event_id })] }),
+    });
+    return { status: response.status, again: response.headers.has('retry-after') };
+  };
+  const ok = { status: 202, again: false };
+  const ownedBy = (one: TestServer) => (one.core.actors as RedisHost<unknown, object, object>).owned;
 
   /** Made before anything else is asked of the server, so that what follows has all to look at. */
   let world: World;
@@ -100,7 +132,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
   ];
 
   test('takes every statement to one node, as its plan says, but for reads of jobs; none locks rows on two', async () => {
-    const statements = plans(cluster.log());
+    const statements = [0, 1, 2].flatMap((node) => plans(cluster.log(node)));
     expect(statements.filter(({ tasks }) => tasks.length === 1 && tasks[0] === 1).length).toBeGreaterThan(300);
     const across = statements
       .filter(({ tasks, text }) => tasks.some((count) => count !== 1) && !ACROSS.some((form) => form.test(text)))
@@ -113,6 +145,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       code,
       {
         DATABASE_URL: cluster.url,
+        DATABASE_NODE_URL: cluster.urlOf(2),
         SVC_DATA_DIR: server.dataDir,
         SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
       },
@@ -120,7 +153,9 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     );
 
   test('is named by doctor and migrate; a backup of one moment is refused', async () => {
-    expect((await svc(0, 'doctor')).stdout).toMatch(/^ok +Citus +13\.\S+ with 2 nodes$/m);
+    const { stdout: found } = await svc(0, 'doctor');
+    expect(found).toMatch(/^ok +Citus +13\.\S+ with 2 nodes$/m);
+    expect(found).toMatch(/^ok +Citus +DATABASE_NODE_URL leads to a node/m);
     const { stdout } = await svc(0, 'migrate');
     expect(stdout).toMatch(/^Citus 13\.\S+: tenants are spread over 2 nodes\nnothing to do/);
     expect((await svc(1, 'backup', join(server.dataDir, 'b'))).stderr).toContain('tenants are on several servers');
@@ -155,6 +190,48 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     expect(await server.core.db.query('nobody', 'select from member where tenant_id = $1', [other.id])).toEqual([]);
   }, 60_000);
 
+  test('the process beside a node writes for its tenants, whichever is asked; it hands over one that moves', async () => {
+    const on = await onNodes();
+    const owned = () => [ownedBy(server), ownedBy(second)] as const;
+    const before = owned();
+    for (const tenant of on.values()) {
+      for (const to of [server, second]) expect(await ingest(to, tenant, `${to.url} first`)).toEqual(ok);
+    }
+    expect(owned()).toEqual([before[0] + 1, before[1] + 1]);
+
+    const moving = on.get(1)!;
+    let moved = false;
+    const sent: string[] = [];
+    const load = [server, second].map(async (to, n) => {
+      for (let i = 0; !moved || i < 5; i++) {
+        const event_id = `moving-${n}-${i}`;
+        await eventually(() => ingest(to, moving, event_id)).toEqual(ok);
+        sent.push(event_id);
+      }
+    });
+    await cluster.move(moving.id, 2);
+    moved = true;
+    await Promise.all(load);
+    expect(await cluster.nodeOf(moving.id)).toBe(2);
+    // and others that were in the same shard
+    await eventually(async () => ownedBy(server) <= before[0]).toBe(true);
+    expect(await ingest(server, moving, 'after')).toEqual(ok);
+    expect(ownedBy(server)).toBeLessThanOrEqual(before[0]);
+    const { rows } = await second.core.db.owner.query<{ event_id: string }>(
+      `select event_id from forensic_record where tenant_id = $1 and event_id like 'moving-%'`,
+      [moving.id],
+    );
+    expect(rows.map(({ event_id }) => event_id).sort()).toEqual(sent.sort());
+    const { body } = await second.call(200, 'GET /v1/forensics/verify', moving.admin);
+    expect(body).toMatchObject({ verified: true, linear: true });
+  }, 120_000);
+
+  test('a process that is beside no node of this database does not start', async () => {
+    for (const nodeUrl of [cluster.url, cluster.urlOf(1).replace(/svc$/, 'postgres')]) {
+      await expect(openDatabase(cluster.url, { nodeUrl })).rejects.toThrow('DATABASE_NODE_URL does not lead to a node');
+    }
+  });
+
   if (SIEGE) {
     test('many kills of every kind of node lose nothing and store nothing twice', async () => {
       const args = ['deploy/drill/citus.ts', '--json', '--rounds', String(ROUNDS.nodes), '--seconds', '1'];
@@ -172,26 +249,14 @@ describe.skipIf(absent !== undefined)('Citus', () => {
   }
 
   test('a node that dies stops its own tenants alone, and nothing acknowledged is lost', async () => {
-    const on = new Map<number, Awaited<ReturnType<typeof server.tenant>>>();
-    while (on.size < 2) {
-      const tenant = await server.tenant();
-      on.set(await cluster.nodeOf(tenant.id), tenant);
-    }
-    const ingest = async (node: number, event_id: string) => {
-      const response = await fetch(`${server.url}/v1/events/ingest`, {
-        method: 'POST',
-        headers: { authorization: `Bearer ${on.get(node)!.admin.key}`, 'content-type': 'application/json' },
-        body: JSON.stringify({ events: [event({ event_id })] }),
-      });
-      return { status: response.status, again: response.headers.has('retry-after') };
-    };
-    const ok = { status: 202, again: false };
-    expect([await ingest(1, 'before'), await ingest(2, 'before')]).toEqual([ok, ok]);
+    const on = await onNodes();
+    const send = (node: number, event_id: string) => ingest(second, on.get(node)!, event_id);
+    expect([await send(1, 'before'), await send(2, 'before')]).toEqual([ok, ok]);
     await cluster.kill(1);
-    expect([await ingest(1, 'meanwhile'), await ingest(2, 'meanwhile')]).toEqual([{ status: 503, again: true }, ok]);
+    expect([await send(1, 'meanwhile'), await send(2, 'meanwhile')]).toEqual([{ status: 503, again: true }, ok]);
     expect((await svc(1, 'doctor')).stdout).toMatch(/^FAIL +Citus +127\.0\.0\.1:\d+ does not answer/m);
     await cluster.revive(1);
-    await eventually(() => ingest(1, 'meanwhile')).toEqual(ok);
+    await eventually(() => send(1, 'meanwhile')).toEqual(ok);
     for (const tenant of on.values()) {
       const stored = await server.core.db.owner.query<{ event_id: string }>(
         `select event_id from forensic_record where tenant_id = $1 and event_id in ('before', 'meanwhile')`,

@@ -114,7 +114,10 @@ const ALL_POOLED = Boolean(process.env.SVC_TEST_POOLER);
 /** Connections of all pools that requests and jobs of a pooled server share. */
 const POOLED = 3;
 
-async function start(env: Record<string, string>, options: Options): Promise<Running> {
+/** Settings; as a function where some are known only when the server starts. */
+type Settings = Record<string, string> | (() => Record<string, string>);
+
+async function start(env: Settings, options: Options): Promise<Running> {
   if (options.browsed) await builtDashboard();
   const name = `t_${randomBytes(6).toString('hex')}`;
   const databaseUrl = options.database?.() ?? (await cloneTemplate(name));
@@ -141,7 +144,7 @@ async function start(env: Record<string, string>, options: Options): Promise<Run
     // nobody answers there: no test asks a name server of the outside
     SVC_DNS_SERVERS: '127.0.0.1:9',
     ...(pooler && { DATABASE_URL: pooler.url(databaseUrl), DATABASE_SESSION_URL: databaseUrl }),
-    ...env,
+    ...(typeof env === 'function' ? env() : env),
   });
   const log = createLog('debug', { write: (line: string) => logged.push(line) });
   const egress = options.egress && { egress: options.egress };
@@ -177,7 +180,7 @@ async function startShared(): Promise<Running> {
 }
 
 /** The real program on a database of its own, over real HTTP. */
-export function useServer(env: Record<string, string> = {}, options: Options = {}): TestServer {
+export function useServer(env: Settings = {}, options: Options = {}): TestServer {
   let state = {} as Running;
   beforeAll(async () => {
     if (options.shared) sharedServer ??= startShared();

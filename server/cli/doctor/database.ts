@@ -1,7 +1,9 @@
 import type pg from 'pg';
 import { objectionTo } from '../../../db/applied.ts';
 import { type Citus, citusOf } from '../../../db/citus.ts';
+import { PrimaryClient } from '../../../db/primary.ts';
 import { lacksStandby } from '../../../db/replication.ts';
+import { assertBeside } from '../../../db/session.ts';
 import type { Config } from '../../config.ts';
 import { readState } from '../installation.ts';
 import { checkChains, checkKeys, checkKnown } from './chains.ts';
@@ -81,6 +83,7 @@ async function checkEngine(client: pg.Client, config: Config, report: Report): P
   else report('ok', 'PostgreSQL', detail);
   const citus = await citusOf(client);
   if (citus) await checkCitus(client, citus, report);
+  if (config.databaseNodeUrl) await checkNode(client, config.databaseNodeUrl, report);
   if (standby) {
     const advice = 'name all hosts of the database in DATABASE_URL, or point it at the primary';
     report('FAIL', 'primary', 'this server is a standby and takes no writes', advice);
@@ -110,6 +113,21 @@ async function checkCitus(client: pg.Client, citus: Citus, report: Report): Prom
     else if (unsafe) report('FAIL', 'Citus', `${unsafe} off on ${node}`, 'turn them on: otherwise records can be lost');
   }
   if (rows.every(({ answered, unsafe }) => answered && !unsafe)) report('ok', 'Citus', cluster);
+}
+
+/** The node of Citus beside this process. */
+async function checkNode(client: pg.Client, url: string, report: Report): Promise<void> {
+  const node = new PrimaryClient({ connectionString: url, connectionTimeoutMillis: 10_000 });
+  node.on('error', () => undefined);
+  try {
+    await node.connect();
+    await assertBeside(client, node);
+    report('ok', 'Citus', 'DATABASE_NODE_URL leads to a node of this database');
+  } catch (error) {
+    report('FAIL', 'Citus', (error as Error).message, 'the server does not start without it');
+  } finally {
+    await node.end().catch(() => undefined);
+  }
 }
 
 /** What a failover would lose. */

@@ -66,6 +66,7 @@ export function checkPairs(config: Config, report: Report): void {
   for (const [name, value = ''] of [
     ['DATABASE_URL', config.databaseUrl],
     ['DATABASE_SESSION_URL', config.databaseSessionUrl],
+    ['DATABASE_NODE_URL', config.databaseNodeUrl],
   ] as const) {
     const far = hostsIn(value)
       .filter(({ url }) => URL.canParse(url))
