@@ -114,7 +114,13 @@ const commonOptions = {
 
 export async function openDatabase(
   url: string,
-  options: { poolSize?: number; replicated?: boolean; readMs?: number; sessionUrl?: string | undefined; nodeUrl?: string | undefined } = {},
+  options: {
+    poolSize?: number;
+    replicated?: boolean;
+    readMs?: number;
+    sessionUrl?: string | undefined;
+    nodeUrl?: string | undefined;
+  } = {},
 ): Promise<Database> {
   const poolSize = options.poolSize ?? 10;
   const sessionUrl = options.sessionUrl ?? url;

@@ -353,7 +353,8 @@ export async function openCore(parts: Parts): Promise<Core> {
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   if (parts.serves) appender.connect();
   const kind = chainActor(appender);
-  const several = redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false, places: db.places }));
+  const several =
+    redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false, places: db.places }));
   const actors = several ?? new LocalHost(kind);
   const watch = new Watch(db.owner);
   metrics.measure({

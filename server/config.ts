@@ -158,7 +158,8 @@ export function readConfig(env: Environment = process.env): Config {
     const secret = secretOf(reader.given, 'SVC_MASTER_KEY');
     return secret && parseMasterKey(secret.text, secret.from);
   });
-  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL, SVC_ROLES, SVC_DURABILITY } = reader.values ?? {};
+  const { REDIS_URL, DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL, SVC_ROLES, SVC_DURABILITY } =
+    reader.values ?? {};
   for (const [name, url] of Object.entries({ DATABASE_URL, DATABASE_SESSION_URL, DATABASE_NODE_URL })) {
     reader.attempt(() => {
       try {

@@ -139,9 +139,13 @@ class Servers {
       return new Servers([server], undefined);
     }
     const port = await freePort();
-    const redis = spawn('redis-server', ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', '/tmp'], {
-      stdio: 'ignore',
-    });
+    const redis = spawn(
+      'redis-server',
+      ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', '/tmp'],
+      {
+        stdio: 'ignore',
+      },
+    );
     const all: Server[] = [];
     for (let node = 1; node <= beside; node++) {
       const settings = { REDIS_URL: `redis://127.0.0.1:${port}`, DATABASE_NODE_URL: cluster.urlOf(node) };

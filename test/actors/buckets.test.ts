@@ -39,9 +39,12 @@ test('beside nodes: the tenants of a node are owned there, and by anyone while n
     new Set(Array.from({ length: 200 }, (_, n) => ownerOf(bucketOf(`tenant-${n}`, node), among)));
   expect(ownersOn(1)).toEqual(new Set(['a.1', 'b.1']));
   expect(ownersOn(2)).toEqual(new Set(['c.2']));
-  expect(ownersOn(2, beside.map((one) => ({ ...one, takes: one.id !== 'c.2' })))).toEqual(
-    new Set(['a.1', 'b.1', 'd.12', 'e']),
-  );
+  expect(
+    ownersOn(
+      2,
+      beside.map((one) => ({ ...one, takes: one.id !== 'c.2' })),
+    ),
+  ).toEqual(new Set(['a.1', 'b.1', 'd.12', 'e']));
   expect(new Set(bucketsOf([0, 2])).size).toBe(3 * BUCKETS);
   for (const node of [undefined, 0, 2]) expect(bucketsOf([0, 2])).toContain(bucketOf('tenant', node));
 });

@@ -36,7 +36,10 @@ afterEach(async () => {
 const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
 
 /** What one process knows and does. */
-function newProcess(where: string | undefined = directory, db: Pick<typeof box.db, 'owner' | 'aside' | 'near'> = box.db) {
+function newProcess(
+  where: string | undefined = directory,
+  db: Pick<typeof box.db, 'owner' | 'aside' | 'near'> = box.db,
+) {
   const checkpoints = new Checkpoints({
     db,
     clock: systemClock,

@@ -44,10 +44,9 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     await redis?.stop();
   });
   const beside = (node: number) =>
-    useServer(
-      () => ({ DATABASE_URL: cluster.url, DATABASE_NODE_URL: cluster.urlOf(node), REDIS_URL: redis.url }),
-      { database: () => cluster.url },
-    );
+    useServer(() => ({ DATABASE_URL: cluster.url, DATABASE_NODE_URL: cluster.urlOf(node), REDIS_URL: redis.url }), {
+      database: () => cluster.url,
+    });
   const server = beside(1);
   const second = beside(2);
   /** A tenant on each node. */
