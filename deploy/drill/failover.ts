@@ -3,7 +3,7 @@ import { parseArgs } from 'node:util';
 import { eventually, Pair } from './pair.ts';
 import { Load, Server } from './server.ts';
 
-const HELP = `Usage: npm run drill -- [--asynchronous] [--rounds N] [--seconds N] [--writers N] [--json]
+const HELP = `Usage: npm run drill -- [--asynchronous] [--rounds N] [--seconds N] [--writers N] [--rest MS] [--json]
 
 Starts a PostgreSQL with a standby and the server on both, writes decisions, kills the primary with
 SIGKILL, promotes the standby, and counts what was acknowledged, lost and stored twice. Everything runs on
@@ -14,6 +14,7 @@ loopback in a directory of its own, which is removed at the end. Nothing of an i
   --rounds N       how often (default 1); after each round the killed server is rebuilt as the standby
   --seconds N      how long decisions are written before each kill (default 2)
   --writers N      how many clients write at the same time (default 8)
+  --rest MS        how long each of them rests after an acknowledgement (default 0)
   --json           print the result as JSON
 
 Exits with 0 when nothing acknowledged is missing without notice, and nothing is there twice.`;
@@ -24,6 +25,7 @@ const { values: flags } = parseArgs({
     rounds: { type: 'string', default: '1' },
     seconds: { type: 'string', default: '2' },
     writers: { type: 'string', default: '8' },
+    rest: { type: 'string', default: '0' },
     json: { type: 'boolean', default: false },
     help: { type: 'boolean', default: false },
   },
@@ -55,6 +57,8 @@ async function drill(): Promise<number> {
     number,
   ];
   if (![rounds, seconds, writers].every((n) => n > 0 && n <= 1000)) throw new Error('numbers must be from 1 to 1000');
+  const rest = Number(flags.rest);
+  if (!(rest >= 0 && rest <= 1000)) throw new Error('--rest must be from 0 to 1000');
   const say = (text: string) => flags.json || console.log(text);
   const synchronous = !flags.asynchronous;
   say(`starting a primary with ${synchronous ? 'a synchronous' : 'an asynchronous'} standby`);
@@ -66,7 +70,7 @@ async function drill(): Promise<number> {
     for (let round = 1; round <= rounds; round++) {
       if (round > 1 && !synchronous) await pair.rebuild();
       await server.ready();
-      const result = await failOver(pair, server, { synchronous, seconds, writers });
+      const result = await failOver(pair, server, { synchronous, seconds, writers, rest });
       done.push(result);
       say(
         `round ${round}: ${result.acknowledged} acknowledged, ${result.lost} lost (${result.lost_as_reported} reported), ` +
@@ -100,9 +104,9 @@ async function drill(): Promise<number> {
 async function failOver(
   pair: Pair,
   server: Server,
-  options: { synchronous: boolean; seconds: number; writers: number },
+  options: { synchronous: boolean; seconds: number; writers: number; rest: number },
 ): Promise<Round> {
-  const load = new Load(server, options.writers);
+  const load = new Load(server, options.writers, undefined, options.rest);
   await delay(options.seconds * 1000);
   if (!options.synchronous) {
     await pair.holdBack();

@@ -171,6 +171,7 @@ class EnforcementProxy {
       cwd: ROOT,
       env: {
         PATH: process.env.PATH ?? '',
+        NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
         SVC_URL: controlPlane,
         SVC_PROXY_KEY: key,
         SVC_PROXY_ROUTES: routes,

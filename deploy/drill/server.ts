@@ -64,6 +64,8 @@ export class Server {
   constructor(databaseUrl: string, settings: Record<string, string> = {}) {
     this.#env = {
       PATH: process.env.PATH ?? '',
+      // a drill starts it, and commands beside it, again and again
+      NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
       SVC_MASTER_KEY: randomBytes(32).toString('hex'),
       SVC_RATE_INGEST: '1000000',
       SVC_RATE_EVALUATE: '1000000',

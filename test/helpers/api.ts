@@ -3,6 +3,7 @@ import type { Access, Role } from '../../server/domain/principal.ts';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { WorkloadScope } from '../../server/domain/workload.ts';
 import { describeApi } from '../../server/program.ts';
+import { atEnd } from './cleanups.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
 /** One operation of the OpenAPI document. */
@@ -481,34 +482,39 @@ export function allowed(world: World, { access }: Operation): Credential {
   return world.credential.adminKey;
 }
 
-/** One query as a superuser of the test's own database would run it. */
+const pools = new Map<string, pg.Pool>();
+/** Connections to a test's own database that stay open until the end of its file: to open one costs more than most queries. */
+function poolOf({ databaseUrl }: Pick<TestServer, 'databaseUrl'>): pg.Pool {
+  const known = pools.get(databaseUrl);
+  if (known) return known;
+  const pool = new pg.Pool({ connectionString: databaseUrl });
+  // the database is dropped before the file ends
+  pool.on('error', () => undefined);
+  pools.set(databaseUrl, pool);
+  atEnd(() => {
+    pools.delete(databaseUrl);
+    return pool.end();
+  });
+  return pool;
+}
+
+/** One query as the owner of the test's own database would run it. */
 export async function sql<R extends pg.QueryResultRow>(server: TestServer, text: string, values?: unknown[]) {
-  const client = new pg.Client(server.databaseUrl);
-  await client.connect();
-  try {
-    return (await client.query<R>(text, values)).rows;
-  } finally {
-    await client.end();
-  }
+  return (await poolOf(server).query<R>(text, values)).rows;
 }
 
 /** Every row of every table as text, by table. */
 export async function dump(server: TestServer): Promise<Record<string, string>> {
-  const client = new pg.Client(server.databaseUrl);
-  await client.connect();
-  try {
-    const { rows } = await client.query<{ name: string }>(
-      `select tablename as name from pg_tables where schemaname = 'public' order by 1`,
-    );
-    const found: Record<string, string> = {};
-    for (const { name } of rows) {
-      const all = await client.query<{ line: string }>(`select to_jsonb(t)::text as line from ${name} t order by 1`);
-      found[name] = all.rows.map((row) => row.line).join('\n');
-    }
-    return found;
-  } finally {
-    await client.end();
+  const tables = await sql<{ name: string }>(
+    server,
+    `select tablename as name from pg_tables where schemaname = 'public' order by 1`,
+  );
+  const found: Record<string, string> = {};
+  for (const { name } of tables) {
+    const rows = await sql<{ line: string }>(server, `select to_jsonb(t)::text as line from ${name} t order by 1`);
+    found[name] = rows.map(({ line }) => line).join('\n');
   }
+  return found;
 }
 
 /**
@@ -516,24 +522,29 @@ export async function dump(server: TestServer): Promise<Record<string, string>> 
  * itself: the coarse times of last use, what the workers note of events, and the events of checkpoints.
  */
 export async function fingerprint(server: TestServer): Promise<Record<string, string>> {
-  const client = new pg.Client(server.databaseUrl);
-  await client.connect();
-  try {
-    const { rows: tables } = await client.query<{ name: string; columns: string }>(
-      `select c.table_name as name, string_agg(quote_ident(c.column_name::text), ', ' order by c.ordinal_position) as columns
-       from information_schema.columns c join pg_tables t on t.schemaname = c.table_schema and t.tablename = c.table_name
-       where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at', 'unsigned') group by 1 order by 1`,
-    );
-    const sums = tables.map(
-      ({ name, columns }) =>
-        `select '${name}' as name, count(*) || ' ' || coalesce(sum(hashtextextended(row(${columns})::text, 0)), 0) as sum
-         from ${name} where ${name === 'event_outbox' ? `event_type <> 'forensics.checkpoint'` : 'true'}`,
-    );
-    const { rows } = await client.query<{ name: string; sum: string }>(sums.join(' union all '));
-    return Object.fromEntries(rows.map(({ name, sum }) => [name, sum]));
-  } finally {
-    await client.end();
-  }
+  const known = fingerprints.get(server.databaseUrl);
+  const text = known ?? (await fingerprintOf(server));
+  fingerprints.set(server.databaseUrl, text);
+  const { rows } = await poolOf(server).query<{ name: string; sum: string }>({ name: 'fingerprint', text });
+  return Object.fromEntries(rows.map(({ name, sum }) => [name, sum]));
+}
+
+/** The query of `fingerprint`, by database: to find the columns takes longer than to read what is in them. */
+const fingerprints = new Map<string, string>();
+
+async function fingerprintOf(server: TestServer): Promise<string> {
+  const tables = await sql<{ name: string; columns: string }>(
+    server,
+    `select c.table_name as name, string_agg(quote_ident(c.column_name::text), ', ' order by c.ordinal_position) as columns
+     from information_schema.columns c join pg_tables t on t.schemaname = c.table_schema and t.tablename = c.table_name
+     where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at', 'unsigned') group by 1 order by 1`,
+  );
+  const sums = tables.map(
+    ({ name, columns }) =>
+      `select '${name}' as name, count(*) || ' ' || coalesce(sum(hashtextextended(row(${columns})::text, 0)), 0) as sum
+       from ${name} where ${name === 'event_outbox' ? `event_type <> 'forensics.checkpoint'` : 'true'}`,
+  );
+  return sums.join(' union all ');
 }
 
 /**
