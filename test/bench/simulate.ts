@@ -1,24 +1,21 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { performance } from 'node:perf_hooks';
-import Fastify from 'fastify';
 import { openDatabase } from '../../db/index.ts';
-import { type Appender, openAppender } from '../../server/chain/appender.ts';
+import type { AppendEvent } from '../../server/chain/appender.ts';
 import { copyRows } from '../../server/chain/copy.ts';
-import { registerIngest } from '../../server/decisions/ingest.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { commit } from '../../server/domain/kept-input.ts';
 import { EMPTY_REGISTRY } from '../../server/domain/tools.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
-import { systemClock } from '../../server/lib/clock.ts';
-import { createLog } from '../../server/lib/log.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
 import { beginReading } from '../../server/simulation/past-decisions.ts';
 import { runSimulation } from '../../server/simulation/run.ts';
-import { type BenchContext, type Figure, figure, load, pick, ratios, wireEvent } from './lib.ts';
+import { besideIngest, filledTenant } from './beside.ts';
+import { type BenchContext, type Figure, figure, pick, ratios, wireEvent } from './lib.ts';
 
-/** Of the comparison with ingest. Of each size there is one less, and of the largest one. */
-const ROUNDS = 3;
+/** Of each size; of the largest there is one. */
+const ROUNDS = 2;
 const TOOLS = ['payments.refund', 'crm.contact.update', 'email.send', 'db.query', 'orders.read'] as const;
 const ROLES = ['support', 'sales', 'finance', 'desk'] as const;
 
@@ -87,7 +84,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     const largest = size === 1_000_000;
     const copies: number[] = [];
     const runs: Record<Draft, Run[]> = { typical: [], grouped: [], worst: [] };
-    for (let round = 0; round < (largest ? 1 : pick(ctx, 1, ROUNDS - 1)); round++) {
+    for (let round = 0; round < (largest ? 1 : pick(ctx, 1, ROUNDS)); round++) {
       copies.push((await run('copy', ctx.url, tenantId)).seconds);
       for (const draft of Object.keys(DRAFTS) as Draft[]) {
         const one = await run(draft, ctx.url, tenantId);
@@ -126,81 +123,17 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-const INGEST = { connections: 8, eventsPerRequest: 20, seconds: 6, warmSeconds: 2, rate: 2000 };
-
-/** Ingest (open loop, 2,000 events/s) alone, and while the same process simulates the worst draft, round by round. */
+/** What the worst draft costs ingest beside its simulation. */
 async function beside(ctx: BenchContext, simulated: string): Promise<Figure[]> {
-  const print = ctx.print ?? console.log;
-  const db = await openDatabase(ctx.url, { poolSize: 5 });
-  const tenantId = `beside_${Date.now().toString(36)}`;
-  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
-  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
-  const app = Fastify();
-  registerIngest(app, {
-    authenticate: () => ({ tenantId, keyId: 'key_bench', stillValid: async () => true }),
-    append: (to, events) => appender.append(to, events),
-    holders: async () => new Map(),
-    remember: async () => {},
-  });
-  const url = await app.listen({ port: 0, host: '127.0.0.1' });
-  const tenants = [{ authorization: 'Bearer bench', tenantId }];
-  const each: number[] = [];
-  const p99 = { alone: [] as number[], beside: [] as number[] };
-  try {
-    for (let round = 0; round < ROUNDS; round++) {
-      const alone = await load({ url, tenants, ...INGEST });
-      const stop = new AbortController();
-      const simulating = (async () => {
-        while (!stop.signal.aborted) await simulate('worst', ctx.url, simulated, stop.signal, () => appender.busy);
-      })().catch((error: Error) => {
-        if (error.name !== 'AbortError') throw error;
-      });
-      const both = await load({ url, tenants, ...INGEST });
-      stop.abort();
-      await simulating;
-      if (alone.errors + both.errors > 0) throw new Error(`ingest failed: ${alone.firstError ?? both.firstError}`);
-      p99.alone.push(alone.p99);
-      p99.beside.push(both.p99);
-      each.push(both.p99 / alone.p99);
-      print(`round ${round + 1}: ingest p99 alone ${alone.p99.toFixed(1)} ms, beside ${both.p99.toFixed(1)} ms`);
-    }
-  } finally {
-    await app.close();
-    await appender.stop();
-    await db.close();
-  }
-  return [
-    figure('ingest alone: p99', p99.alone, 'ms'),
-    figure('ingest beside a simulation: p99', p99.beside, 'ms'),
-    figure('p99 beside a simulation / alone', each, 'ratio', 2, true),
-  ];
+  const work = (signal: AbortSignal, busy: () => boolean) => simulate('worst', ctx.url, simulated, signal, busy);
+  return (await besideIngest(ctx, { rate: 2000, what: 'simulation', most: 2, work })).figures;
 }
 
 /** A tenant with decisions that keep their inputs whole, and no projections: retention or settings took those. */
-async function fill(url: string, size: number): Promise<string> {
-  const db = await openDatabase(url, { poolSize: 2 });
-  const tenantId = `simulate_${size}_${Date.now().toString(36)}`;
-  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
-  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
-  let next = 0;
-  const fillers = Array.from({ length: 4 }, async () => {
-    while (next < size) {
-      const first = next;
-      next += Math.min(500, size - first);
-      await appender.append(
-        tenantId,
-        Array.from({ length: next - first }, (_, n) => pastDecision(first + n, tenantId)),
-      );
-    }
-  });
-  await Promise.all(fillers);
-  await appender.stop();
-  await db.owner.query('analyze forensic_record, decision_input');
-  await db.close();
-  return tenantId;
-}
+const fill = (url: string, size: number) =>
+  filledTenant(url, `simulate_${size}`, { size, batch: 500, eventAt: pastDecision });
 
-function pastDecision(i: number, tenantId: string): Parameters<Appender['append']>[1][number] {
+function pastDecision(i: number, tenantId: string): AppendEvent {
   const { tool_name, agent_role, amount, state, note } = callOf(i);
   const held = tool_name === 'payments.refund' && agent_role === 'support' && amount > 100;
   const agent_id = `agt_01j9z8q4m2n7x${(i * 13) % 500}`;

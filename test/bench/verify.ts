@@ -1,17 +1,13 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { performance } from 'node:perf_hooks';
-import Fastify from 'fastify';
 import { openDatabase } from '../../db/index.ts';
-import { openAppender } from '../../server/chain/appender.ts';
 import { copyRows } from '../../server/chain/copy.ts';
 import { chainHash } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
-import { registerIngest } from '../../server/decisions/ingest.ts';
 import { DERIVED_COLUMNS, type DecisionEvent } from '../../server/domain/decision.ts';
-import { systemClock } from '../../server/lib/clock.ts';
-import { createLog } from '../../server/lib/log.ts';
-import { type BenchContext, type Figure, figure, load, median, pick, wireEvent } from './lib.ts';
+import { besideIngest, filledTenant } from './beside.ts';
+import { type BenchContext, type Figure, figure, median, pick, wireEvent } from './lib.ts';
 
 const ROUNDS = 3;
 
@@ -61,91 +57,30 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-const INGEST = { connections: 8, eventsPerRequest: 20, seconds: 6, warmSeconds: 2, rate: 4000 };
-
-/**
- * Ingest (open loop, 4,000 events/s) alone, and while the same process verifies a chain of a million records over and
- * over, round by round on one machine: what a verification costs the requests beside it.
- */
+/** What a verification of a chain of a million records costs ingest beside it. */
 async function beside(ctx: BenchContext, verified: string): Promise<Figure[]> {
-  const print = ctx.print ?? console.log;
-  const db = await openDatabase(ctx.url, { poolSize: 5 });
-  const tenantId = `beside_${Date.now().toString(36)}`;
-  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
-  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
-  const app = Fastify();
-  registerIngest(app, {
-    authenticate: () => ({ tenantId, keyId: 'key_bench', stillValid: async () => true }),
-    append: (to, events) => appender.append(to, events),
-    holders: async () => new Map(),
-    remember: async () => {},
-  });
-  const url = await app.listen({ port: 0, host: '127.0.0.1' });
-  const tenants = [{ authorization: 'Bearer bench', tenantId }];
-  const ratios: number[] = [];
-  const p99 = { alone: [] as number[], beside: [] as number[] };
   let records = 0;
-  try {
-    for (let round = 0; round < ROUNDS; round++) {
-      const alone = await load({ url, tenants, ...INGEST });
-      const stop = new AbortController();
-      const verifying = (async () => {
-        while (!stop.signal.aborted) {
-          let last = 0;
-          const onProgress = ({ checked }: { checked: number }) => {
-            records += checked - last;
-            last = checked;
-          };
-          const options = { keys: [], busy: () => appender.busy, signal: stop.signal, onProgress };
-          await verifyChain(ctx.url, verified, 'forensics', options);
-        }
-      })().catch((error: Error) => {
-        if (error.name !== 'AbortError') throw error;
-      });
-      const both = await load({ url, tenants, ...INGEST });
-      stop.abort();
-      await verifying;
-      if (alone.errors + both.errors > 0) throw new Error(`ingest failed: ${alone.firstError ?? both.firstError}`);
-      p99.alone.push(alone.p99);
-      p99.beside.push(both.p99);
-      ratios.push(both.p99 / alone.p99);
-      print(`round ${round + 1}: ingest p99 alone ${alone.p99.toFixed(1)} ms, beside ${both.p99.toFixed(1)} ms`);
-    }
-  } finally {
-    await app.close();
-    await appender.stop();
-    await db.close();
-  }
-  return [
-    figure('ingest alone: p99', p99.alone, 'ms'),
-    figure('ingest beside a verification: p99', p99.beside, 'ms'),
-    figure('records verified beside', records / (ROUNDS * (INGEST.seconds + INGEST.warmSeconds)), 'records/s'),
-    figure('p99 beside a verification / alone', ratios, 'ratio', 1.5, true),
-  ];
+  const work = async (signal: AbortSignal, busy: () => boolean) => {
+    let last = 0;
+    const onProgress = ({ checked }: { checked: number }) => {
+      records += checked - last;
+      last = checked;
+    };
+    await verifyChain(ctx.url, verified, 'forensics', { keys: [], busy, signal, onProgress });
+  };
+  const { figures, seconds } = await besideIngest(ctx, { rate: 4000, what: 'verification', most: 1.5, work });
+  return [...figures, figure('records verified beside', records / seconds, 'records/s')];
 }
 
 /** A tenant with a chain of so many records. */
-export async function fill(url: string, size: number): Promise<string> {
-  const db = await openDatabase(url, { poolSize: 2 });
-  const tenantId = `verify_${size}_${Date.now().toString(36)}`;
-  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
-  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
-  let next = 0;
-  const fillers = Array.from({ length: 4 }, async () => {
-    while (next < size) {
-      const events = Array.from({ length: 1000 }, () => {
-        const event = { ...wireEvent(next, tenantId), event_id: `evt_${String(next++).padStart(12, '0')}` };
-        return { event: event as unknown as DecisionEvent };
-      });
-      await appender.append(tenantId, events);
-    }
+export const fill = (url: string, size: number) =>
+  filledTenant(url, `verify_${size}`, {
+    size,
+    batch: 1000,
+    eventAt: (i, tenantId) => ({
+      event: { ...wireEvent(i, tenantId), event_id: `evt_${String(i).padStart(12, '0')}` } as unknown as DecisionEvent,
+    }),
   });
-  await Promise.all(fillers);
-  await appender.stop();
-  await db.owner.query('analyze forensic_record');
-  await db.close();
-  return tenantId;
-}
 
 export async function run(mode: Mode, url: string, tenantId: string): Promise<Run> {
   const args = [new URL(import.meta.url).pathname, mode, url, tenantId];
