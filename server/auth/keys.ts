@@ -214,7 +214,7 @@ export class Keys {
   }
 
   /** When this resolves, no process accepts the key any more. NOT_FOUND if there is no such valid key. */
-  async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer, reason?: string): Promise<void> {
+  async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const live = { tenantId, id, revokedAt: null };
       const revoked = { revokedAt: new Date(this.#clock.now()) };

@@ -5,7 +5,7 @@ import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
-import { emailAddress, text, timestamp, why } from '../rpc/fields.ts';
+import { emailAddress, reason, text, timestamp } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
@@ -157,7 +157,7 @@ export function keysRouter(keys: Keys) {
       { keys: [], role: 'admin' },
       { summary: 'Revoke an API key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
-      .input(z.strictObject({ id: text(100), reason: why }))
+      .input(z.strictObject({ id: text(100), reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx), input.reason)),
   });
@@ -252,7 +252,7 @@ export function agentKeysRouter(keys: Keys) {
       { keys: [], role: 'admin' },
       { summary: 'Revoke an agent key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
-      .input(z.strictObject({ id: text(100), reason: why }))
+      .input(z.strictObject({ id: text(100), reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx), input.reason)),
   });
@@ -360,7 +360,7 @@ export function workloadTrustRouter(workloads: Workloads) {
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ id: text(100), reason: why }))
+      .input(z.strictObject({ id: text(100), reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => workloads.remove(ctx.tenantId, input.id, doerOf(ctx), input.reason)),
   });

@@ -144,7 +144,7 @@ export class Workloads {
   }
 
   /** When this resolves, no process accepts a token that was issued for it. NOT_FOUND if there is no such trust. */
-  async remove(tenantId: string, id: string, by: Doer, reason?: string): Promise<void> {
+  async remove(tenantId: string, id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const now = new Date(this.#clock.now());
       const live = { tenantId, id, revokedAt: null };

@@ -1,5 +1,6 @@
 import { parseArgs } from 'node:util';
 import { nearest } from '../lib/nearest.ts';
+import { reason } from '../rpc/fields.ts';
 
 /** A flag of a command. `value` is the placeholder for its value; a flag without one is a switch. */
 export interface Flag {
@@ -56,6 +57,16 @@ export class UsageError extends Error {}
 
 /** The command failed for a reason that the operator can fix: exit code 1, no stack. */
 export class CommandError extends Error {}
+
+/** For what takes a right or a safeguard away. */
+export const REASON_FLAG = { reason: { value: 'TEXT', help: 'why, in one line; the audit log keeps it' } } as const;
+
+/** The reason that was given, or else that an operator did it here. */
+export function reasonOf({ reason: given }: { reason: string | undefined }): string {
+  const read = reason.safeParse(given ?? 'by the operator, with the command svc');
+  if (read.success) return read.data;
+  throw new UsageError(`--reason ${read.error.issues[0]!.message}`);
+}
 
 export const JSON_FLAG = { json: { help: 'print one JSON object' } } as const;
 export const TENANT_FLAG = { tenant: { value: 'ID', required: true, help: 'id of the tenant' } } as const;

@@ -2,7 +2,17 @@ import { AGENT_NAME_RULE, isAgentName } from '../domain/agent-names.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { SCOPES } from '../domain/principal.ts';
 
-import { columns, command, duration, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import {
+  columns,
+  command,
+  duration,
+  JSON_FLAG,
+  listOf,
+  REASON_FLAG,
+  reasonOf,
+  TENANT_FLAG,
+  UsageError,
+} from './command.ts';
 import { withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
 
@@ -81,8 +91,8 @@ const keyRevoke = command({
   name: 'key revoke',
   summary: 'Revoke an API key; takes effect on every server before the command returns',
   args: [{ name: 'KEY_ID', help: 'id of the key, as "svc key list" shows it' }],
-  flags: { ...TENANT_FLAG, ...JSON_FLAG },
-  run: ({ flags, args, print }) => revoke('api_key', flags.tenant, args[0]!, print),
+  flags: { ...TENANT_FLAG, ...REASON_FLAG, ...JSON_FLAG },
+  run: ({ flags, args, print }) => revoke('api_key', flags, args[0]!, print),
 });
 
 const keyConfirm = command({
@@ -188,8 +198,8 @@ const agentRevoke = command({
   name: 'agent-key revoke',
   summary: 'Revoke an agent key; takes effect on every server before the command returns',
   args: [{ name: 'KEY_ID', help: 'id of the key, as "svc agent-key list" shows it' }],
-  flags: { ...TENANT_FLAG, ...JSON_FLAG },
-  run: ({ flags, args, print }) => revoke('agent_key', flags.tenant, args[0]!, print),
+  flags: { ...TENANT_FLAG, ...REASON_FLAG, ...JSON_FLAG },
+  run: ({ flags, args, print }) => revoke('agent_key', flags, args[0]!, print),
 });
 
 const rotate = command({
@@ -262,13 +272,14 @@ export const keyCommands = [
 
 async function revoke(
   kind: 'api_key' | 'agent_key',
-  tenantId: string,
+  flags: { tenant: string; reason: string | undefined },
   id: string,
   print: (result: object, lines: string[]) => void,
 ): Promise<number> {
+  const reason = reasonOf(flags);
   await withCore({}, async (core) => {
-    await assertTenant(core, tenantId);
-    await core.keys.revoke(tenantId, kind, id, by);
+    await assertTenant(core, flags.tenant);
+    await core.keys.revoke(flags.tenant, kind, id, by, reason);
   });
   print({ id, revoked: true }, [`${id} was revoked`]);
   return 0;

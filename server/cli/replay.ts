@@ -291,7 +291,8 @@ async function localTarget(tenant: string | undefined): Promise<Target> {
       { label: 'svc replay', scopes: ['admin'], owner: null, expiresAt: new Date(Date.now() + 24 * 3_600_000) },
       { actor: OPERATOR },
     );
-    const release = () => withCore({}, (later) => later.keys.revoke(tenant, 'api_key', row.id, { actor: OPERATOR }));
+    const release = () =>
+      withCore({}, (later) => later.keys.revoke(tenant, 'api_key', row.id, { actor: OPERATOR }, OVER));
     return { tenantId: tenant, key: secret, release };
   });
   const api = new Api(base, made.key);
@@ -364,7 +365,8 @@ class AgentKeys {
     const made = await Promise.allSettled(this.#keys.values());
     this.#keys.clear();
     for (const key of made) {
-      if (key.status === 'fulfilled') await this.#api.call([204, 404], `DELETE /v1/agent-keys/${key.value.id}`);
+      if (key.status === 'fulfilled')
+        await this.#api.call([204, 404], `DELETE /v1/agent-keys/${key.value.id}?reason=${OVER}`);
     }
   };
 }
@@ -421,6 +423,8 @@ class Tally {
   }
 }
 
+/** Why the keys that it made end. */
+const OVER = 'replayed';
 const byName = ([a]: [string, unknown], [b]: [string, unknown]) => (a < b ? -1 : 1);
 const round = (value: number) => Math.round(value * 100) / 100;
 

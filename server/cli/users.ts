@@ -2,7 +2,17 @@ import type { Core } from '../app.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { ROLES } from '../domain/principal.ts';
 import { newSignInLink } from '../provision.ts';
-import { CommandError, columns, command, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import {
+  CommandError,
+  columns,
+  command,
+  JSON_FLAG,
+  listOf,
+  REASON_FLAG,
+  reasonOf,
+  TENANT_FLAG,
+  UsageError,
+} from './command.ts';
 import { withCore } from './installation.ts';
 import { assertTenant, email } from './tenants.ts';
 
@@ -119,26 +129,27 @@ const userInvite = command({
 const userGrant = command({
   name: 'user grant',
   summary: 'Grant a member a role',
-  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...REASON_FLAG, ...JSON_FLAG },
   run: (call) => changeRole(call, 'grant'),
 });
 
 const userRevoke = command({
   name: 'user revoke',
   summary: 'Revoke a role of a member; takes effect on every server before the command returns',
-  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...REASON_FLAG, ...JSON_FLAG },
   run: (call) => changeRole(call, 'revoke'),
 });
 
 const userRemove = command({
   name: 'user remove',
   summary: 'Remove a person; their roles, sessions, links and keys end immediately',
-  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...JSON_FLAG },
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...REASON_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
     const address = email(flags.email, '--email');
+    const reason = reasonOf(flags);
     const userId = await withCore({}, async (core) => {
       const id = await memberId(core, flags.tenant, address);
-      await core.members.remove(flags.tenant, id, by);
+      await core.members.remove(flags.tenant, id, by, reason);
       return id;
     });
     print({ tenant_id: flags.tenant, user_id: userId, email: address, removed: true }, [`${address} was removed`]);
@@ -148,16 +159,16 @@ const userRemove = command({
 
 async function changeRole(
   call: {
-    flags: { tenant: string; email: string; role: string };
+    flags: { tenant: string; email: string; role: string; reason: string | undefined };
     print: (result: object, lines: readonly string[]) => void;
   },
   how: 'grant' | 'revoke',
 ): Promise<number> {
   const { flags, print } = call;
-  const [address, which] = [email(flags.email, '--email'), role(flags.role)];
+  const [address, which, reason] = [email(flags.email, '--email'), role(flags.role), reasonOf(flags)];
   const person = await withCore({}, async (core) => {
     const id = await memberId(core, flags.tenant, address);
-    await core.members[how](flags.tenant, id, which, by);
+    await core.members[how](flags.tenant, id, which, by, reason);
     return core.members.get(flags.tenant, id);
   });
   print({ tenant_id: flags.tenant, user_id: person.id, email: address, roles: person.roles }, [

@@ -16,7 +16,7 @@ import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
-import { text, toolPin } from '../rpc/fields.ts';
+import { reason, text, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Holds } from './holds.ts';
@@ -525,7 +525,7 @@ export function escrowRouter(
       { keys: ['proxy'], role: 'admin' },
       { summary: 'Cancel a hold', tag, problems: ['NOT_FOUND', 'INVALID_STATUS'] },
     )
-      .input(z.strictObject({ ...Id, reason: text(2000) }))
+      .input(z.strictObject({ ...Id, reason }))
       .output(HoldOut)
       .mutation(({ ctx, input }) => holds.cancel(ctx.tenantId, input.id, input.reason, by(ctx))),
   });

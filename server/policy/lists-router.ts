@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { LIST_LIMITS, LIST_NAME } from '../domain/lists.ts';
-import { text, why } from '../rpc/fields.ts';
+import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { ListQueries } from './list-queries.ts';
 import type { Lists } from './lists.ts';
@@ -117,7 +117,7 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       tag,
       problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ name: Name, version: Version, reason: text(2000) }))
+      .input(z.strictObject({ name: Name, version: Version, reason }))
       .output(ListDetailOut)
       .mutation(async ({ ctx, input: { name, version, reason } }) => {
         await lists.reject(ctx.tenantId, name, version, reason, by(ctx));
@@ -139,7 +139,7 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ name: Name, reason: why }))
+      .input(z.strictObject({ name: Name, reason }))
       .output(z.void())
       .mutation(({ ctx, input: { name, reason } }) => lists.remove(ctx.tenantId, name, by(ctx), reason)),
   });

@@ -141,7 +141,7 @@ export class Lists {
   }
 
   /** Deletes a list with the values of all its versions. CONFLICT while a live policy names it. */
-  async remove(tenantId: string, name: string, by: By, reason?: string): Promise<void> {
+  async remove(tenantId: string, name: string, by: By, reason: string): Promise<void> {
     await this.#change(tenantId, name, async (em, list) => {
       if (!list || list.deletedAt) throw noList();
       const users = (await usersOf(em, tenantId, [name])).get(name) ?? [];

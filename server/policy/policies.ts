@@ -172,14 +172,14 @@ export class Policies {
   }
 
   /** A new version with the text and the test suite of an old one. */
-  async rollback(tenantId: string, id: string, target: number, by: By): Promise<PolicyView> {
+  async rollback(tenantId: string, id: string, target: number, reason: string, by: By): Promise<PolicyView> {
     const old = await this.#queries.revision(tenantId, id, target);
     // compiled again, because the tenant's action types may have changed since
     const { dslSource: source, testsSource } = old;
     const tests = testsSource ?? null;
     const compiled = await this.#compile(tenantId, id, source, tests);
     const from = sourceOf(undefined, by.proven);
-    return this.#revise(tenantId, id, { type: 'rollback', target }, { source, tests, compiled, from }, by);
+    return this.#revise(tenantId, id, { type: 'rollback', target, reason }, { source, tests, compiled, from }, by);
   }
 
   /** Asks for a review of the newest version; VERSION_CHANGED if that is not the expected one. */
@@ -270,7 +270,7 @@ export class Policies {
   }
 
   /** The policy is in no bundle when this resolves. Its open reviews stay open. */
-  revoke(tenantId: string, id: string, reason: string | undefined, by: By): Promise<PolicyView> {
+  revoke(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'revoke' }, by, { reason });
   }
 
@@ -395,7 +395,7 @@ export class Policies {
   async #revise(
     tenantId: string,
     id: string,
-    change: { type: 'update' } | { type: 'rollback'; target: number },
+    change: { type: 'update' } | { type: 'rollback'; target: number; reason: string },
     text: {
       source: string;
       tests: string | null | undefined;
@@ -433,6 +433,7 @@ export class Policies {
         before: before.contentHash,
         after: revision.contentHash,
         found: findings?.words,
+        ...(change.type === 'rollback' && { reason: change.reason }),
         detail:
           [target !== null && `from version ${target}`, text.from && sourceInWords(text.from)]
             .filter(Boolean)

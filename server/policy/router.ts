@@ -6,7 +6,7 @@ import { type Principal, personOf } from '../domain/principal.ts';
 import { coversPolicy, SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import { firstHidden } from '../lib/visible.ts';
-import { text } from '../rpc/fields.ts';
+import { reason, text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { REACHES, SEEN } from './authoring/coverage.ts';
 import { MUTATION_LIMITS, MUTATIONS } from './authoring/mutants.ts';
@@ -610,7 +610,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       tag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ ...Id, reason: text(2000).optional() }))
+      .input(z.strictObject({ ...Id, reason }))
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.revoke(within(ctx, input.id), input.id, input.reason, by(ctx))),
 
@@ -619,9 +619,11 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       tag,
       problems: ['NOT_FOUND', 'POLICY_INVALID'],
     })
-      .input(z.strictObject({ ...Id, target_version: Version }))
+      .input(z.strictObject({ ...Id, target_version: Version, reason }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.rollback(ctx.tenantId, input.id, input.target_version, by(ctx))),
+      .mutation(({ ctx, input }) =>
+        policies.rollback(ctx.tenantId, input.id, input.target_version, input.reason, by(ctx)),
+      ),
 
     submit: route(
       'POST /v1/policies/{id}/submit',
@@ -672,7 +674,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       { keys: [], role: 'approver' },
       { summary: 'Reject a version under review', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS'] },
     )
-      .input(z.strictObject({ ...Id, version: Version, reason: text(2000) }))
+      .input(z.strictObject({ ...Id, version: Version, reason }))
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.reject(ctx.tenantId, input.id, input.version, input.reason, by(ctx))),
 
@@ -702,7 +704,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'POLICY_INVALID'],
       },
     )
-      .input(z.strictObject({ ...Id, reason: text(2000) }))
+      .input(z.strictObject({ ...Id, reason }))
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx))),
 

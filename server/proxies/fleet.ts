@@ -153,7 +153,7 @@ export class Fleet {
    * that fell silent, unless they were: a removal hides nothing from those who watch. Throws NOT_FOUND for a name that no
    * proxy reported.
    */
-  async remove(tenantId: string, proxyId: string, by: Doer, reason?: string): Promise<void> {
+  async remove(tenantId: string, proxyId: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
       const gone = await em.execute<{ last_seen_at: Date | string; told: boolean }[]>(
         `delete from proxy_instance where tenant_id = ? and id = ?

@@ -4,7 +4,7 @@ import { doerOf } from '../domain/audit.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
-import { text, why } from '../rpc/fields.ts';
+import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Fleet } from './fleet.ts';
 
@@ -125,7 +125,7 @@ export function fleetRouter(
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ proxy_id: text(200), reason: why }))
+      .input(z.strictObject({ proxy_id: text(200), reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => fleet.remove(ctx.tenantId, input.proxy_id, doerOf(ctx), input.reason)),
 

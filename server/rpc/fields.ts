@@ -8,6 +8,8 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
+export const REASON_MISSING = 'is required: say why in 1 to 500 characters; it goes into the audit log';
+
 /** The hash of the definition of a tool. */
 export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');
 
@@ -24,5 +26,14 @@ export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()
   error: 'must be an ISO 8601 date, or date and time with Z or an offset',
 });
 
-/** Why somebody takes a safeguard or an access away, or gives one. */
-export const why = text(2000).optional().describe('the reason; it goes into the audit log');
+/**
+ * Why somebody gives or takes a right, or takes a safeguard away: one line, which the audit log keeps and shows. Every route
+ * that does so requires it, whoever calls it.
+ */
+export const reason = z
+  .string({ error: ({ input }) => (input === undefined ? REASON_MISSING : undefined) })
+  .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
+  .refine((s) => /\S/.test(s), REASON_MISSING)
+  .min(1)
+  .max(500)
+  .describe('why, in one line; it goes into the audit log');

@@ -4,7 +4,7 @@ import { actorOf, type Doer } from '../domain/audit.ts';
 import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
 import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
-import { text, why } from '../rpc/fields.ts';
+import { REASON_MISSING, reason, text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from './deliveries.ts';
 import { MOST_RESENT, type Resends } from './resends.ts';
@@ -144,7 +144,7 @@ const CreateIn = z.strictObject({
 });
 
 const Id = { id: text(100) };
-const PatchIn = z.strictObject({
+const Patch = z.strictObject({
   ...Id,
   url: HttpUrl.optional(),
   secret: Secret.optional(),
@@ -157,8 +157,16 @@ const PatchIn = z.strictObject({
   event_types: EventTypes.optional(),
   active: z.boolean().optional(),
   destination_config: DestinationConfig.optional(),
-  reason: why,
+  reason: reason
+    .optional()
+    .describe('why, in one line: required to pause it, and with another url or other event_types'),
 });
+/** What a pause, another address or other types keep from those who watched. */
+const PatchIn = Patch.refine(
+  ({ active, url, event_types, reason }) =>
+    reason !== undefined || (active !== false && url === undefined && event_types === undefined),
+  { path: ['reason'], message: REASON_MISSING },
+);
 
 const admin = { keys: [], role: 'admin' } as const;
 const tag = 'subscriptions';
@@ -223,7 +231,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       status: 204,
       problems: ['NOT_FOUND'],
     })
-      .input(z.strictObject({ ...Id, reason: why }))
+      .input(z.strictObject({ ...Id, reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx), input.reason)),
 

@@ -268,7 +268,7 @@ export class Subscriptions {
   }
 
   /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
-  async remove(tenantId: string, id: string, by: Doer, reason?: string): Promise<void> {
+  async remove(tenantId: string, id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       em.remove(row);

@@ -119,7 +119,7 @@ export class Members {
   }
 
   /** CONFLICT when the person holds the role. Higher roles include it, and do not count as holding it. */
-  async grant(tenantId: string, userId: string, role: Role, by: Doer, reason?: string): Promise<void> {
+  async grant(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
     await this.#change(
       tenantId,
       userId,
@@ -136,7 +136,7 @@ export class Members {
    * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. What a person
    * made as an admin ends with the role: keys, open invitations, and changes of settings that wait.
    */
-  async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason?: string): Promise<void> {
+  async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role, reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
@@ -154,7 +154,7 @@ export class Members {
    * for, whose text they may have, and the invitations that they sent. Nothing lets them in until they are invited
    * again. CONFLICT for the last admin.
    */
-  async remove(tenantId: string, userId: string, by: Doer, reason?: string): Promise<void> {
+  async remove(tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
     const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (member.roles.includes('admin')) assertAnother(admins, userId);
@@ -195,7 +195,7 @@ export class Members {
     tenantId: string,
     userId: string,
     by: Doer,
-    how: { done: AuditAction; refused: AuditAction; detail?: string; reason: string | undefined },
+    how: { done: AuditAction; refused: AuditAction; detail?: string; reason: string },
     change: (member: MemberRow, context: { em: EntityManager; notify: Notify; admins: readonly string[] }) => unknown,
   ): Promise<void> {
     try {

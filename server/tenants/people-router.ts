@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
 import { doerOf } from '../domain/audit.ts';
 import { ownerOf, personOf, ROLES, type Role } from '../domain/principal.ts';
-import { emailAddress, text, why } from '../rpc/fields.ts';
+import { emailAddress, reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
 import type { Members, Person } from './members.ts';
@@ -104,7 +104,7 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: why }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
         await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
@@ -118,7 +118,7 @@ export function usersRouter(members: Members) {
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason: why }))
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES), reason }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
         await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx), input.reason);
@@ -133,7 +133,7 @@ export function usersRouter(members: Members) {
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
-      .input(z.strictObject({ userId: text(64), reason: why }))
+      .input(z.strictObject({ userId: text(64), reason }))
       .output(z.void())
       .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, doerOf(ctx), input.reason)),
   });

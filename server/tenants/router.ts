@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { SettingsChangeRow } from '../../db/entities/index.ts';
 import { doerOf } from '../domain/audit.ts';
 import { invalid } from '../errors.ts';
-import { text } from '../rpc/fields.ts';
+import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
 import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
@@ -92,7 +92,7 @@ export function settingsRouter(
         problems: ['CONFLICT', 'FORBIDDEN'],
       },
     )
-      .input(SettingsPatch.extend({ reason: text(2000).optional() }))
+      .input(SettingsPatch.extend({ reason: reason.optional() }))
       .output(Settings.extend({ waiting: SettingsChangeOut.nullable() }))
       .mutation(async ({ ctx, input: { reason, ...patch } }) => {
         try {
@@ -143,7 +143,7 @@ export function settingsRouter(
       tag: settingsTag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ id: text(64), reason: text(2000) }))
+      .input(z.strictObject({ id: text(64), reason }))
       .output(SettingsChangeOut)
       .mutation(async ({ ctx, input }) =>
         changeOut(await changes.reject(ctx.tenantId, input.id, input.reason, doerOf(ctx))),

@@ -9,6 +9,7 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { type SecretBox, sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import { REASON_MISSING } from '../rpc/fields.ts';
 import {
   differences,
   patched,
@@ -111,7 +112,7 @@ export class SettingsChanges {
         return this.#refused(em, tenantId, by, 'settings.change_refused', error);
       }
       if (guarded.length > 0 && reason === undefined) {
-        const message = `is required for ${guarded.join(', ')}`;
+        const message = `${REASON_MISSING} (for ${guarded.join(', ')})`;
         throw invalid('/reason', message);
       }
       assertMembers(people, patch);

@@ -156,7 +156,7 @@ export class Tools {
   }
 
   /** Forgets a tool that is not approved or not listed any more. Seen again it is a new one. */
-  async remove(tenantId: string, id: ToolId, by: By): Promise<void> {
+  async remove(tenantId: string, id: ToolId, reason: string, by: By): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const tool = await lockTool(em, id);
       if (tool.approvedPin && tool.status !== 'gone') {
@@ -170,7 +170,7 @@ export class Tools {
       ]);
       await notify('tools', id.server);
       if (inBundle) await notify('policies');
-      await this.#record(em, tenantId, toolTarget(tool), by, { action: 'tool.removed' });
+      await this.#record(em, tenantId, toolTarget(tool), by, { action: 'tool.removed', reason });
     });
   }
 
@@ -179,7 +179,7 @@ export class Tools {
     tenantId: string,
     id: string,
     patch: { [K in keyof ToolServerSettings]?: ToolServerSettings[K] | undefined },
-    reason: string | undefined,
+    reason: string,
     by: By,
   ): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {

@@ -11,7 +11,7 @@ import {
   TOOL_LIMITS,
   TOOL_STATUSES,
 } from '../domain/tools.ts';
-import { text, toolPin } from '../rpc/fields.ts';
+import { reason, text, toolPin } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Observations } from './observations.ts';
 import type { ServerView, ToolQueries } from './queries.ts';
@@ -239,7 +239,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       tag,
       problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS'],
     })
-      .input(z.strictObject({ ...ToolPath, pin: Pin, reason: text(2000) }))
+      .input(z.strictObject({ ...ToolPath, pin: Pin, reason }))
       .output(ToolDetailOut)
       .mutation(async ({ ctx, input: { pin, reason, ...id } }) => {
         await tools.reject(ctx.tenantId, id, pin, reason, by(ctx));
@@ -269,9 +269,9 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         problems: ['NOT_FOUND', 'INVALID_STATUS'],
       },
     )
-      .input(z.strictObject(ToolPath))
+      .input(z.strictObject({ ...ToolPath, reason }))
       .output(z.void())
-      .mutation(({ ctx, input }) => tools.remove(ctx.tenantId, input, by(ctx))),
+      .mutation(({ ctx, input: { reason, ...id } }) => tools.remove(ctx.tenantId, id, reason, by(ctx))),
 
     servers: route('GET /v1/tool-servers', read, { summary: 'List tool servers, with how many tools they have', tag })
       .input(z.strictObject({}))
@@ -295,7 +295,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
           mode: settings.mode.optional(),
           trust: settings.trust.optional(),
           check_arguments: settings.check_arguments.optional(),
-          reason: text(2000).optional(),
+          reason,
         }),
       )
       .output(ServerOut)

@@ -316,7 +316,7 @@ describe.skipIf(noRedis)('several processes', () => {
       // warm everywhere, and being looked up at the moment of the revocation
       for (const server of servers) expect((await call(server, key, 'GET /v1/events')).status).toBe(200);
       const racing = [two, three].map((server) => call(server, key, 'GET /v1/events'));
-      expect((await call(one, admin, `DELETE /v1/keys/${id}`)).status).toBe(204);
+      expect((await call(one, admin, `DELETE /v1/keys/${id}`, { reason: 'it leaked' })).status).toBe(204);
       const after = await Promise.all(servers.map((server) => call(server, key, 'GET /v1/events')));
       expect(after.map(({ status }) => status)).toEqual([401, 401, 401]);
       await Promise.all(racing);

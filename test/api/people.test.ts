@@ -1,11 +1,27 @@
 import { describe, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/domain/audit.ts';
-import { deploy, GUARD, sql } from '../helpers/api.ts';
+import { BODIES, deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 
 const server = useServer();
+
+/** What is done for a reason alone, and else with a body that is good. */
+const FOR_A_REASON = (
+  [
+    ...['DELETE /v1/keys/{id}', 'DELETE /v1/agent-keys/{id}', 'DELETE /v1/workload-trust/{id}'],
+    ...['POST /v1/users/{id}/roles', 'DELETE /v1/users/{id}/roles/{role}', 'DELETE /v1/team/{userId}'],
+    ...['PUT /v1/settings/sso', 'DELETE /v1/settings/sso', 'DELETE /v1/settings/sso/identities/{user_id}'],
+    ...['DELETE /v1/settings/sso/domains/{domain}', 'PUT /v1/settings/token-issuers'],
+    'POST /v1/settings/changes/{id}/reject',
+    ...['DELETE /v1/policies/{id}', 'POST /v1/policies/{id}/rollback', 'POST /v1/policies/{id}/reject'],
+    ...['POST /v1/policies/{id}/break-glass', 'POST /v1/lists/{name}/reject', 'DELETE /v1/lists/{name}'],
+    ...['POST /v1/tools/{server}/{name}/reject', 'DELETE /v1/tools/{server}/{name}', 'PUT /v1/tool-servers/{server}'],
+    ...['PATCH /v1/subscriptions/{id}', 'PUT /v1/subscriptions/{id}', 'DELETE /v1/subscriptions/{id}'],
+    ...['DELETE /v1/proxies/{proxy_id}', 'POST /v1/escrow/{id}/cancel', 'POST /v1/stops', 'POST /v1/stops/{id}/lift'],
+  ] as const
+).map((line) => [line, BODIES[line]] as const);
 
 interface User {
   id: string;
@@ -156,6 +172,48 @@ describe('roles', () => {
     await server.call(400, `POST /v1/users/${userId}/roles`, tenant.admin, { role: 'admin', reason: '' });
   });
 
+  test('and whatever else gives a right or takes a safeguard away, change for no one without a reason in one line', async () => {
+    const tenant = await server.tenant();
+    const admin = await tenant.person('admin');
+    for (const [line, body] of FOR_A_REASON) {
+      const refused = async (reason: string | undefined, message: string) => {
+        const where = line.replace('{role}', 'author').replaceAll(/\{\w+\}/g, 'x');
+        const { body: answer } = await server.call<{ code: string; errors: { pointer: string; message: string }[] }>(
+          400,
+          where,
+          admin,
+          { ...body, reason },
+        );
+        expect(answer, `${line} ${reason}`).toMatchObject({ code: 'VALIDATION_FAILED' });
+        expect(answer.errors).toEqual([
+          { pointer: expect.stringMatching(/^[/?]reason$/), message: expect.stringContaining(message) },
+        ]);
+      };
+      await refused(undefined, 'is required: say why in 1 to 500 characters');
+      for (const blank of ['', ' ', '\u00a0']) await refused(blank, '');
+      for (const split of ['a\nb', 'a\u0000b', '\u001b[2Ja', 'a\u2028b', '\ud800']) await refused(split, 'one line');
+      await refused('r'.repeat(501), '500');
+    }
+    // each route that has a reason is one of these, or of those that need a world of their own to be asked
+    const { body: api } = await server.call<{ paths: Record<string, Record<string, object>> }>(
+      200,
+      'GET /openapi.json',
+      undefined,
+    );
+    const asked = Object.entries(api.paths).flatMap(([path, methods]) =>
+      Object.entries(methods).flatMap(([method, operation]) =>
+        method !== 'get' &&
+        /"(name|title)":"reason"|"reason":\{"(type|description|maxLength|minLength)"/.test(
+          JSON.stringify({ ...operation, responses: {} }),
+        )
+          ? [`${method.toUpperCase()} ${path}`]
+          : [],
+      ),
+    );
+    const known = [...FOR_A_REASON.map(([line]) => line), 'POST /v1/escrow/{id}/vote', 'PATCH /v1/settings'];
+    expect(asked.sort()).toEqual(known.sort());
+  });
+
   test('are granted once; one that was revoked can be granted again; each is audited, refusals apart', async () => {
     const tenant = await server.tenant();
     const { userId } = await tenant.person('viewer');
@@ -183,7 +241,7 @@ describe('roles', () => {
         fetch(`${server.url}/v1/users/${userId}/roles`, {
           method: 'POST',
           headers: { authorization: `Bearer ${tenant.admin.key}`, 'content-type': 'application/json' },
-          body: '{"role":"author"}',
+          body: '{"role":"author","reason":"once"}',
         }),
       ),
     );
@@ -311,7 +369,7 @@ describe('what a person created as an admin', () => {
         ['POST', '/v1/keys', { label: 'k', scopes: ['admin'] }],
         ['POST', '/v1/agent-keys', { agent_id: 'a', agent_role: 'r', owner_id: tenant.admin.userId }],
         ['POST', '/v1/invites', { email: `r${round}@race.test`, role: 'admin' }],
-        ['POST', `/v1/users/${tenant.admin.userId}/roles`, { role: 'viewer' }],
+        ['POST', `/v1/users/${tenant.admin.userId}/roles`, { role: 'viewer', reason: 'to race' }],
       ] as const;
       const racing = [bySession, byKey].flatMap((credential) =>
         asks.map(async ([method, path, body]) => {

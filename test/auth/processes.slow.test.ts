@@ -68,9 +68,9 @@ describe.skipIf(noRedis)('people, with two processes', () => {
       for (const server of servers)
         for (const cookie of cookies) expect(await get(server, '/auth/me', cookie)).toBe(200);
       expect(await get(other, '/v1/keys', cookies[0]!)).toBe(403);
-      expect(await admin(one, `POST /v1/users/${userId}/roles`, { role: 'admin' })).toBe(200);
+      expect(await admin(one, `POST /v1/users/${userId}/roles`, { role: 'admin', reason: 'to test' })).toBe(200);
       expect(await get(other, '/v1/keys', cookies[0]!)).toBe(200);
-      expect(await admin(one, `DELETE /v1/users/${userId}/roles/admin`)).toBe(200);
+      expect(await admin(one, `DELETE /v1/users/${userId}/roles/admin`, { reason: 'to test' })).toBe(200);
       expect(await get(other, '/v1/keys', cookies[0]!)).toBe(403);
       const out = await fetch(`${one.url}/auth/logout`, {
         method: 'POST',
@@ -79,7 +79,7 @@ describe.skipIf(noRedis)('people, with two processes', () => {
       expect(out.status).toBe(200);
       expect(await get(other, '/auth/me', cookies[0]!)).toBe(401);
       expect(await get(other, '/auth/me', cookies[1]!)).toBe(200);
-      expect(await admin(one, `DELETE /v1/team/${userId}`)).toBe(204);
+      expect(await admin(one, `DELETE /v1/team/${userId}`, { reason: 'to test' })).toBe(204);
       expect(await get(other, '/auth/me', cookies[1]!)).toBe(401);
     }
   });

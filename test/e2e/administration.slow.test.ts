@@ -287,6 +287,7 @@ describeInBrowser('administration', () => {
         [`${provider.issuer}/elsewhere`, /404/],
       ] as const) {
         await form.getByRole('textbox', { name: 'Issuer' }).fill(issuer);
+        await form.getByLabel('Reason').fill('agents of the company');
         await form.getByRole('button', { name: 'Check and add' }).click();
         await form.getByRole('alert').getByText(reason).waitFor();
         await assertAccessible();
@@ -305,6 +306,7 @@ describeInBrowser('administration', () => {
       await question.getByRole('button', { name: 'Cancel' }).click();
       expect(await stored()).toHaveLength(1);
       await line.getByRole('button', { name: 'Remove' }).click();
+      await question.getByLabel('Reason').fill('it is gone');
       await question.getByRole('button', { name: 'Remove the issuer' }).click();
       await section.getByRole('heading', { name: 'No issuers' }).waitFor();
       expect(await stored()).toEqual([]);

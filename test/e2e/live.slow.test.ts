@@ -85,7 +85,7 @@ describeLive('live, over tabs and processes', () => {
       },
       vote: (hold: string, who: { cookie: string }, reason: string) =>
         call(200, `POST /v1/escrow/${hold}/vote`, who, { decision: 'approve', reason }),
-      remove: (userId: string) => call(204, `DELETE /v1/team/${userId}`, {}),
+      remove: (userId: string) => call(204, `DELETE /v1/team/${userId}`, {}, { reason: 'she left' }),
     };
   }
   const isLive = (page: Page) => page.getByRole('status').getByText('live', { exact: true }).waitFor();

@@ -312,6 +312,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await admin.assertAccessible();
     await page.getByRole('button', { name: 'Roll back to this' }).click();
     await page.getByRole('dialog').getByText('It changes the following').waitFor();
+    await page.getByRole('dialog').getByLabel('Reason').fill('the new version\nrefuses too much');
     await page.getByRole('dialog').getByRole('button', { name: 'Roll back' }).click();
     await page.getByText('Version 3', { exact: true }).waitFor();
 

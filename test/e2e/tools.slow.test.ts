@@ -139,6 +139,7 @@ describeInBrowser('tools', () => {
     const form = page.getByRole('dialog', { name: 'Settings of crm' });
     await form.getByLabel('A call of a definition that nobody approved').selectOption('enforce');
     await form.getByLabel('Proxies check arguments').check();
+    await form.getByLabel('Reason').fill('the review is done');
     await assertAccessible();
     await look(page, 'server-settings');
     await form.getByRole('button', { name: 'Save' }).click();

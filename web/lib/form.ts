@@ -40,3 +40,6 @@ export function useServerForm<Values extends Record<string, unknown>>({
 
 /** The trimmed value of a field; undefined if empty. */
 export const filled = (text: string): string | undefined => text.trim() || undefined;
+
+/** What somebody typed, as the server takes a reason: on one line. */
+export const asReason = (text: string): string => text.trim().replace(/\s+/g, ' ');

@@ -1,6 +1,6 @@
 import { Button, Group, Modal, Stack, Text, Textarea, TextInput } from '@mantine/core';
 import type { KeyboardEvent, ReactNode } from 'react';
-import { useServerForm } from '../lib/form.ts';
+import { asReason, useServerForm } from '../lib/form.ts';
 import { rescueFocus } from './focus.ts';
 import { Hostile } from './hostile.tsx';
 
@@ -29,7 +29,8 @@ export function ConfirmDialog({
   action: string;
   danger?: boolean;
   typed?: string;
-  reason?: { label: string; required?: boolean; placeholder?: string; description?: string };
+  /** A reason is one line of 500 characters. A `comment` may have several lines, and 2,000. */
+  reason?: { label: string; required?: boolean; comment?: true; placeholder?: string; description?: string };
   /** The width. */
   size?: string;
   /** The focus begins on the button of the action: only for a dialog that another key has opened. */
@@ -77,7 +78,7 @@ function Body({
     <form
       onSubmit={form.onSubmit(async ({ why }) => {
         if (!ready || form.submitting) return;
-        await onConfirm(why.trim()).then(onClose, () => undefined);
+        await onConfirm(reason?.comment ? why.trim() : asReason(why)).then(onClose, () => undefined);
       })}
     >
       <Stack gap="sm">
@@ -91,7 +92,7 @@ function Body({
             {...form.getInputProps('why')}
             minRows={2}
             autosize
-            maxLength={2000}
+            maxLength={reason.comment ? 2000 : 500}
             data-autofocus={focusAction ? undefined : true}
           />
         ) : null}

@@ -1,4 +1,4 @@
-import { Button, Group, Text } from '@mantine/core';
+import { Button, Group, Text, Textarea, type TextareaProps } from '@mantine/core';
 import type { ReactNode } from 'react';
 
 /** The end of a form: errors that belong to no field, and the buttons. */
@@ -38,3 +38,16 @@ export function FormFoot({
     </>
   );
 }
+
+/** Why somebody changes what protects others: required by the server, and in the audit log. */
+export const ReasonField = (props: TextareaProps) => (
+  <Textarea
+    label="Reason"
+    description="It goes into the audit log"
+    required
+    autosize
+    minRows={2}
+    maxLength={500}
+    {...props}
+  />
+);

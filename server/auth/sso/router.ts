@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../../domain/audit.ts';
-import { text, why } from '../../rpc/fields.ts';
+import { reason, text } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
 import type { Connections, SsoChange } from './connections.ts';
 import type { Domains } from './domains.ts';
@@ -45,7 +45,6 @@ export type ChangeSso = (
 
 /** Only a signed-in person, never a key, may decide who can sign in as whom. */
 const person = { role: 'admin' } as const;
-const reason = text(2000).describe('the reason, which is audited');
 const waiting = z
   .string()
   .nullable()
@@ -128,7 +127,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ domain, reason: why }))
+      .input(z.strictObject({ domain, reason }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
         domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em, rest) =>
@@ -186,10 +185,10 @@ export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
       summary: 'Replace the list of token issuers; their keys are fetched immediately',
       tag,
     })
-      .input(TokenIssuersInput)
+      .input(TokenIssuersInput.extend({ reason }))
       .output(z.object({ token_issuers: z.array(TokenIssuer) }))
-      .mutation(async ({ ctx, input }) => ({
-        token_issuers: await tokenIssuers.replace(ctx.tenantId, input, doerOf(ctx)),
+      .mutation(async ({ ctx, input: { reason, ...issuers } }) => ({
+        token_issuers: await tokenIssuers.replace(ctx.tenantId, issuers, reason, doerOf(ctx)),
       })),
   });
 }

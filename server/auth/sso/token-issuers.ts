@@ -87,7 +87,12 @@ export class TokenIssuers {
    * Replaces the list if the keys of every issuer in it can be fetched. Proxies apply it within one poll interval.
    * VALIDATION_FAILED names each refused issuer and changes nothing.
    */
-  async replace(tenantId: string, given: z.infer<typeof TokenIssuersInput>, by: Doer): Promise<TokenIssuer[]> {
+  async replace(
+    tenantId: string,
+    given: z.infer<typeof TokenIssuersInput>,
+    reason: string,
+    by: Doer,
+  ): Promise<TokenIssuer[]> {
     const issuers: TokenIssuer[] = [];
     const faults: { pointer: string; message: string }[] = [];
     const checked = await Promise.all(
@@ -110,6 +115,7 @@ export class TokenIssuers {
           action: 'token_issuers.refused',
           target: { type: 'token_issuers', id: tenantId },
           detail,
+          reason,
         }),
       );
       throw new AppError('VALIDATION_FAILED', undefined, { faults });
@@ -137,6 +143,7 @@ export class TokenIssuers {
         target: { type: 'token_issuers', id: tenantId },
         // the trusted issuers decide who can act as an agent
         severity: 'warning',
+        reason,
         detail: issuers.map((issuer) => issuer.issuer).join(', ') || 'none',
         beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
         afterHash: sha256Tag(canonicalJson(issuers)),

@@ -141,7 +141,11 @@ export function Vote({
         title={asked?.decision === 'reject' ? 'Reject this action?' : 'Approve this action?'}
         action={asked?.decision === 'reject' ? 'Reject' : 'Approve'}
         danger={asked?.decision === 'reject'}
-        reason={{ label: 'Reason', description: 'Everyone who views this hold can read it, including auditors.' }}
+        reason={{
+          label: 'Reason',
+          comment: true,
+          description: 'Everyone who views this hold can read it, including auditors.',
+        }}
         focusAction={asked?.byKey}
         onConfirm={(reason) => cast(asked!, reason)}
       >

@@ -174,7 +174,7 @@ function Decide({ list }: { list: List }) {
         title={`Approve version ${newest.version}`}
         action="Approve"
         danger={false}
-        reason={{ label: 'Comment' }}
+        reason={{ label: 'Comment', comment: true }}
         onConfirm={decide('approve')}
       >
         Decisions use its {newest.count.toLocaleString()} values from now on.

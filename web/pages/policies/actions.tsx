@@ -59,7 +59,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         title={`Submit version ${policy.version} for review`}
         action="Submit"
         danger={false}
-        reason={{ label: 'Note for the reviewer', placeholder: 'What changes, and why' }}
+        reason={{ label: 'Note for the reviewer', comment: true, placeholder: 'What changes, and why' }}
         onConfirm={async (note) => {
           await submit.mutateAsync({ id, ...(note && { note }) });
           toastDone('Submitted', 'It is enforced once another person approves it.');

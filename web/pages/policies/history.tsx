@@ -100,8 +100,9 @@ export function History({ policy }: { policy: PolicyDetail }) {
         action="Roll back"
         danger={false}
         size="xl"
-        onConfirm={async () => {
-          const next = await rollback.mutateAsync({ id: policy.id, target_version: back! });
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          const next = await rollback.mutateAsync({ id: policy.id, target_version: back!, reason });
           toastDone(
             `Version ${next.version} has the text of version ${back}`,
             next.live_version === next.version ? 'It is enforced.' : 'It is a draft until it is approved.',

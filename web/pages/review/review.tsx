@@ -403,7 +403,7 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
         title={`Approve version ${version} of ${policy.id}`}
         action="Approve"
         danger={false}
-        reason={{ label: 'Comment' }}
+        reason={{ label: 'Comment', comment: true }}
         onConfirm={async (comment) => {
           await approve.mutateAsync({
             ...input,
@@ -426,7 +426,7 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
         title="Request changes"
         action="Send back to the author"
         danger={false}
-        reason={{ label: 'What should change', required: true }}
+        reason={{ label: 'What should change', required: true, comment: true }}
         onConfirm={async (comment) => {
           await changes.mutateAsync({ ...input, comment });
           toastDone('Sent back to the author');
@@ -481,7 +481,7 @@ function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable
         title={`Close the review of version ${open.version} of ${policy.id}`}
         action="Close the review"
         danger={false}
-        reason={{ label: 'Comment' }}
+        reason={{ label: 'Comment', comment: true }}
         onConfirm={async (comment) => {
           await approve.mutateAsync({ id: policy.id, version: open.version, ...(comment && { comment }) });
           toastDone('Review closed');

@@ -3,11 +3,11 @@ import { IconCertificate } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
-import { useServerForm } from '../../lib/form.ts';
+import { asReason, useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
-import { FormFoot } from '../../ui/form.tsx';
+import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 
 type Issuer = Answers['tokenIssuers']['get']['token_issuers'][number];
@@ -85,9 +85,10 @@ export function TokenIssuers() {
         onClose={() => setRemoving(undefined)}
         title="Remove a token issuer"
         action="Remove the issuer"
-        onConfirm={async () => {
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
           const rest = issuers.filter(({ issuer }) => issuer !== removing?.issuer);
-          keep(await confirmed(() => api.tokenIssuers.replace.mutate({ token_issuers: rest })));
+          keep(await confirmed(() => api.tokenIssuers.replace.mutate({ token_issuers: rest, reason })));
         }}
       >
         Within one poll interval, proxies stop accepting tokens from <span className="mono">{removing?.issuer}</span>.
@@ -105,6 +106,7 @@ const EMPTY = {
   agent_ids: '',
   agent_roles: '',
   authorized_parties: '',
+  reason: '',
 };
 const listed = (text: string) => text.split(/[\s,]+/).filter((one) => one !== '');
 
@@ -117,7 +119,10 @@ function AddIssuer({
 }) {
   const form = useServerForm({
     initialValues: EMPTY,
-    pointers: Object.fromEntries(Object.keys(EMPTY).map((name) => [name, `/token_issuers/${issuers.length}/${name}`])),
+    pointers: {
+      ...Object.fromEntries(Object.keys(EMPTY).map((name) => [name, `/token_issuers/${issuers.length}/${name}`])),
+      reason: '/reason',
+    },
   });
   const add = useMutation(
     trpc.tokenIssuers.replace.mutationOptions({ meta: { quiet: true }, onError: form.refused, onSuccess: onDone }),
@@ -131,7 +136,7 @@ function AddIssuer({
       {...form.getInputProps(name)}
     />
   );
-  const submit = form.onSubmit(({ jwks_uri, agent_ids, agent_roles, authorized_parties, ...rest }) => {
+  const submit = form.onSubmit(({ jwks_uri, agent_ids, agent_roles, authorized_parties, reason, ...rest }) => {
     const parties = listed(authorized_parties);
     const issuer = {
       ...rest,
@@ -140,7 +145,7 @@ function AddIssuer({
       ...(parties.length > 0 && { authorized_parties: parties }),
       ...(jwks_uri && { jwks_uri }),
     };
-    add.mutate({ token_issuers: [...issuers, issuer] });
+    add.mutate({ token_issuers: [...issuers, issuer], reason: asReason(reason) });
   });
   return (
     <form onSubmit={submit}>
@@ -158,6 +163,7 @@ function AddIssuer({
           false,
         )}
         {field('jwks_uri', 'Key set URL', 'Leave empty to use the one in its discovery document', false)}
+        <ReasonField {...form.getInputProps('reason')} />
         <FormFoot action="Check and add" fault={form.fault} busy={add.isPending} />
       </Stack>
     </form>

@@ -78,7 +78,9 @@ export function WaitingChanges() {
             : `${own ? 'Withdraw' : 'Reject'} the settings change`
         }
         action={deciding?.verdict === 'approve' ? 'Approve' : own ? 'Withdraw' : 'Reject'}
-        reason={deciding?.verdict === 'approve' ? { label: 'Comment' } : { label: 'Reason', required: true }}
+        reason={
+          deciding?.verdict === 'approve' ? { label: 'Comment', comment: true } : { label: 'Reason', required: true }
+        }
         onConfirm={async (words) => {
           const { change, verdict } = deciding!;
           try {

@@ -4,11 +4,11 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { DESTINATION_TYPES, type DestinationType, kindOf } from '../../../server/domain/destinations.ts';
 import { toastDone } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
+import { asReason, filled, useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Inputs, trpc } from '../../lib/trpc.ts';
 import { CopyButton } from '../../ui/copy.tsx';
-import { FormFoot } from '../../ui/form.tsx';
+import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import type { Subscription } from './words.tsx';
 
 type EventTypes = NonNullable<Inputs['subscriptions']['create']['event_types']>;
@@ -61,6 +61,7 @@ function Form({
       all: edited ? edited.event_types.length === 0 : true,
       chosen: (edited?.event_types ?? []) as string[],
       app_url: edited?.destination_config.app_url ?? '',
+      reason: '',
     },
     pointers: { type: '/destination_type', chosen: '/event_types', app_url: '/destination_config' },
   });
@@ -81,13 +82,19 @@ function Form({
   const create = useMutation(trpc.subscriptions.create.mutationOptions(options));
   const update = useMutation(trpc.subscriptions.update.mutationOptions(options));
   const busy = create.isPending || update.isPending;
-  const submit = form.onSubmit(({ type, url, secret, all, chosen, app_url }) => {
+  const submit = form.onSubmit(({ type, url, secret, all, chosen, app_url, reason }) => {
     const shared = {
       event_types: (all ? [] : chosen) as EventTypes,
       destination_config: filled(app_url) ? { app_url: filled(app_url) } : {},
     };
     const to = url.trim();
-    if (edited) update.mutate({ id: edited.id, ...shared, ...(to && to !== edited.url && { url: to }) });
+    if (edited)
+      update.mutate({
+        id: edited.id,
+        ...shared,
+        ...(to && to !== edited.url && { url: to }),
+        reason: asReason(reason),
+      });
     else create.mutate({ destination_type: type, url: to, ...shared, ...(kind.proof === 'signature' && { secret }) });
   });
   return (
@@ -149,6 +156,7 @@ function Form({
             </Stack>
           </Checkbox.Group>
         )}
+        {edited ? <ReasonField {...form.getInputProps('reason')} /> : null}
         <FormFoot
           action={edited ? 'Save' : 'Subscribe'}
           fault={form.fault}

@@ -1,26 +1,14 @@
 import '@mantine/core/styles/Checkbox.css';
 import '@mantine/core/styles/NumberInput.css';
 import './tools.css';
-import {
-  Button,
-  Checkbox,
-  Group,
-  Modal,
-  NativeSelect,
-  NumberInput,
-  Paper,
-  Stack,
-  Text,
-  Textarea,
-  Title,
-} from '@mantine/core';
+import { Button, Checkbox, Group, Modal, NativeSelect, NumberInput, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconTools } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
 import { TOOL_STATUSES, type ToolStatus } from '../../../server/domain/tools.ts';
 import { toastDone } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
+import { asReason, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
@@ -28,7 +16,7 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
-import { FormFoot } from '../../ui/form.tsx';
+import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -252,7 +240,7 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
             mode: mode as Server['mode'],
             trust: trust === '' ? null : Number(trust),
             check_arguments,
-            reason: filled(reason),
+            reason: asReason(reason),
           });
           await queryClient.invalidateQueries(trpc.tools.pathFilter());
           toastDone(after.proposal ? 'Waits for a second person' : 'Saved');
@@ -280,7 +268,7 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
           label="Proxies check arguments against the approved schema"
           {...form.getInputProps('check_arguments', { type: 'checkbox' })}
         />
-        <Textarea label="Reason" autosize minRows={2} maxLength={2000} {...form.getInputProps('reason')} />
+        <ReasonField {...form.getInputProps('reason')} />
         <FormFoot fault={form.fault} action="Save" busy={form.submitting} onCancel={onDone} />
       </Stack>
     </form>

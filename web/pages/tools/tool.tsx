@@ -310,7 +310,7 @@ function Decide({ tool, read, moved }: { tool: Tool; read: Tool['shown']; moved:
         title="Approve this definition"
         action="Approve"
         danger={false}
-        reason={{ label: 'Comment' }}
+        reason={{ label: 'Comment', comment: true }}
         onConfirm={decide('approve')}
       >
         Calls of exactly this definition are decided by policies alone. What was approved before is not approved any
