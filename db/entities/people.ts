@@ -163,6 +163,8 @@ export const AgentKey = defineEntity({
     createdBy: p.string().nullable(),
     createdAt: time(),
     lastUsedAt: time().nullable(),
+    /** The proxy that reported it; null where the agent asked here. */
+    lastUsedBy: p.text().nullable(),
     expiresAt: time().nullable(),
     revokedAt: time().nullable(),
     /** Restored from a backup: it works again when an operator has confirmed it. */

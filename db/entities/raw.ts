@@ -393,6 +393,21 @@ const PolicyBundle = defineEntity({
   filters: tenantFilter,
 });
 
+/** Which bundle a proxy used from when on, see server/proxies/bundle-history.ts. */
+const ProxyBundle = defineEntity({
+  name: 'ProxyBundle',
+  tableName: 'proxy_bundle',
+  properties: {
+    tenantId: p.string().primary(),
+    proxyId: p.string().primary(),
+    since: time().primary(),
+    hash: p.text(),
+    seq: p.bigint('number').nullable(),
+    builtAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+
 /** What was taken of rates and budgets in the windows that are open, in all and by credential. */
 const LimitCounter = defineEntity({
   name: 'LimitCounter',
@@ -644,6 +659,7 @@ export const rawEntities = [
   MailNotice,
   MailPreference,
   PolicyBundle,
+  ProxyBundle,
   SavedQuestion,
   SignInLink,
   SignInRequest,

@@ -34,6 +34,7 @@ const TENANT_TABLES: Record<string, string> = {
   evidence_package: 'select, insert',
   evidence_chunk: 'select, insert',
   proxy_instance: 'select, insert, update, delete',
+  proxy_bundle: 'select, insert, delete',
   rate_counter: 'select, insert, update, delete',
 };
 
@@ -144,6 +145,8 @@ export class Spine extends Migration {
         created_by text collate "C",
         created_at timestamptz(3) not null,
         last_used_at timestamptz(3),
+        -- the proxy that reported it
+        last_used_by text,
         expires_at timestamptz(3),
         revoked_at timestamptz(3),
         unconfirmed_since timestamptz(3),
@@ -439,6 +442,19 @@ export class Spine extends Migration {
         -- when to look whether it has fallen silent
         silent_at timestamptz(3) not null default 'epoch',
         primary key (tenant_id, id)
+      )`);
+    // which bundle a proxy used from when on
+    this.addSql(`
+      create table proxy_bundle (
+        tenant_id text collate "C" not null,
+        proxy_id text not null,
+        since timestamptz(3) not null,
+        -- empty for one that was never issued here
+        hash text collate "C" not null,
+        seq bigint,
+        built_at timestamptz(3),
+        primary key (tenant_id, proxy_id, since),
+        foreign key (tenant_id, proxy_id) references proxy_instance on delete cascade
       )`);
     this.addSql(`
       create table rate_counter (

@@ -128,7 +128,7 @@ export function buildRouter(s: Services) {
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
     workloadTrust: workloadTrustRouter(s.workloads),
-    people: peopleRouter(s.tenants),
+    people: peopleRouter(s.tenants, (tenantId) => s.keys.names(tenantId)),
     settings: settingsRouter(s.tenants, s.settingsChanges, actionEntities),
     sso: ssoRouter(
       s.connections,
@@ -142,7 +142,7 @@ export function buildRouter(s: Services) {
     decisionTests: decisionTestsRouter(s.decisionTests),
     simulations: simulationsRouter(s.simulations),
     lists: listsRouter(s.lists, s.listQueries),
-    proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
+    proxies: fleetRouter(s.db, s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),
     escrow: escrowRouter(s.holds, s.holdQueries, s.holdWaiters, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
     stops: stopsRouter(s.stops),

@@ -132,7 +132,7 @@ export class Authenticator {
     const table = kind;
     this.#db.near
       .query(
-        `update ${table} set last_used_at = $1
+        `update ${table} set last_used_at = $1${table === 'agent_key' ? ', last_used_by = null' : ''}
          where tenant_id = $2 and id = $3 and (last_used_at is null or last_used_at < $4)`,
         [new Date(now), tenantId, id, new Date(now - TOUCH_MS / 2)],
       )

@@ -203,6 +203,26 @@ export class Keys {
     });
   }
 
+  /**
+   * What keys are called, also those that ended: the label of an API key, the agent of an agent key. The newest thousand, since
+   * keys that are rotated leave one behind each time.
+   */
+  async names(
+    tenantId: string,
+  ): Promise<{ id: string; kind: 'api_key' | 'agent_key'; name: string; ended: boolean }[]> {
+    return this.#db.query(
+      tenantId,
+      `select id, kind, name, ended from (
+         select id, 'api_key' as kind, label as name, created_at,
+           revoked_at is not null or coalesce(expires_at <= $2, false) as ended from api_key where tenant_id = $1
+         union all
+         select id, 'agent_key', agent_id, created_at,
+           revoked_at is not null or coalesce(expires_at <= $2, false) from agent_key where tenant_id = $1) k
+       order by created_at desc, id desc limit 1000`,
+      [tenantId, new Date(this.#clock.now())],
+    );
+  }
+
   listApiKeys(tenantId: string): Promise<ApiKeyRow[]> {
     return this.#db.reader(tenantId).find(ApiKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }

@@ -37,6 +37,7 @@ const AgentKeyListed = z
     prefix: z.string(),
     created_at: z.iso.datetime(),
     last_used_at: z.iso.datetime().optional(),
+    last_used_by: z.string().nullable().describe('the proxy that reported its last use; null where it was used here'),
     expires_at: z.iso.datetime().optional(),
   })
   .meta({ id: 'AgentKey' });
@@ -182,6 +183,7 @@ export function agentKeysRouter(keys: Keys) {
           prefix: k.prefix,
           created_at: k.createdAt.toISOString(),
           last_used_at: iso(k.lastUsedAt),
+          last_used_by: k.lastUsedBy ?? null,
           expires_at: iso(k.expiresAt),
         })),
       })),

@@ -1,11 +1,12 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
-import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Database, Reads, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
+import { type BundleRun, bundlesOf, noteBundle } from './bundle-history.ts';
 
 /** What a proxy reports about itself. */
 export interface Heartbeat {
@@ -17,6 +18,8 @@ export interface Heartbeat {
   refused_bundle?: string | undefined;
   spooled_events?: number | undefined;
   started_at?: string | undefined;
+  /** The agent keys that it took since its last report. */
+  agent_keys?: readonly string[] | undefined;
 }
 
 /** A proxy that was silent for this many poll intervals counts as offline. */
@@ -26,6 +29,7 @@ export const SILENT_POLLS = 3;
  * use up the numbers.
  */
 const MAX_AHEAD = 1_000_000;
+const USE_MS = 30_000;
 const MAX_PER_TENANT = 1000;
 const MAX_PER_KEY = 100;
 
@@ -49,7 +53,7 @@ export class Fleet {
   async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat, pollSeconds: number): Promise<void> {
     const now = this.#clock.now();
     const at = new Date(now);
-    const { proxy_id, ...rest } = heartbeat;
+    const { proxy_id, agent_keys: used = [], ...rest } = heartbeat;
     const info = JSON.stringify(rest);
     await this.#db.transaction(tenantId, async (em, notify) => {
       // A bundle that this database never issued dates from before a restore. The proxy refuses bundles with its number
@@ -77,12 +81,13 @@ export class Fleet {
           new Date(now - SILENT_POLLS * pollSeconds * 1000),
         ],
       );
-      if (known.length > 0) return;
-      if (
-        !(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info, now + SILENT_POLLS * pollSeconds * 1000))
-      ) {
+      const silentAt = now + SILENT_POLLS * pollSeconds * 1000;
+      if (known.length === 0 && !(await this.#add(em, tenantId, [{ proxyId: proxy_id, keyId }], info, silentAt))) {
         throw new AppError('CONFLICT', 'a proxy with another key uses this name');
       }
+      const { bundle_hash: hash, bundle_seq: seq } = rest;
+      if (hash !== undefined) await noteBundle(em, tenantId, proxy_id, { hash, seq, at });
+      if (used.length > 0) await noteUse(em, tenantId, proxy_id, used, at);
     });
   }
 
@@ -208,6 +213,11 @@ export class Fleet {
     return rows.map(({ tenant_id }) => tenant_id);
   }
 
+  /** The bundles that a proxy used, the newest first, see bundlesOf. */
+  bundles(reads: Reads, tenantId: string, proxyId: string): Promise<BundleRun[]> {
+    return bundlesOf(reads, tenantId, proxyId, this.#clock.now());
+  }
+
   /** The SHA-256 of each valid agent key, with its agent. */
   async agentKeys(tenantId: string) {
     const rows = await this.#db
@@ -224,6 +234,22 @@ export class Fleet {
         ...(row.expiresAt && { expires_at: row.expiresAt.toISOString() }),
       }));
   }
+}
+
+/** Agent keys are seen at proxies only: what a proxy reports of them is stored at most twice a minute for each. */
+async function noteUse(
+  em: EntityManager,
+  tenantId: string,
+  proxyId: string,
+  keyIds: readonly string[],
+  at: Date,
+): Promise<void> {
+  await em.execute(
+    `update agent_key set last_used_at = ?, last_used_by = ? where tenant_id = ? and id in (
+       select id from agent_key where tenant_id = ? and id in (select json_array_elements_text(?::json))
+         and revoked_at is null and (last_used_at is null or last_used_at < ?) for update skip locked)`,
+    [at, proxyId, tenantId, tenantId, JSON.stringify(keyIds), new Date(at.getTime() - USE_MS)],
+  );
 }
 
 function tellOffline(

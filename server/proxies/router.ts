@@ -1,11 +1,13 @@
 import { z } from 'zod';
+import { type Reads, readsOf } from '../../db/index.ts';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
-import { doerOf } from '../domain/audit.ts';
+import { AUDIT_ACTIONS, type AuditAction, doerOf } from '../domain/audit.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
 import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { BUNDLE_DAYS, MOST_BUNDLES } from './bundle-history.ts';
 import type { Fleet } from './fleet.ts';
 
 const tag = 'proxies';
@@ -20,7 +22,33 @@ const heartbeat = {
   started_at: z.iso.datetime().optional(),
 };
 
+const BundleRunOut = z
+  .object({
+    bundle_hash: z.string().nullable().describe('null: not a bundle of this server'),
+    bundle_seq: z.int().nullable(),
+    built_at: z.iso.datetime().nullable(),
+    since: z.iso.datetime().describe('when the proxy first reported it'),
+    until: z.iso.datetime().nullable().describe('when it first reported another one; null: it reported this one last'),
+    lag_seconds: z
+      .int()
+      .nullable()
+      .describe('from the making of the bundle to the first report of it; null for the first bundle of a proxy'),
+    change: z
+      .object({
+        id: z.string().describe('of the audit record'),
+        action: z.enum(Object.keys(AUDIT_ACTIONS) as [AuditAction, ...AuditAction[]]),
+        target: z.object({ type: z.string(), id: z.string() }),
+      })
+      .nullable()
+      .describe('the last change of what bundles contain before this one was made'),
+  })
+  .meta({ id: 'BundleRun' });
+
+/** The agent keys of one report. */
+const MOST_KEYS = 1000;
+
 export function fleetRouter(
+  db: Reads,
   fleet: Fleet,
   pollSeconds: (tenantId: string) => Promise<number>,
   tokenIssuers: (tenantId: string) => Promise<TokenIssuer[]>,
@@ -32,7 +60,16 @@ export function fleetRouter(
       { keys: ['proxy'] },
       { summary: 'Report that a proxy is alive', tag },
     )
-      .input(z.strictObject(heartbeat))
+      .input(
+        z.strictObject({
+          ...heartbeat,
+          agent_keys: z
+            .array(text(100))
+            .max(MOST_KEYS)
+            .optional()
+            .describe('the ids of the agent keys that it took since its last report'),
+        }),
+      )
       .output(z.object({ poll_seconds: z.int(), time: z.iso.datetime() }))
       .mutation(async ({ ctx, input }) => {
         if (ctx.principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
@@ -114,6 +151,22 @@ export function fleetRouter(
           }),
         };
       }),
+
+    bundles: route(
+      'GET /v1/proxies/{proxy_id}/bundles',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'List the bundles that a proxy used, the newest first',
+        description: `As it reported them: at most ${MOST_BUNDLES}, of the last ${BUNDLE_DAYS} days. Of a bundle that this server never issued it says so, and nothing else.`,
+        tag,
+        problems: ['NOT_FOUND', 'TOO_BROAD'],
+      },
+    )
+      .input(z.strictObject({ proxy_id: text(200) }))
+      .output(z.object({ bundles: z.array(BundleRunOut) }))
+      .query(async ({ ctx, input }) => ({
+        bundles: await fleet.bundles(readsOf(db, ctx.principal), ctx.tenantId, input.proxy_id),
+      })),
 
     remove: route(
       'DELETE /v1/proxies/{proxy_id}',

@@ -87,8 +87,9 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   };
 
   const started = new Date(clock.now()).toISOString();
-  const beat = () =>
-    control
+  const beat = () => {
+    const used = governance.takeUsed();
+    return control
       .heartbeat({
         proxy_id: proxyId,
         version: PROXY_VERSION,
@@ -96,8 +97,10 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
         ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
         spooled_events: spool.pending,
         started_at: started,
+        ...(used.length > 0 && { agent_keys: used }),
       })
       .catch((error) => log.debug({ detail: (error as Error).message }, 'the heartbeat was not taken'));
+  };
   let stopped = false;
   let timer: NodeJS.Timeout | undefined;
   const heart = async () => {

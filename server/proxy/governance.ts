@@ -84,6 +84,8 @@ interface State {
 
 /** At most so often a key that nobody knows yet makes the proxy look again. */
 const LOOK_AGAIN_MS = 1000;
+/** Agent keys that one report names. */
+const MOST_USED = 1000;
 const MOST_WAIT_SECONDS = 60;
 
 /**
@@ -116,6 +118,8 @@ export class Governance {
   #refusedBundle: string | undefined;
   #pollSeconds = 15;
   #lookedAt = Number.NEGATIVE_INFINITY;
+  /** Agent keys that were taken and not yet reported. */
+  readonly #used = new Set<string>();
   #looking: Promise<void> | undefined;
   #loops: Promise<void>[] = [];
   #polledAt = 0;
@@ -207,7 +211,16 @@ export class Governance {
     if (!this.#agents.has(keyHash)) await this.#lookAgain();
     const agent = this.#agents.get(keyHash);
     if (!this.#configuration) return 'unknown';
-    return agent && agent.expiresAt > this.#clock.now() ? agent : undefined;
+    if (!agent || agent.expiresAt <= this.#clock.now()) return undefined;
+    if (this.#used.size < MOST_USED) this.#used.add(agent.keyId);
+    return agent;
+  }
+
+  /** The ids of the agent keys that were taken since this was last asked. */
+  takeUsed(): string[] {
+    const used = [...this.#used];
+    this.#used.clear();
+    return used;
   }
 
   /** All requests with unknown keys share the next look-up, so that made-up keys cannot make the proxy ask more often. */

@@ -32,8 +32,8 @@ export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()
  */
 export const reason = z
   .string({ error: ({ input }) => (input === undefined ? REASON_MISSING : undefined) })
-  .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
-  .refine((s) => /\S/.test(s), REASON_MISSING)
-  .min(1)
+  .trim()
+  .min(1, REASON_MISSING)
   .max(500)
+  .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
   .describe('why, in one line; it goes into the audit log');

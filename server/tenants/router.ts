@@ -8,20 +8,38 @@ import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
 import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
 import type { Tenants } from './tenants.ts';
 
-export function peopleRouter(tenants: Tenants) {
+/** What a key is called: nothing that helps to use it. */
+type KeyName = { id: string; kind: 'api_key' | 'agent_key'; name: string; ended: boolean };
+
+export function peopleRouter(tenants: Tenants, keyNames: (tenantId: string) => Promise<KeyName[]>) {
   return trpc.router({
     directory: route(
       'GET /v1/directory',
       { keys: ['pipeline'], role: 'viewer' },
-      { summary: 'List the names of the tenant’s people, including former ones', tag: 'people' },
+      {
+        summary: 'List the names of the tenant’s people and keys, including former ones',
+        description: 'Of keys the newest 1,000, each with its label or its agent and nothing else.',
+        tag: 'people',
+      },
     )
       .input(z.strictObject({}))
       .output(
         z.object({
           people: z.array(z.object({ id: z.string(), name: z.string(), avatar_url: z.string().nullable() })),
+          keys: z.array(
+            z.object({
+              id: z.string(),
+              kind: z.enum(['api_key', 'agent_key']),
+              name: z.string(),
+              ended: z.boolean().describe('revoked or expired'),
+            }),
+          ),
         }),
       )
-      .query(async ({ ctx }) => ({ people: await tenants.directory(ctx.tenantId) })),
+      .query(async ({ ctx }) => ({
+        people: await tenants.directory(ctx.tenantId),
+        keys: await keyNames(ctx.tenantId),
+      })),
   });
 }
 

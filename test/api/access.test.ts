@@ -167,6 +167,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/limits/take': ['-', 'admin proxy'],
   'POST /v1/limits/give-back': ['-', 'admin proxy'],
   'GET /v1/proxies': ['viewer', 'admin'],
+  'GET /v1/proxies/{proxy_id}/bundles': ['viewer', 'admin'],
   'DELETE /v1/proxies/{proxy_id}': ['admin', 'admin'],
   'GET /v1/proxies/rollout': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/proxy-config': ['-', 'admin proxy'],

@@ -3,6 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { openBundle } from '../../server/policy/bundle.ts';
 import { deploy, sql } from '../helpers/api.ts';
 import { type Answer, type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 
 const server = useServer();
 const PERMIT = 'permit(principal, action, resource == Tool::"read");';
@@ -461,6 +462,136 @@ describe('the fleet', () => {
       foreign: [null, null],
       none: [null, null],
     });
+  });
+
+  interface Run {
+    bundle_seq: number | null;
+    since: string;
+    until: string | null;
+    lag_seconds: number | null;
+    change: { id: string; action: string; target: { id: string } } | null;
+  }
+  const runsOf = async (who: Credential, id: string) =>
+    (await server.call<{ bundles: Run[] }>(200, `GET /v1/proxies/${encodeURIComponent(id)}/bundles`, who)).body.bundles;
+
+  test('tells which bundle a proxy used from when to when, how long it took, and which change made it', async () => {
+    const [{ tenant, proxy }, other] = [await fresh(), await server.tenant()];
+    const viewer = await tenant.person('viewer');
+    const report = async (bundle?: { bundle_hash: string; bundle_seq: number }) => {
+      await server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'edge/1', ...bundle });
+      server.clock.advance(60_000);
+    };
+    const fetched = async () => {
+      const answer = await poll(proxy);
+      return { bundle_hash: hashOf(answer), bundle_seq: seqOf(answer) };
+    };
+    await report();
+    expect(await runsOf(viewer, 'edge/1')).toEqual([]);
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const first = await fetched();
+    await report(first);
+    await report(first);
+    await deploy(server, tenant.admin, 'q', tagged('a'));
+    // newer than the policy, and in no bundle
+    await server.call(200, 'PATCH /v1/settings', await tenant.person('admin'), {
+      approval_required: true,
+      reason: 'four eyes',
+    });
+    const second = await fetched();
+    server.clock.advance(30_000);
+    await report(second);
+    // what this server never made says nothing of itself
+    await report({ bundle_hash: '<b>\u202emade up', bundle_seq: 7 });
+    await report({ bundle_hash: 'another', bundle_seq: 8 });
+    const runs = await runsOf(viewer, 'edge/1');
+    expect(runs.map(({ bundle_seq }) => bundle_seq)).toEqual([null, second.bundle_seq, first.bundle_seq]);
+    expect(JSON.stringify(runs)).not.toContain('made up');
+    expect(runs.map(({ lag_seconds: lag }) => lag)).toEqual([null, expect.any(Number), null]);
+    expect(runs[1]!.lag_seconds).toBeGreaterThanOrEqual(30);
+    expect(runs[1]!.lag_seconds).toBeLessThan(60);
+    expect(runs.map(({ until }) => until)).toEqual([null, runs[0]!.since, runs[1]!.since]);
+    expect(runs[0]!.change).toBe(null);
+    expect(runs[2]!.change).toMatchObject({ action: expect.stringMatching(/^policy\./), target: { id: 'p' } });
+    expect(runs[1]!.change).toMatchObject({ action: expect.stringMatching(/^policy\./), target: { id: 'q' } });
+    await server.call(200, `GET /v1/audit/${runs[1]!.change!.id}`, viewer);
+
+    await server.call(404, 'GET /v1/proxies/nobody/bundles', viewer);
+    await server.call(404, 'GET /v1/proxies/edge%2F1/bundles', await other.person('viewer'));
+    await server.call(403, 'GET /v1/proxies/edge%2F1/bundles', proxy);
+    await server.call(204, 'DELETE /v1/proxies/edge%2F1', tenant.admin, { reason: 'out of service' });
+    expect(await sql(server, 'select 1 from proxy_bundle where tenant_id = $1', [tenant.id])).toEqual([]);
+  });
+
+  test('keeps no more of it than fifty bundles and ninety days, whatever a proxy reports', async () => {
+    const { tenant, proxy } = await fresh();
+    const hashes: string[] = [];
+    for (const scope of ['', '?scopes=a']) {
+      await deploy(server, tenant.admin, `p${hashes.length}`, tagged('a'));
+      hashes.push(hashOf(await poll(proxy, scope)));
+    }
+    const report = async (n: number) => {
+      await server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'edge', bundle_hash: hashes[n % 2] });
+      server.clock.advance(1000);
+    };
+    for (let n = 0; n < 60; n++) await report(n);
+    const stored = () => sql(server, 'select since from proxy_bundle where tenant_id = $1', [tenant.id]);
+    expect(await stored()).toHaveLength(50);
+    expect(await runsOf(tenant.admin, 'edge')).toHaveLength(50);
+    server.clock.advance(91 * 24 * 3_600_000);
+    // the one that it still uses stays, however old
+    expect(await runsOf(tenant.admin, 'edge')).toHaveLength(1);
+    await report(60);
+    expect(await stored()).toHaveLength(2);
+  });
+
+  test('says when and at which proxy an agent key was used, of its own tenant alone, and seldom', async () => {
+    const [{ tenant, proxy }, other] = [await fresh(), await server.tenant()];
+    const made = async (of: TestTenant) =>
+      (
+        await server.call<{ id: string; key: string }>(201, 'POST /v1/agent-keys', of.admin, {
+          agent_id: 'bot',
+          agent_role: 'clerk',
+        })
+      ).body;
+    const [own, idle, foreign] = [await made(tenant), await made(tenant), await made(other)];
+    const used = async (of: TestTenant) =>
+      (
+        await server.call<{ agent_keys: { id: string; last_used_at?: string; last_used_by: string | null }[] }>(
+          200,
+          'GET /v1/agent-keys',
+          of.admin,
+        )
+      ).body.agent_keys.map(({ id, last_used_at: at, last_used_by: by }) => [id, at, by]);
+    const report = (proxy_id: string) =>
+      server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
+        ...{ proxy_id, agent_keys: [own.id, foreign.id, 'agk_none', own.id] },
+      });
+    await report('edge-1');
+    const [first] = (await used(tenant)).filter(([id]) => id === own.id);
+    expect(first).toEqual([own.id, expect.any(String), 'edge-1']);
+    expect(await used(tenant)).toContainEqual([idle.id, undefined, null]);
+    expect(await used(other)).toEqual([[foreign.id, undefined, null]]);
+    await report('edge-2');
+    expect(await used(tenant)).toContainEqual(first);
+    server.clock.advance(31_000);
+    await report('edge-2');
+    expect(await used(tenant)).toContainEqual([own.id, expect.not.stringContaining(String(first![1])), 'edge-2']);
+    // a use here is newer than that, and was at no proxy
+    server.clock.advance(61_000);
+    await server.call(
+      200,
+      'POST /v1/evaluate',
+      { key: own.key, headers: { 'x-svc-tenant': tenant.id } },
+      {
+        ...{ action_type: 'tool_call', tool_name: 'read' },
+      },
+    );
+    await until(
+      async () => (await used(tenant)).some(([id, , by]) => id === own.id && by === null),
+      'it was used here',
+    );
+    const many = Array.from({ length: 1001 }, (_, n) => `agk_${n}`);
+    await server.call(400, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'edge-1', agent_keys: many });
   });
 });
 

@@ -5,7 +5,7 @@ import { OPERATOR } from '../../server/domain/audit.ts';
 import { newSecret, type SecretKind } from '../../server/domain/secret.ts';
 import { sha256Tag, toBase62 } from '../../server/lib/crypto.ts';
 import { BODIES, fill, operations, sql } from '../helpers/api.ts';
-import { type Credential, useServer } from '../helpers/server.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 
 const server = useServer();
@@ -254,7 +254,7 @@ describe('a key', () => {
     const made = await create(admin);
     const statuses = await Promise.all(
       Array.from({ length: 10 }, async () => {
-        const response = await fetch(`${server.url}/v1/keys/${made.id}`, {
+        const response = await fetch(`${server.url}/v1/keys/${made.id}?reason=it%20leaked`, {
           method: 'DELETE',
           headers: { authorization: `Bearer ${admin.key}` },
         });
@@ -276,6 +276,24 @@ describe('a key', () => {
     await server.call(204, `DELETE /v1/keys/${made.id}?reason=it%20leaked`, admin);
     const { body } = await server.call(200, `GET /v1/audit?target_id=${made.id}&action=key.revoked`, admin);
     expect(body.records).toMatchObject([{ reason: 'it leaked' }]);
+  });
+
+  test('is known by its label to everyone who reads the audit log, also when it ended, and by nothing else of it', async () => {
+    const [tenant, other] = [await server.tenant(), await server.tenant()];
+    const [works, gone] = [
+      await create(tenant.admin, { label: 'CI' }),
+      await create(tenant.admin, { label: 'laptop' }),
+    ];
+    await server.call(204, `DELETE /v1/keys/${gone.id}`, tenant.admin, { reason: 'it was stolen' });
+    const names = async (of: TestTenant) =>
+      (
+        await server.call<{ keys: { id: string }[] }>(200, 'GET /v1/directory', await of.person('viewer'))
+      ).body.keys.filter(({ id }) => [works.id, gone.id].includes(id));
+    expect(await names(tenant)).toEqual([
+      { id: gone.id, kind: 'api_key', name: 'laptop', ended: true },
+      { id: works.id, kind: 'api_key', name: 'CI', ended: false },
+    ]);
+    expect(await names(other)).toEqual([]);
   });
 
   test('expires on time, even while it is in use', async () => {

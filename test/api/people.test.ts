@@ -270,7 +270,7 @@ describe('roles', () => {
     for (let round = 0; round < 4; round++) {
       const { tenant, a, b, key } = await twoAdmins();
       const attack = (who: Credential, id: string) =>
-        fetch(`${server.url}${round % 2 ? `/v1/team/${id}` : `/v1/users/${id}/roles/admin`}`, {
+        fetch(`${server.url}${round % 2 ? `/v1/team/${id}` : `/v1/users/${id}/roles/admin`}?reason=first`, {
           method: 'DELETE',
           headers: { cookie: who.cookie!, origin: server.origin },
         });

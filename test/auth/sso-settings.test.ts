@@ -54,6 +54,7 @@ describe('an issuer at an internal address', () => {
         method: 'PUT',
         headers,
         body: JSON.stringify({
+          reason: 'as agreed',
           token_issuers: [
             {
               issuer: 'https://i.example',

@@ -103,7 +103,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       const query = queryOf(path);
       const ids: Record<string, string> = path.includes('{id}')
         ? { id: idOf(world, path), delivery_id: world.delivery }
-        : {};
+        : { proxy_id: 'proxy-1' };
       await server.call(200, fill(line, ids) + query, access.public ? undefined : allowed(world, operation));
     }
     for (const [status, line, who, body] of [

@@ -9,6 +9,23 @@ const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true }
 
 describeInBrowser('administration', () => {
   const browser = useBrowser(() => server.url);
+  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
+  const look = async (page: import('playwright-core').Page, name: string) => {
+    if (!process.env.SVC_LOOK) return;
+    const narrow = { width: 390, height: 844 };
+    for (const [more, colorScheme, size] of [
+      ['', 'light', undefined],
+      ['-dark', 'dark', undefined],
+      ['-narrow', 'light', narrow],
+    ] as const) {
+      const before = page.viewportSize()!;
+      await page.emulateMedia({ colorScheme });
+      await page.setViewportSize(size ?? before);
+      await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}${more}.png`, fullPage: true });
+      await page.setViewportSize(before);
+    }
+    await page.emulateMedia({ colorScheme: 'light' });
+  };
 
   test('a key is shown once, works, and is revoked', async () => {
     const tenant = await server.tenant();
@@ -87,6 +104,16 @@ describeInBrowser('administration', () => {
     const headers = { 'x-svc-tenant': tenant.id };
     await server.call(200, 'POST /v1/evaluate', { key, headers }, { action_type: 'tool_call', tool_name: 'read' });
     await assertAccessible();
+
+    const { body } = await server.call<{ agent_keys: { id: string }[] }>(200, 'GET /v1/agent-keys', tenant.admin);
+    server.clock.advance(60_000);
+    await server.call(200, 'POST /v1/proxies/heartbeat', await tenant.key('proxy'), {
+      proxy_id: 'edge-7',
+      agent_keys: body.agent_keys.map(({ id }) => id),
+    });
+    await open('/keys?kind=agents');
+    await page.getByRole('row').filter({ hasText: 'support-bot-1' }).getByRole('link', { name: 'edge-7' }).waitFor();
+    await look(page, 'agent-keys');
   });
 
   test('a pipeline is trusted with the claims of its runs, and no longer once it is removed', async () => {
@@ -163,6 +190,19 @@ describeInBrowser('administration', () => {
       .waitFor();
     await page.getByRole('row').filter({ hasText: 'edge-2' }).getByText('refused a bundle: rollback').waitFor();
     await assertAccessible();
+
+    // and the page of a proxy which bundle it used when
+    await page.getByRole('link', { name: 'edge-2' }).click();
+    const history = page.getByRole('region', { name: 'Policies over time' });
+    await history.getByRole('row').nth(2).getByText('not of this server').waitFor();
+    await history
+      .getByRole('row')
+      .nth(1)
+      .getByText(`#${headers.get('x-svc-bundle-seq')}`)
+      .waitFor();
+    await history.getByRole('row').nth(1).getByText('now').waitFor();
+    await assertAccessible();
+    await look(page, 'proxy');
 
     // a proxy says what it likes of itself: nothing of it is hidden, and one out of service is removed
     const named = { proxy_id: 'edge\u202e3', version: '1\u202e2', bundle_hash: 'sha256:1', bundle_seq: 4 };

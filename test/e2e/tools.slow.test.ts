@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
-import { deploy } from '../helpers/api.ts';
+import { deploy, event } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -128,6 +128,27 @@ describeInBrowser('tools', () => {
     await two.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
     await two.page.getByText('Approved by').waitFor();
     await one.page.getByText('Approved by').waitFor();
+  });
+
+  test('the page of a tool has what was done with it on its server, and leads to all of its name', async () => {
+    const tenant = await server.tenant();
+    await observe(tenant, REFUND);
+    const of = (agent_id: string, tool_server?: string) => event({ agent_id, tool_name: 'refund', tool_server });
+    const events = [of('at-crm', 'crm'), of('at-bank', 'bank'), of('nowhere')];
+    await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/tools/tool?server=crm&name=refund');
+    const last = page.getByRole('region', { name: 'Last decisions' });
+    await last.getByText('at-crm').waitFor();
+    expect(await last.getByRole('listitem').count()).toBe(1);
+    const done = page.getByRole('region', { name: 'What was done with it' });
+    await done.getByText('at-crm').waitFor();
+    expect(await done.innerText()).not.toMatch(/at-bank|nowhere/);
+    await assertAccessible();
+    await look(page, 'tool-of-server');
+    await page.getByRole('link', { name: 'What was done with tools of this name on any server' }).click();
+    for (const agent of ['at-crm', 'at-bank', 'nowhere']) await last.getByText(agent).waitFor();
+    expect(await last.getByRole('listitem').count()).toBe(3);
   });
 
   test('an admin sets what happens to changed tools, and a rule is drafted for one', async () => {

@@ -71,7 +71,7 @@ const REASONED = [
 ];
 
 /** The body with a reason where the route asks for one, for the tests that are about something else. */
-export function reasoned(line: string, body: unknown): unknown {
+function reasoned(line: string, body: unknown): unknown {
   const isObject = body === undefined || (typeof body === 'object' && body !== null && body.constructor === Object);
   if (!isObject || !REASONED.some((one) => one.test(line))) return body;
   return { reason: 'for a test', ...(body as object | undefined) };

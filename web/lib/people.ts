@@ -1,6 +1,5 @@
 import { useQuery } from '@tanstack/react-query';
 import { visible } from '../../server/lib/visible.ts';
-import { useMe } from './session.ts';
 import { trpc } from './trpc.ts';
 
 /** What has an id, with its name. */
@@ -11,22 +10,20 @@ export interface Named {
 
 const long = { staleTime: 300_000 };
 
-/** People and keys with their names. Only admins can read those of keys. */
+/** People and keys with their names, also of those that ended. */
 export function usePeopleAndKeys() {
-  const admin = useMe().has('admin');
-  const people = useQuery(trpc.people.directory.queryOptions({}, long));
-  const keys = useQuery(trpc.keys.list.queryOptions({}, { ...long, enabled: admin }));
-  const agentKeys = useQuery(trpc.agentKeys.list.queryOptions({}, { ...long, enabled: admin }));
-  const user: Named[] = people.data?.people ?? [];
-  const api_key: Named[] = keys.data?.keys.map(({ id, label }) => ({ id, name: label })) ?? [];
-  const agent_key: Named[] =
-    agentKeys.data?.agent_keys.map(({ id, label, agent_id }) => ({ id, name: label || agent_id })) ?? [];
-  return { user, api_key, agent_key };
+  const { data } = useQuery(trpc.people.directory.queryOptions({}, long));
+  const keys = (which: 'api_key' | 'agent_key'): Named[] =>
+    data?.keys.flatMap(({ id, kind, name, ended }) =>
+      kind === which ? [{ id, name: ended ? `${name} (ended)` : name }] : [],
+    ) ?? [];
+  const user: Named[] = data?.people ?? [];
+  return { user, api_key: keys('api_key'), agent_key: keys('agent_key') };
 }
 
 /**
- * Who did something: a person by name, and for admins a key by its label, as a key, so that it cannot pass for a person. An id
- * without a name (operators, keys that were revoked) is shown as it is.
+ * Who did something: a person by name, and a key by what it is called, as a key, so that it cannot pass for a person. An id
+ * without a name (operators, keys of long ago) is shown as it is.
  */
 export function usePeople(): (id: string) => string {
   const { user, api_key, agent_key } = usePeopleAndKeys();

@@ -13,7 +13,7 @@ import { Outcomes, useCounts } from './outcomes.tsx';
 import { Spans } from './spans.tsx';
 import { TopValues } from './top-values.tsx';
 
-type Whose = Pick<Filter, 'agent_id' | 'tool_name' | 'proxy_id'>;
+type Whose = Pick<Filter, 'agent_id' | 'tool_name' | 'tool_server' | 'proxy_id'>;
 type Facet = 'tool_name' | 'agent_id' | 'rule_id';
 
 const FACETS: Record<Facet, { title: string; name: (value: string) => ReactNode }> = {

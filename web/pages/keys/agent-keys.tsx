@@ -19,6 +19,15 @@ import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDia
 
 type AgentKey = Answers['agentKeys']['list']['agent_keys'][number];
 
+const again = () =>
+  Promise.all(
+    [trpc.agentKeys.pathFilter(), trpc.people.pathFilter()].map((names) => queryClient.invalidateQueries(names)),
+  );
+
+/** The proxy that reported its last use. */
+const usedBy = ({ last_used_by: proxy_id, last_used_at: last_seen_at }: AgentKey) =>
+  proxy_id && last_seen_at ? [{ proxy_id, last_seen_at }] : [];
+
 /** Agent keys: each names one agent and its role. */
 export function AgentKeys({ creating, close, create }: Dialog) {
   const query = useQuery(trpc.agentKeys.list.queryOptions({}));
@@ -71,7 +80,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
             cell: ({ owner_id }) => (owner_id ? nameOf(owner_id) : <span className="dim">none</span>),
           },
           { header: 'Created', cell: ({ created_at }) => <When at={created_at} /> },
-          ...endColumns<AgentKey>(setRotating, setRevoking),
+          ...endColumns<AgentKey>(setRotating, setRevoking, usedBy),
         ]}
       />
       <CreateAgentKey opened={creating} close={close} onMade={setMade} />
@@ -94,7 +103,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
         onClose={() => setRotating(undefined)}
         rotate={async (overlap_seconds) => {
           setMade((await api.agentKeys.rotate.mutate({ id: rotating!.id, overlap_seconds })).key);
-          await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+          await again();
         }}
       />
       <RevokeDialog
@@ -102,7 +111,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
         onClose={() => setRevoking(undefined)}
         revoke={async (reason) => {
           await api.agentKeys.revoke.mutate({ id: revoking!.id, reason });
-          await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+          await again();
         }}
       >
         The key stops working here immediately, and at every proxy within one poll interval. The agent can no longer get
@@ -144,7 +153,7 @@ function CreateAgentKey({
         onMade(made.key);
         close();
         form.reset();
-        return queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+        return again();
       },
     }),
   );

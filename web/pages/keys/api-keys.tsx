@@ -19,6 +19,9 @@ import { type Dialog, ExpiryField, endColumns, expiryOf, ProxyNames, RevokeDialo
 
 type ApiKey = Answers['keys']['list']['keys'][number];
 
+const again = () =>
+  Promise.all([trpc.keys.pathFilter(), trpc.people.pathFilter()].map((names) => queryClient.invalidateQueries(names)));
+
 /** What a scope allows, and what stops when a key with it is revoked. */
 const SCOPE: Record<Scope, { allows: string; stops: string }> = {
   proxy: {
@@ -116,7 +119,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
         rotate={async (overlap_seconds) => {
           const { key } = await api.keys.rotate.mutate({ id: rotating!.id, overlap_seconds });
           setMade({ key, scopes: rotating!.scopes });
-          await queryClient.invalidateQueries(trpc.keys.pathFilter());
+          await again();
         }}
       />
       <RevokeDialog
@@ -124,7 +127,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
         onClose={() => setRevoking(undefined)}
         revoke={async (reason) => {
           await api.keys.revoke.mutate({ id: revoking!.id, reason });
-          await queryClient.invalidateQueries(trpc.keys.pathFilter());
+          await again();
         }}
       >
         The key stops working immediately, in every process. This cannot be undone.
@@ -164,7 +167,7 @@ function CreateApiKey({
         onMade(made);
         close();
         form.reset();
-        return queryClient.invalidateQueries(trpc.keys.pathFilter());
+        return again();
       },
     }),
   );

@@ -1,5 +1,5 @@
-import { Button, Paper } from '@mantine/core';
-import { IconHandStop, IconServerBolt } from '@tabler/icons-react';
+import { Button, Paper, Text, Title } from '@mantine/core';
+import { IconHandStop, IconServerBolt, IconStack2 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Navigate } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
@@ -15,11 +15,13 @@ import { Activity } from '../../parts/activity.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
-import { ButtonLink, DocsLink } from '../../ui/link.tsx';
+import { ButtonLink, DocsLink, PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
+import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
 const route = getRouteApi('/app/proxies/proxy');
@@ -66,6 +68,7 @@ function OneProxy({ id }: { id: string }) {
             <>
               <WhatToDo proxy={known} />
               <Facts proxy={known} />
+              <Bundles id={id} />
             </>
           ) : (
             <Paper mb="md">
@@ -103,9 +106,9 @@ function OneProxy({ id }: { id: string }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await confirmed(() => api.proxies.remove.mutate({ proxy_id: id, reason }));
-          await queryClient.invalidateQueries(trpc.proxies.pathFilter());
           toastDone('Proxy removed');
           await navigate({ to: '/proxies' });
+          await queryClient.invalidateQueries(trpc.proxies.pathFilter());
         }}
       >
         {known?.stale === false
@@ -160,6 +163,90 @@ function WhatToDo({ proxy }: { proxy: Proxy }) {
   }
   return null;
 }
+
+type Run = Answers['proxies']['bundles']['bundles'][number];
+
+/** Which policies it enforced from when to when. */
+function Bundles({ id }: { id: string }) {
+  const query = useQuery(trpc.proxies.bundles.queryOptions({ proxy_id: id }, { refetchInterval: 15_000 }));
+  return (
+    <section aria-labelledby="bundles-title" style={{ marginBottom: 16 }}>
+      <Title order={2} id="bundles-title" mb="xs">
+        Policies over time
+      </Title>
+      <DataTable<Run>
+        label="Bundles that it used"
+        rows={query.data?.bundles}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ since }) => since}
+        empty={
+          <EmptyState icon={IconStack2} title="No bundle yet">
+            It is listed here with its first report of one, and stays for 90 days after another one took its place.
+          </EmptyState>
+        }
+        columns={[
+          {
+            header: 'Bundle',
+            main: true,
+            cell: ({ bundle_hash, bundle_seq }) =>
+              bundle_hash ? (
+                <div>
+                  <div style={{ fontWeight: 600 }}>{bundle_seq === null ? 'bundle' : `#${bundle_seq}`}</div>
+                  <Id value={bundle_hash} length={20} />
+                </div>
+              ) : (
+                <span className="dim">not of this server</span>
+              ),
+          },
+          {
+            header: 'Made',
+            cell: ({ built_at, change }) =>
+              built_at ? (
+                <div>
+                  <When at={built_at} />
+                  {change ? <Change {...change} /> : null}
+                </div>
+              ) : (
+                <span className="dim">unknown</span>
+              ),
+          },
+          {
+            header: 'In force here',
+            cell: ({ since, until }) => (
+              <span>
+                <When at={since} /> {until ? 'until ' : <Tag tone="ok">now</Tag>}
+                {until ? <When at={until} /> : null}
+              </span>
+            ),
+          },
+          {
+            header: 'Took',
+            align: 'right',
+            cell: ({ lag_seconds }) =>
+              lag_seconds === null ? <span className="dim">—</span> : duration(lag_seconds * 1000),
+          },
+        ]}
+      />
+      <Text size="sm" c="dimmed" mt="xs">
+        As the proxy reported it, about every poll interval. “Took” is the time from the making of a bundle to the first
+        report of it.
+      </Text>
+    </section>
+  );
+}
+
+/** What was changed before the bundle was made. */
+const Change = ({ id, action, target }: NonNullable<Run['change']>) => (
+  <div>
+    <PageLink to="/audit" search={{ record: id }} size="sm">
+      {action}
+    </PageLink>{' '}
+    <span className="dim">
+      <Hostile text={target.id} />
+    </span>
+  </div>
+);
 
 function Facts({ proxy }: { proxy: Proxy }) {
   const named = usePeople()(proxy.key_id);

@@ -25,8 +25,8 @@ export function readToolFilter(search: Record<string, unknown>): ToolFilter {
 }
 
 /**
- * A tool's name may be anything, so it stands in the query and not in the path. Without a server it is every tool of this name:
- * decisions do not say of which server a tool is.
+ * A tool's name may be anything, so it stands in the query and not in the path. Without a server it is every tool of this name,
+ * also where the decisions name no server.
  */
 export function readTool(search: Record<string, unknown>): { server?: string; name: string; last?: Last } {
   const server = text(search.server);

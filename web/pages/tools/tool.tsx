@@ -76,11 +76,12 @@ function ToolsOfName({ name }: { name: string }) {
 function Use({ name, server }: { name: string; server?: string }) {
   const { last = '24h' } = route.useSearch();
   const navigate = route.useNavigate();
-  const filter = { tool_name: exactly(name) };
+  const ofName = { tool_name: exactly(name) };
+  const filter = { ...ofName, ...(server !== undefined && { tool_server: exactly(server) }) };
   return (
     <>
       <Activity
-        title={server === undefined ? 'What was done with it' : 'What was done with tools of this name'}
+        title="What was done with it"
         filter={filter}
         facets={['agent_id', 'rule_id']}
         last={last}
@@ -109,6 +110,14 @@ function Use({ name, server }: { name: string; server?: string }) {
         </Paper>
         <LastDecisions filter={filter} by="tool" />
       </div>
+      {server === undefined ? null : (
+        <Text size="sm" c="dimmed">
+          Decisions that name another server, or none, are not counted here.{' '}
+          <PageLink to="/tools/tool" search={{ name }}>
+            What was done with tools of this name on any server
+          </PageLink>
+        </Text>
+      )}
     </>
   );
 }

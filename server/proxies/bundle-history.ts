@@ -1,0 +1,138 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import type { Reads } from '../../db/index.ts';
+import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import type { AuditAction } from '../domain/audit.ts';
+import { AppError } from '../errors.ts';
+import { ENFORCED } from '../policy/live.ts';
+
+/** How many bundles of a proxy are known at most, and for how many days after it stopped using one. */
+export const MOST_BUNDLES = 50;
+export const BUNDLE_DAYS = 90;
+const DAY_MS = 86_400_000;
+/** Audit records before a bundle among which the change is looked for that made it. */
+const MOST_CHANGES = 20;
+
+/** A bundle that a proxy used, from when it said so until it named another one. */
+export interface BundleRun {
+  /** Null for one that this database never issued: what the proxy says of such a one is kept nowhere. */
+  bundle_hash: string | null;
+  bundle_seq: number | null;
+  built_at: string | null;
+  since: string;
+  /** Null for the one that it reported last. */
+  until: string | null;
+  /** From the making to the first report of it; null where the proxy used no other before, or the making is not known. */
+  lag_seconds: number | null;
+  /** The last change before it was made that bundles contain. */
+  change: { id: string; action: AuditAction; target: { type: string; id: string } } | null;
+}
+
+/**
+ * Stores, in the transaction of a heartbeat, that the proxy uses another bundle than at the last one; nothing where it is
+ * the same.
+ *
+ * INVARIANT: of what a proxy says, nothing is stored but which of the tenant's own bundles it names. However often it names
+ * another one, it has `MOST_BUNDLES` rows.
+ */
+export async function noteBundle(
+  em: EntityManager,
+  tenantId: string,
+  proxyId: string,
+  { hash, seq, at }: { hash: string; seq: number | undefined; at: Date },
+): Promise<void> {
+  const changed = await em.execute<unknown[]>(
+    `insert into proxy_bundle (tenant_id, proxy_id, since, hash, seq, built_at)
+     select ?, ?, ?, coalesce(b.hash, ''), b.seq, b.built_at
+     from (select) one left join lateral (
+       select hash, seq, built_at from policy_bundle where tenant_id = ? and hash = ?
+         and (?::bigint is null or seq = ?::bigint) order by built_at desc limit 1) b on true
+     where coalesce(b.hash, '') is distinct from (
+       select hash from proxy_bundle where tenant_id = ? and proxy_id = ? order by since desc limit 1)
+     on conflict do nothing returning 1`,
+    [...[tenantId, proxyId, at, tenantId, hash], seq ?? null, seq ?? null, ...[tenantId, proxyId]],
+  );
+  if (changed.length === 0) return;
+  await em.execute(
+    `delete from proxy_bundle where tenant_id = ? and proxy_id = ? and since < greatest(
+       (select since from proxy_bundle where tenant_id = ? and proxy_id = ? order by since desc offset ? limit 1),
+       (select max(since) from proxy_bundle where tenant_id = ? and proxy_id = ? and since <= ?))`,
+    [
+      ...[tenantId, proxyId, tenantId, proxyId, MOST_BUNDLES - 1],
+      ...[tenantId, proxyId, new Date(at.getTime() - BUNDLE_DAYS * DAY_MS)],
+    ],
+  );
+}
+
+/** The bundles of a proxy, the newest first. NOT_FOUND for a name that no proxy reports under. */
+export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string, now: number): Promise<BundleRun[]> {
+  return reads.readOnly(tenantId, async (client) => {
+    const known = await client.query('select 1 from proxy_instance where tenant_id = $1 and id = $2', [
+      tenantId,
+      proxyId,
+    ]);
+    if (known.rowCount === 0) throw new AppError('NOT_FOUND', 'there is no such proxy');
+    const { rows } = await client.query<{ since: Date; hash: string; seq: number | null; built_at: Date | null }>(
+      `select since, hash, seq, built_at from proxy_bundle where tenant_id = $1 and proxy_id = $2
+       order by since desc limit ${MOST_BUNDLES}`,
+      [tenantId, proxyId],
+    );
+    await client.query(PLAN);
+    const end = await lastSeq(client, tenantId, 'audit');
+    const changeBefore = async (at: Date) => {
+      const before = await firstSince(client, tenantId, 'audit', end, new Date(at.getTime() + 1).toISOString());
+      const found = await client.query<{ id: string; action: AuditAction; type: string; target: string }>(
+        `select id, action, target_type as type, target_id as target from (
+           select c.* from unnest($3::text[]) as a(action), lateral (
+             select seq, id, action, target_type, target_id, line from audit_record r
+             where r.tenant_id = $1 and r.action = a.action and r.seq < $2 order by r.seq desc limit ${MOST_CHANGES}) c) c
+         where case when c.action = 'settings.changed' then c.line::json->>'detail' like '%action_types%'
+           when c.action = any($4) then c.line::json->>'detail' like '%, ${ENFORCED}'
+           else coalesce(c.line::json->>'detail', '') not like '%waits for a second person' end
+         order by seq desc limit 1`,
+        [tenantId, before, [...CHANGES, ...WITH_EFFECT], WITH_EFFECT],
+      );
+      const [row] = found.rows;
+      return row ? { id: row.id, action: row.action, target: { type: row.type, id: row.target } } : null;
+    };
+    const runs: BundleRun[] = [];
+    for (const [n, { since, hash, seq, built_at }] of rows.entries()) {
+      const until = rows[n - 1]?.since;
+      if (until && until.getTime() < now - BUNDLE_DAYS * DAY_MS) break;
+      const lag = built_at && n + 1 < rows.length ? since.getTime() - built_at.getTime() : undefined;
+      runs.push({
+        bundle_hash: hash || null,
+        bundle_seq: seq,
+        built_at: built_at?.toISOString() ?? null,
+        since: since.toISOString(),
+        until: until?.toISOString() ?? null,
+        // the clocks of two processes may differ
+        lag_seconds: lag === undefined ? null : Math.max(0, Math.round(lag / 1000)),
+        change: built_at && (await changeBefore(built_at)),
+      });
+    }
+    return runs;
+  });
+}
+
+/** What is in bundles changes with these, and with those below where their record says that it took effect. */
+const CHANGES: readonly AuditAction[] = [
+  'policy.revoked',
+  'list.deleted',
+  'tool.approved',
+  'tool.rejected',
+  'tool.labeled',
+  'tool.removed',
+  'tool_server.changed',
+  'agent.labeled',
+  'settings.changed',
+  'signing_key.rotated',
+];
+const WITH_EFFECT: readonly AuditAction[] = [
+  'policy.created',
+  'policy.updated',
+  'policy.approved',
+  'policy.rolled_back',
+  'policy.break_glass',
+  'list.changed',
+  'list.approved',
+];
