@@ -229,7 +229,10 @@ describe('live responses', () => {
       const status = path === '/readyz' ? 503 : 200;
       const { body, headers } = await server.call(
         status,
-        fill(line, path.includes('{id}') ? { id: idOf(world, path), delivery_id: world.delivery } : { proxy_id: 'proxy-1' }) + query,
+        fill(
+          line,
+          path.includes('{id}') ? { id: idOf(world, path), delivery_id: world.delivery } : { proxy_id: 'proxy-1' },
+        ) + query,
         who,
       );
       const documented = Object.keys(answerOf(line, status)?.headers ?? {});

@@ -456,7 +456,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the names of the tenant’s people, including former ones */
+        /**
+         * List the names of the tenant’s people and keys, including former ones
+         * @description Of keys the newest 1,000, each with its label or its agent and nothing else.
+         */
         get: operations["people-directory"];
         put?: never;
         post?: never;
@@ -1347,6 +1350,26 @@ export interface paths {
         };
         /** List proxies, most recently seen first */
         get: operations["proxies-list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/proxies/{proxy_id}/bundles": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the bundles that a proxy used, the newest first
+         * @description As it reported them: at most 50, of the last 90 days. Of a bundle that this server never issued it says so, and nothing else.
+         */
+        get: operations["proxies-bundles"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3789,6 +3812,8 @@ export interface components {
             created_at: string;
             /** Format: date-time */
             last_used_at?: string;
+            /** @description the proxy that reported its last use; null where it was used here */
+            last_used_by: string | null;
             /** Format: date-time */
             expires_at?: string;
         };
@@ -4448,6 +4473,32 @@ export interface components {
             /** @description the live policies that name it */
             used_by: string[];
             versions: components["schemas"]["ListVersion"][];
+        };
+        BundleRun: {
+            /** @description null: not a bundle of this server */
+            bundle_hash: string | null;
+            bundle_seq: number | null;
+            built_at: string | null;
+            /**
+             * Format: date-time
+             * @description when the proxy first reported it
+             */
+            since: string;
+            /** @description when it first reported another one; null: it reported this one last */
+            until: string | null;
+            /** @description from the making of the bundle to the first report of it; null for the first bundle of a proxy */
+            lag_seconds: number | null;
+            /** @description the last change of what bundles contain before this one was made */
+            change: {
+                /** @description of the audit record */
+                id: string;
+                /** @enum {string} */
+                action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                target: {
+                    type: string;
+                    id: string;
+                };
+            } | null;
         };
         Tool: {
             server: string;
@@ -6761,14 +6812,15 @@ export interface operations {
             content: {
                 /**
                  * @example {
-                 *       "role": "author"
+                 *       "role": "author",
+                 *       "reason": "she writes them"
                  *     }
                  */
                 "application/json": {
                     /** @enum {string} */
                     role: "viewer" | "author" | "approver" | "admin";
-                    /** @description the reason; it goes into the audit log */
-                    reason?: string;
+                    /** @description why, in one line; it goes into the audit log */
+                    reason: string;
                 };
             };
         };
@@ -6799,8 +6851,9 @@ export interface operations {
     };
     "users-revoke": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -6838,8 +6891,9 @@ export interface operations {
     };
     "users-remove": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7353,8 +7407,9 @@ export interface operations {
     };
     "keys-revoke": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7414,7 +7469,8 @@ export interface operations {
                      *           "agent_role": "clerk",
                      *           "owner_id": "usr_01m840tqdhyn173cd94g75ez5b",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:57:05.713Z"
+                     *           "created_at": "2026-11-23T10:57:05.713Z",
+                     *           "last_used_by": null
                      *         },
                      *         {
                      *           "id": "agk_01m840tqjmdahesgy114zpjvvb",
@@ -7424,7 +7480,8 @@ export interface operations {
                      *           "owner_id": "usr_01m840tq5pmbq45fqtyybhert7",
                      *           "prefix": "svc_agent_EXAMPLE",
                      *           "created_at": "2026-11-23T10:57:03.573Z",
-                     *           "last_used_at": "2026-11-23T10:57:04.864Z"
+                     *           "last_used_at": "2026-11-23T10:57:04.864Z",
+                     *           "last_used_by": null
                      *         }
                      *       ]
                      *     }
@@ -7583,8 +7640,9 @@ export interface operations {
     };
     "agentKeys-revoke": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7738,8 +7796,9 @@ export interface operations {
     };
     "workloadTrust-remove": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7802,6 +7861,14 @@ export interface operations {
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
+                     *       ],
+                     *       "keys": [
+                     *         {
+                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
+                     *           "kind": "agent_key",
+                     *           "name": "agent-2",
+                     *           "ended": false
+                     *         }
                      *       ]
                      *     }
                      */
@@ -7810,6 +7877,14 @@ export interface operations {
                             id: string;
                             name: string;
                             avatar_url: string | null;
+                        }[];
+                        keys: {
+                            id: string;
+                            /** @enum {string} */
+                            kind: "api_key" | "agent_key";
+                            name: string;
+                            /** @description revoked or expired */
+                            ended: boolean;
                         }[];
                     };
                 };
@@ -7915,6 +7990,7 @@ export interface operations {
                         /** @default [] */
                         write?: string[];
                     } | null;
+                    /** @description why, in one line; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -8136,6 +8212,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -8224,7 +8301,7 @@ export interface operations {
                     issuer_url: string;
                     client_id: string;
                     client_secret?: string;
-                    /** @description the reason, which is audited */
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -8271,7 +8348,7 @@ export interface operations {
     "sso-remove": {
         parameters: {
             query: {
-                /** @description the reason, which is audited */
+                /** @description why, in one line; it goes into the audit log */
                 reason: string;
             };
             header?: {
@@ -8431,8 +8508,9 @@ export interface operations {
     };
     "sso-removeDomain": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8513,7 +8591,7 @@ export interface operations {
     "sso-unbind": {
         parameters: {
             query: {
-                /** @description the reason, which is audited */
+                /** @description why, in one line; it goes into the audit log */
                 reason: string;
             };
             header?: {
@@ -8602,7 +8680,8 @@ export interface operations {
             content: {
                 /**
                  * @example {
-                 *       "token_issuers": []
+                 *       "token_issuers": [],
+                 *       "reason": "as agreed"
                  *     }
                  */
                 "application/json": {
@@ -8626,6 +8705,8 @@ export interface operations {
                         /** @description the accepted signature algorithms; default: from the discovery document, or RS256, PS256, ES256, EdDSA */
                         allowed_algs?: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
                     }[];
+                    /** @description why, in one line; it goes into the audit log */
+                    reason: string;
                 };
             };
         };
@@ -9408,8 +9489,9 @@ export interface operations {
     };
     "policies-revoke": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9460,11 +9542,14 @@ export interface operations {
             content: {
                 /**
                  * @example {
-                 *       "target_version": 1
+                 *       "target_version": 1,
+                 *       "reason": "it was better"
                  *     }
                  */
                 "application/json": {
                     target_version: number;
+                    /** @description why, in one line; it goes into the audit log */
+                    reason: string;
                 };
             };
         };
@@ -9634,6 +9719,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -9734,6 +9820,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -11075,8 +11162,9 @@ export interface operations {
     };
     "lists-remove": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -11181,6 +11269,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -11303,6 +11392,8 @@ export interface operations {
                     spooled_events?: number;
                     /** Format: date-time */
                     started_at?: string;
+                    /** @description the ids of the agent keys that it took since its last report */
+                    agent_keys?: string[];
                 };
             };
         };
@@ -11448,10 +11539,61 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "proxies-bundles": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                proxy_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "bundles": [
+                     *         {
+                     *           "bundle_hash": null,
+                     *           "bundle_seq": null,
+                     *           "built_at": null,
+                     *           "since": "2026-11-23T10:57:05.713Z",
+                     *           "until": null,
+                     *           "lag_seconds": null,
+                     *           "change": null
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        bundles: components["schemas"]["BundleRun"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "proxies-remove": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -11789,7 +11931,10 @@ export interface operations {
     };
     "tools-remove": {
         parameters: {
-            query?: never;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
+            };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
@@ -11964,6 +12109,7 @@ export interface operations {
                 "application/json": {
                     /** @description the hash of a definition */
                     pin: string;
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -12131,7 +12277,8 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
-                    reason?: string;
+                    /** @description why, in one line; it goes into the audit log */
+                    reason: string;
                 };
             };
         };
@@ -13007,6 +13154,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -13130,7 +13278,7 @@ export interface operations {
                      * @enum {string}
                      */
                     mode?: "deny" | "freeze";
-                    /** @description agents, approvers and the audit log see it */
+                    /** @description why, in one line: agents, approvers and the audit log see it */
                     reason: string;
                     /**
                      * @description proxies also cut the calls that are under way for the target; only with deny
@@ -13258,6 +13406,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -13486,7 +13635,8 @@ export interface operations {
             content: {
                 /**
                  * @example {
-                 *       "url": "https://hooks.example.invalid/other"
+                 *       "url": "https://hooks.example.invalid/other",
+                 *       "reason": "it moved"
                  *     }
                  */
                 "application/json": {
@@ -13501,7 +13651,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description the reason; it goes into the audit log */
+                    /** @description why, in one line: required to pause it, and with another url or other event_types */
                     reason?: string;
                 };
             };
@@ -13532,8 +13682,9 @@ export interface operations {
     };
     "subscriptions-remove": {
         parameters: {
-            query?: {
-                reason?: string;
+            query: {
+                /** @description why, in one line; it goes into the audit log */
+                reason: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -13582,7 +13733,8 @@ export interface operations {
                 /**
                  * @example {
                  *       "secret": "another signing secret",
-                 *       "event_types": []
+                 *       "event_types": [],
+                 *       "reason": "as agreed"
                  *     }
                  */
                 "application/json": {
@@ -13597,7 +13749,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description the reason; it goes into the audit log */
+                    /** @description why, in one line: required to pause it, and with another url or other event_types */
                     reason?: string;
                 };
             };
