@@ -1,6 +1,4 @@
 import { parseArgs } from 'node:util';
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { SchemaRefused } from '../db/applied.ts';
 import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
@@ -9,6 +7,7 @@ import { NoSession } from '../db/session.ts';
 import type { Core } from './app.ts';
 import { readConfig } from './config.ts';
 import { AppError } from './errors.ts';
+import { collectStart } from './lib/collect.ts';
 import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
 import { ConfigError } from './lib/settings.ts';
@@ -32,16 +31,6 @@ function options(): { demo?: boolean } {
   } catch (error) {
     throw new ConfigError(`${(error as Error).message}\nUsage: npm start [-- --demo]`);
   }
-}
-
-/**
- * Loading the program leaves far more garbage than it keeps, and Node keeps the room: it is given back once, before there is
- * work to do.
- */
-function collectStart(): void {
-  setFlagsFromString('--expose-gc');
-  const collect = runInNewContext('gc') as (options: object) => void;
-  collect({ type: 'major', execution: 'sync', flavor: 'last-resort' });
 }
 
 async function main(): Promise<void> {
