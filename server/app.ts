@@ -468,7 +468,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       await appender.stop();
       await checkpoints.stop();
       await Promise.all([language.close(), slow.close()]);
-      mail.close();
+      await mail.close();
       await redis?.close();
       await db.close();
     },

@@ -1,7 +1,7 @@
 import { mkdir, open, rename } from 'node:fs/promises';
 import path from 'node:path';
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { createTransport, type Transporter } from 'nodemailer';
+import type { Transporter } from 'nodemailer';
 import type { Log } from './log.ts';
 
 /** A message to one person. The text may hold a link that signs in: it is never logged. */
@@ -33,7 +33,8 @@ const STEP_MS = 10_000;
  * address of the server is the operator's, not a tenant's, so that the egress guard has no say in it.
  */
 export class Mail {
-  readonly #transport: Transporter;
+  readonly #smtpUrl: string | undefined;
+  #transport: Promise<Transporter> | undefined;
   readonly #from: string;
   readonly #directory: string | undefined;
   readonly #log: Log;
@@ -42,17 +43,7 @@ export class Mail {
     this.#from = options.from;
     this.#log = options.log;
     this.#directory = options.smtpUrl ? undefined : options.directory;
-    const common = { disableFileAccess: true, disableUrlAccess: true };
-    this.#transport = options.smtpUrl
-      ? createTransport({
-          ...common,
-          url: options.smtpUrl,
-          connectionTimeout: STEP_MS,
-          greetingTimeout: STEP_MS,
-          socketTimeout: STEP_MS,
-        })
-      : createTransport({ ...common, streamTransport: true, buffer: true, newline: 'windows' });
-    this.#transport.use('stream', readable);
+    this.#smtpUrl = options.smtpUrl;
   }
 
   /**
@@ -61,7 +52,8 @@ export class Mail {
    */
   async send(letter: Letter, id: string): Promise<void> {
     const { to, subject, text, html } = letter;
-    const sent = await this.#transport.sendMail({
+    const transport = await this.#opened();
+    const sent = await transport.sendMail({
       from: this.#from,
       // an object, not a string that would be parsed as a list of addresses
       to: { name: '', address: to },
@@ -90,11 +82,31 @@ export class Mail {
 
   /** Resolves when the mail server accepts this program's login; immediately where mails become files. */
   async verify(): Promise<void> {
-    if (!this.#directory) await this.#transport.verify();
+    if (!this.#directory) await (await this.#opened()).verify();
   }
 
-  close(): void {
-    this.#transport.close();
+  async close(): Promise<void> {
+    (await this.#transport)?.close();
+  }
+
+  /** Loaded for the first letter: most processes never send one. */
+  #opened(): Promise<Transporter> {
+    this.#transport ??= (async () => {
+      const { createTransport } = await import('nodemailer');
+      const common = { disableFileAccess: true, disableUrlAccess: true };
+      const transport: Transporter = this.#smtpUrl
+        ? createTransport({
+            ...common,
+            url: this.#smtpUrl,
+            connectionTimeout: STEP_MS,
+            greetingTimeout: STEP_MS,
+            socketTimeout: STEP_MS,
+          })
+        : createTransport({ ...common, streamTransport: true, buffer: true, newline: 'windows' });
+      transport.use('stream', readable);
+      return transport;
+    })();
+    return this.#transport;
   }
 }
 

@@ -135,7 +135,8 @@ async function measure(ctx: BenchContext, pool: pg.Pool, seconds: number) {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-idle-'));
   const port = await freePort();
   // with what `npm start` gives to Node
-  const child: ChildProcess = spawn(process.execPath, ['--max-semi-space-size=64', 'server/main.ts'], {
+  const flags = ['--max-semi-space-size=64', '--gc-memory-reducer-start-delay-ms=4000'];
+  const child: ChildProcess = spawn(process.execPath, [...flags, 'server/main.ts'], {
     stdio: ['ignore', 'ignore', 'inherit'],
     env: {
       ...{ PATH: process.env.PATH, MALLOC_ARENA_MAX: '2', LOG_LEVEL: 'error', PORT: String(port) },

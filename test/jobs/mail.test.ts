@@ -50,7 +50,7 @@ describe('a letter', () => {
     await queue('one@example.test');
     const mail = sender();
     await sendAll(mail);
-    mail.close();
+    await mail.close();
     const [name, ...more] = readdirSync(dir);
     expect(more).toEqual([]);
     expect(name).toMatch(/^\d{4}-\d\d-\d\dT[\d-]+Z-mail_\w+\.eml$/);
@@ -101,7 +101,7 @@ describe('a letter', () => {
     expect(smtp.received.map(({ to }) => to)).toEqual([['later@example.test']]);
     expect(smtp.received[0]!.text).toContain(LINK);
     expect(await waiting()).toEqual([]);
-    mail.close();
+    await mail.close();
   });
 
   test('that could not be sent while it was useful is dropped', async () => {
@@ -115,7 +115,7 @@ describe('a letter', () => {
     expect(await waiting()).toEqual([]);
     expect(smtp.received.length).toBe(before);
     expect(logged.join('\n')).toContain('not sent in time');
-    mail.close();
+    await mail.close();
   });
 
   test('is sent once by many senders at work, and again after one of them died with it', async () => {
@@ -134,7 +134,7 @@ describe('a letter', () => {
     await sendAll(mail);
     expect(await waiting()).toEqual([]);
     expect(smtp.received.at(-1)!.to).toEqual(['died@example.test']);
-    mail.close();
+    await mail.close();
   });
 
   test('that a person waits for comes before any number of those that bring news', async () => {
@@ -150,7 +150,7 @@ describe('a letter', () => {
     expect(smtp.received.slice(before).map(({ to }) => to[0])).toContain('link@example.test');
     await sendAll(mail);
     expect(smtp.received.length - before).toBe(26);
-    mail.close();
+    await mail.close();
   });
 
   test('goes to one address, whatever its text', async () => {
@@ -159,6 +159,6 @@ describe('a letter', () => {
     await mail.send({ ...letter('a@example.test'), subject: 'x\r\nBcc: evil@example.test' }, 'mail_1');
     expect(smtp.received[before]!.to).toEqual(['a@example.test']);
     expect(smtp.received[before]!.text).not.toMatch(/^bcc:/im);
-    mail.close();
+    await mail.close();
   });
 });

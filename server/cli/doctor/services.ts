@@ -43,7 +43,7 @@ export async function checkMail(config: Config, report: Report): Promise<void> {
       'check that the mail server is running and that SMTP_URL is right',
     );
   } finally {
-    mail.close();
+    await mail.close();
   }
 }
 
