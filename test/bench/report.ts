@@ -34,7 +34,7 @@ ${lines.join('\n')}
 
 Without a name, all that need not be named. Each measures beside a limit of this machine, in the same run.
 
-  --quick     a short form of each, in less than three minutes together
+  --quick     a short form of each, in three to four minutes together
   --long      the largest sizes too
   --json      the report as JSON
   --markdown  the report as the table of docs/benchmarks.md

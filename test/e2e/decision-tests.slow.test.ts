@@ -54,8 +54,8 @@ describeInBrowser('a decision', () => {
     const visitor = await browser.visitor(await tenant.person('approver'));
     const { page } = visitor;
     await visitor.open(`/decisions?event=${event_id}`);
-    await page.getByRole('button', { name: 'Make a test of it' }).click();
-    const dialog = page.getByRole('dialog', { name: 'Make a test of it' });
+    await page.getByRole('button', { name: 'Make a test from it' }).click();
+    const dialog = page.getByRole('dialog', { name: 'Make a test from it' });
     expect(await dialog.getByLabel('Test suite of').inputValue()).toBe('refunds');
     // not for those who may not see them
     expect(await dialog.getByLabel('With masked values').count()).toBe(0);
@@ -75,7 +75,7 @@ describeInBrowser('a decision', () => {
     // the same one is not made twice
     visitor.expectFault(/409/);
     await visitor.open(`/decisions?event=${event_id}`);
-    await page.getByRole('button', { name: 'Make a test of it' }).click();
+    await page.getByRole('button', { name: 'Make a test from it' }).click();
     await page.getByRole('button', { name: 'Make the test' }).click();
     await page.getByText('the test "refund by support is held" is of this decision already').waitFor();
 
@@ -105,7 +105,7 @@ describeInBrowser('a decision', () => {
     const viewer = await browser.visitor(await tenant.person('author'));
     await viewer.open(`/decisions?event=${event_id}`);
     await viewer.page.getByText('Position in the chain').waitFor();
-    expect(await viewer.page.getByRole('button', { name: 'Make a test of it' }).count()).toBe(0);
+    expect(await viewer.page.getByRole('button', { name: 'Make a test from it' }).count()).toBe(0);
   });
 
   test('names the policy, whose approval names its tests and what its simulation found', async () => {
@@ -159,7 +159,7 @@ describeInBrowser('a decision', () => {
     const lifted = past.getByRole('region', { name: 'Held before, allowed without a hold' });
     await lifted.getByText('€130.00').waitFor();
     await lifted.getByText('The decisions').click();
-    expect(await lifted.getByRole('button', { name: /^Make a test of it: evt_/ }).count()).toBe(2);
+    expect(await lifted.getByRole('button', { name: /^Make a test from it: evt_/ }).count()).toBe(2);
     await past.getByText('All decisions, before and after').click();
     await approver.assertAccessible();
     await review.emulateMedia({ colorScheme: 'dark' });
@@ -196,7 +196,7 @@ describeInBrowser('a decision', () => {
     const { page } = approver;
     await approver.open('/review/refunds');
     await page.getByText('The decision', { exact: true }).click();
-    await page.getByRole('button', { name: `Make a test of it: ${event_id}` }).click();
+    await page.getByRole('button', { name: `Make a test from it: ${event_id}` }).click();
     await page.getByRole('button', { name: 'Make the test' }).click();
     await page.waitForURL(/\/policies\/refunds\?tab=tests/);
     await page.getByText('New test: refund by support is held').waitFor();

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { deploy, GUARD } from '../helpers/api.ts';
+import { deploy, event, GUARD } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate } from './act.ts';
@@ -8,6 +8,28 @@ const server = useServer({}, { shared: true });
 
 describeInBrowser('the stream of decisions', () => {
   const browser = useBrowser(() => server.url);
+
+  test('takes no earlier decision for a new one, however many came at the same time', async () => {
+    const tenant = await server.tenant();
+    const ingest = (...names: string[]) =>
+      server.call(202, 'POST /v1/events/ingest', tenant.admin, {
+        events: names.map((tool_name) => event({ tool_name })),
+      });
+    await ingest(...Array.from({ length: 250 }, (_, n) => `tool-${n}`));
+    const { page, open } = await browser.visitor(await tenant.person('viewer'));
+    const readOn = page.waitForResponse((answer) => decodeURIComponent(answer.url()).includes('"order":"asc"'));
+    await open('/decisions');
+    await readOn;
+    const tools = page.getByRole('button', { name: /: Allowed, details/ });
+    await page.getByRole('button', { name: 'tool-249: Allowed, details' }).waitFor();
+    await ingest('one-more');
+    await page.getByRole('button', { name: 'one-more: Allowed, details' }).waitFor();
+    expect(await tools.allInnerTexts()).toEqual([
+      'one-more',
+      ...Array.from({ length: 60 }, (_, n) => `tool-${249 - n}`),
+    ]);
+    expect(await page.locator('.arrived').count()).toBe(1);
+  });
 
   test('shows each decision once, in order, waits while paused, and keeps its filter in the address', async () => {
     const tenant = await server.tenant();

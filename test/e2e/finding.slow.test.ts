@@ -161,19 +161,30 @@ describeInBrowser('finding decisions', () => {
     const span = new URL(page.url()).searchParams;
     const at = (name: string) => Date.parse(span.get(name)!);
     expect(at('until') - at('since')).toBe(30 * 60_000);
+  });
 
-    // by what sets a part apart from the rest
+  test('what sets the shown decisions apart is named, and one press shows those', async () => {
+    const tenant = await server.tenant();
+    const ingest = (count: number, more: Record<string, unknown>) =>
+      server.call(202, 'POST /v1/events/ingest', tenant.admin, {
+        events: Array.from({ length: count }, () => event(more)),
+      });
+    const denied = { decision: 'deny', event_type: 'decision.deny', agent_id: 'night-bot', tool_name: 'wire' };
+    await ingest(30, { agent_id: 'clerk-bot', tool_name: 'read_invoice' });
+    await ingest(2, denied);
+    const viewer = await browser.visitor(await tenant.person('viewer'));
+    const { page } = viewer;
     await viewer.open('/decisions?decision=deny');
     await page.getByText('What sets these decisions apart').click();
     await page.getByText('There must be 10 decisions here').waitFor();
-    const denied = { decision: 'deny', event_type: 'decision.deny', agent_id: 'night-bot', tool_name: 'wire' };
-    await server.call(202, 'POST /v1/events/ingest', tenant.admin, {
-      events: Array.from({ length: 20 }, () => event(denied)),
-    });
+    await ingest(20, denied);
     await viewer.open('/decisions?decision=deny');
     await page.getByText('What sets these decisions apart').click();
     const found = page.getByRole('list', { name: 'Compared with the other decisions of this time' });
     await found.getByRole('button', { name: /Agent.*night-bot.*100% of these, 0% of the others/ }).waitFor();
+    // what none of these has cannot be chosen
+    await found.getByText('clerk-bot').waitFor();
+    expect(await found.getByRole('button', { name: /clerk-bot/ }).count()).toBe(0);
     await viewer.assertAccessible();
     await found.getByRole('button', { name: /night-bot/ }).click();
     await page.waitForURL(/agent_id=night-bot/);

@@ -7,7 +7,10 @@ import { Receiver } from '../helpers/receiver.ts';
 import { useServer } from '../helpers/server.ts';
 import { type Demo, fillDemo } from './demo.ts';
 
-/** Pictures of every screen in light, dark and narrow, of a demo tenant: `npm run screenshots` writes ./screenshots. */
+/**
+ * Pictures of every screen in light, dark and narrow, of a demo tenant: `npm run screenshots` writes ./screenshots. A screen fails that
+ * is wider than its window or that axe has something to say about.
+ */
 interface Screen {
   path: string | ((demo: Demo) => string);
   /** Who looks at it; the admin where nobody is named, nobody where null stands. */
@@ -264,7 +267,7 @@ describeInBrowser('pictures of', () => {
     test(name, async () => {
       const { who } = screen;
       const person = who ? await demo.enter(who) : who === null ? undefined : demo.admin;
-      const { page, open, expectFault } = await browser.visitor(person);
+      const { page, open, expectFault, assertAccessible } = await browser.visitor(person);
       if (name === 'not-found') expectFault(/\b404\b/);
       for (const [view, { colorScheme, ...size }] of Object.entries(VIEWS)) {
         await page.setViewportSize(size);
@@ -279,6 +282,8 @@ describeInBrowser('pictures of', () => {
         const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
         if (whole > size.height && whole < 1700) await page.setViewportSize({ ...size, height: whole });
         await page.screenshot({ path: path.join(directory, `${name}-${view}.png`) });
+        // in both color schemes
+        if (view !== 'dark') await assertAccessible();
       }
     });
   }

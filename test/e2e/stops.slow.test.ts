@@ -48,7 +48,7 @@ describeInBrowser('stops', () => {
     // without a click of theirs
     const banner = viewer.page.getByRole('alert').filter({ hasText: 'A stop is in force' });
     await banner.getByText('agent bot-7').waitFor();
-    await banner.getByRole('link', { name: 'Look at it' }).click();
+    await banner.getByRole('link', { name: 'See it' }).click();
     await viewer.page.getByRole('cell', { name: /agent bot-7/ }).waitFor();
     expect(await viewer.page.getByRole('button', { name: 'Lift' }).count()).toBe(0);
     await viewer.assertAccessible();

@@ -22,7 +22,7 @@ export default function MakeTestDialog(props: { decision: TestedDecision; wrong:
       <Modal.Content>
         <Modal.Body>
           <Modal.Title mb="sm">
-            <strong>{props.wrong ? 'This was wrong' : 'Make a test of it'}</strong>
+            <strong>{props.wrong ? 'This was wrong' : 'Make a test from it'}</strong>
           </Modal.Title>
           <Shown query={policies} lines={4}>
             {({ policies: all }) => <Form {...props} ids={all.map(({ id }) => id)} />}

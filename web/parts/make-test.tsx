@@ -19,12 +19,12 @@ export function MakeTest({ decision, compact = false }: { decision: TestedDecisi
   const [open, setOpen] = useState<'right' | 'wrong'>();
   if (!me.has('approver')) return null;
   const size = compact ? 'compact-xs' : 'xs';
-  const label = compact ? `Make a test of it: ${decision.event_id}` : undefined;
+  const label = compact ? `Make a test from it: ${decision.event_id}` : undefined;
   return (
     <>
       <Group gap="xs">
         <Button size={size} variant="default" aria-label={label} onClick={() => setOpen('right')}>
-          Make a test of it
+          Make a test from it
         </Button>
         {compact ? null : (
           <Button size={size} variant="default" onClick={() => setOpen('wrong')}>

@@ -59,8 +59,7 @@ export function StopBanner() {
           {first!.mode === 'deny' ? 'Denied: ' : 'Held for a person: '}
           <TargetOf stop={first!} />
           {'. '}
-          <Hostile text={first!.reason} />{' '}
-          <Link to="/stops">{stops.length === 1 ? 'Look at it' : 'See all of them'}</Link>
+          <Hostile text={first!.reason} /> <Link to="/stops">{stops.length === 1 ? 'See it' : 'See all of them'}</Link>
         </span>
       </Notice>
     </div>

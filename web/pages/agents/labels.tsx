@@ -42,7 +42,7 @@ function LabelForm({ agent, onDone }: { agent: Agent; onDone: () => void }) {
         try {
           const after = await api.tools.labelAgent.mutate({ agent_id: agent.id, labels });
           await queryClient.invalidateQueries(trpc.tools.pathFilter());
-          toastDone(after.proposal ? 'Waits for a second person' : 'Labels saved');
+          toastDone(after.proposal ? 'Waiting for a second person' : 'Labels saved');
           onDone();
         } catch (error) {
           setSure(false);

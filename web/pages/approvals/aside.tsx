@@ -3,6 +3,7 @@ import { SPANS, type Span } from '../../lib/aside.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
 import { useAside } from '../../lib/use-aside.ts';
+import { rescueFocus } from '../../ui/focus.ts';
 import { When } from '../../ui/time.tsx';
 import type { Hold } from './view.tsx';
 
@@ -19,7 +20,14 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
         <span>
           Set aside by you: it is back <When at={new Date(until).toISOString()} />, or when it changes.
         </span>
-        <Button size="compact-sm" variant="default" onClick={() => aside.back(hold)}>
+        <Button
+          size="compact-sm"
+          variant="default"
+          onClick={() => {
+            aside.back(hold);
+            setTimeout(rescueFocus);
+          }}
+        >
           Put it back
         </Button>
       </div>
@@ -40,6 +48,7 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
               aside.put(hold, span);
               toastDone('Set aside', 'It keeps waiting for others. It is back before it expires, or when it changes.');
               onAside?.();
+              setTimeout(rescueFocus);
             }}
           >
             {span}

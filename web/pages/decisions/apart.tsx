@@ -6,6 +6,7 @@ import { exactly } from '../../../server/domain/sought.ts';
 import { type Difference, LEAST, setApart } from '../../lib/apart.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { rescueFocus } from '../../ui/focus.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { DECISION } from '../../ui/status.tsx';
@@ -114,7 +115,15 @@ function Line({
       {percent(here) === '0%' ? (
         <div className="apart-line">{line}</div>
       ) : (
-        <button type="button" className="apart-line" onClick={() => set({ [field]: exactly(value) })}>
+        <button
+          type="button"
+          className="apart-line"
+          onClick={() => {
+            set({ [field]: exactly(value) });
+            // what was pressed goes, and the keyboard goes on at the start of the page
+            setTimeout(rescueFocus, 50);
+          }}
+        >
           {line}
         </button>
       )}

@@ -61,7 +61,7 @@ export function ListForm({
             comment: filled(comment),
           });
           await queryClient.invalidateQueries(trpc.lists.pathFilter());
-          toastDone(after.newest.status === 'pending' ? 'Waits for approval' : 'In use from now on');
+          toastDone(after.newest.status === 'pending' ? 'Waiting for approval' : 'In use from now on');
           onDone(name);
         } catch (error) {
           form.refused(error);

@@ -195,7 +195,7 @@ function Destinations() {
     >
       {since ? (
         <>
-          the first since <When at={since} />
+          the first failed <When at={since} />
         </>
       ) : (
         `${count(data.subscriptions.length, 'destination')} well`

@@ -24,7 +24,7 @@ interface Matter {
   next: ReactNode;
 }
 
-/** What cannot wait, each with the next step. Stops in force stand above every page. */
+/** What needs attention now, each with the next step. Stops in force stand above every page. */
 export function Urgent() {
   const closed = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 60_000 }));
   const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
@@ -96,7 +96,7 @@ export function Urgent() {
   return (
     <Paper p={0} component="section" className="urgent" data-tone="bad" aria-labelledby="urgent-title">
       <Title order={2} id="urgent-title" px="md" pt="sm" pb="xs">
-        This cannot wait
+        Needs attention
       </Title>
       <ul className="lines">
         {matters.map(({ key, what, since, next }) => (

@@ -116,7 +116,7 @@ export function PolicyList() {
           value={filter.order ?? ''}
           onChange={(event) => set({ order: (event.currentTarget.value || undefined) as PolicyFilter['order'] })}
           data={[
-            { value: '', label: 'changed last' },
+            { value: '', label: 'last changed' },
             { value: 'id', label: 'by name' },
             { value: 'status', label: 'by status' },
           ]}

@@ -47,7 +47,7 @@ export function ReviewQueue() {
       ),
     },
     {
-      header: 'Waits as',
+      header: 'Status',
       cell: (row) =>
         row.open_review ? (
           <Tag tone="bad" icon={IconHammer}>
@@ -89,7 +89,7 @@ export function ReviewQueue() {
       },
     },
     {
-      header: 'Waits since',
+      header: 'Waiting since',
       cell: ({ open_review, updated_at }) => <When at={open_review?.opened_at ?? updated_at} />,
       align: 'right',
     },

@@ -243,7 +243,7 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
             reason: asReason(reason),
           });
           await queryClient.invalidateQueries(trpc.tools.pathFilter());
-          toastDone(after.proposal ? 'Waits for a second person' : 'Saved');
+          toastDone(after.proposal ? 'Waiting for a second person' : 'Saved');
           onDone();
         } catch (error) {
           form.refused(error);

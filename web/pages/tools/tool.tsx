@@ -275,7 +275,7 @@ function Decide({ tool, read, moved }: { tool: Tool; read: Tool['shown']; moved:
     );
     await again();
     toastDone(
-      verdict === 'reject' ? 'Rejected' : after.approved?.pin === pin ? 'Approved' : 'Waits for a second person',
+      verdict === 'reject' ? 'Rejected' : after.approved?.pin === pin ? 'Approved' : 'Waiting for a second person',
     );
   };
   return (
@@ -354,7 +354,7 @@ function Labels({ tool }: { tool: Tool }) {
     try {
       const after = await confirmed(() => api.tools.label.mutate({ server, name: tool_name, labels }));
       await again();
-      toastDone(after.proposals.labels ? 'Waits for a second person' : 'Labels saved');
+      toastDone(after.proposals.labels ? 'Waiting for a second person' : 'Labels saved');
     } catch {
       // it was told
     } finally {

@@ -137,7 +137,7 @@ export default function CodeEditor({
       return found.map(({ fix, ...problem }) => ({
         ...placeOf(state.doc, problem),
         ...problem,
-        ...(fix && { actions: [{ name: fix.title, apply: () => mend(fix) }] }),
+        ...(fix && { actions: [{ name: fix.title, apply: () => repair(fix) }] }),
       }));
     };
     const editor = new EditorView({
@@ -208,7 +208,7 @@ export default function CodeEditor({
     editor.dispatch({ selection: { anchor: from }, effects: EditorView.scrollIntoView(from, { y: 'center' }) });
     editor.focus();
   };
-  const mend = ({ line, column, length, text }: NonNullable<Problem['fix']>) => {
+  const repair = ({ line, column, length, text }: NonNullable<Problem['fix']>) => {
     const editor = view.current;
     // the place is that of the text that was checked
     if (!editor || readOnly || !checked.current?.eq(editor.state.doc)) return;
@@ -245,7 +245,7 @@ export default function CodeEditor({
                 <span>{problem.message}</span>
               </button>
               {problem.fix && !readOnly ? (
-                <button type="button" className="fix" onClick={() => mend(problem.fix!)}>
+                <button type="button" className="fix" onClick={() => repair(problem.fix!)}>
                   {problem.fix.title}
                 </button>
               ) : null}

@@ -1,0 +1,7 @@
+import { Notifications } from '@mantine/notifications';
+import type { ReactNode } from 'react';
+
+/** The messages in the corner, whose code is loaded apart: see toasts.tsx. */
+export default function Messages(): ReactNode {
+  return <Notifications position="bottom-right" limit={4} />;
+}
