@@ -36,6 +36,8 @@ const { values: flags } = parseArgs({
 const ROOT = path.resolve(import.meta.dirname, '../..');
 /** How many of the lost events are sent again. */
 const AGAIN = 20;
+/** How long each writer rests between two decisions that will be lost. */
+const REST_MS = 50;
 const POLICY = 'permit(principal, action, resource == Tool::"drill");';
 
 async function drill(): Promise<number> {
@@ -65,12 +67,12 @@ async function drill(): Promise<number> {
     );
     const { time, seq } = mark!;
     say(`${before.length} decisions are acknowledged at ${time}`);
-    // sent after it
-    const late = new Load(server, writers);
+    await load.stop();
+    // sent after it, for as long as the signature takes
+    const late = new Load(server, writers, undefined, REST_MS);
     await server.enforce('drill', POLICY);
     const newest = await proxy.newerThan(first);
     await eventually('a checkpoint beyond it is in the file', async () => (await server.filed()) > seq, SIGNED_MS);
-    await load.stop();
     await late.stop();
     const after = [...late.acknowledged.keys()];
     say(`${after.length} more were acknowledged, and a policy is enforced; the table of decisions is dropped`);
