@@ -41,6 +41,19 @@ const STEPS = [
 ];
 
 const Count = z.int();
+/** Decisions by time. */
+export const Buckets = z.array(
+  z.object({
+    at: z.iso.datetime().describe('the start of the bucket'),
+    ...({
+      allow: Count,
+      allow_with_masking: Count,
+      deny: Count,
+      escrow: Count,
+      rate_limited: Count,
+    } satisfies Record<Decision, unknown>),
+  }),
+);
 export const EventCounts = z
   .object({
     since: z.iso.datetime(),
@@ -54,18 +67,7 @@ export const EventCounts = z
       .describe(
         'true: the numbers are estimated from a sample that is spread evenly over the range; rare values may be missing',
       ),
-    buckets: z.array(
-      z.object({
-        at: z.iso.datetime().describe('the start of the bucket'),
-        ...({
-          allow: Count,
-          allow_with_masking: Count,
-          deny: Count,
-          escrow: Count,
-          rate_limited: Count,
-        } satisfies Record<Decision, unknown>),
-      }),
-    ),
+    buckets: Buckets,
     facets: z
       .object(
         Object.fromEntries(

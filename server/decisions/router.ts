@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { type Database, readsOf } from '../../db/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { actorOf, doerOf } from '../domain/audit.ts';
-import { DECISIONS, type Decision } from '../domain/decision.ts';
+import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import { PRACTICE_AGENT } from '../domain/practice.ts';
 import { hasRole } from '../domain/principal.ts';
@@ -15,7 +15,7 @@ import { text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { Problem } from '../rpc/problem.ts';
 import { type Context, route, toAppError, trpc, validationError } from '../rpc/procedure.ts';
-import { countsProcedure } from './counts.ts';
+import { Buckets, countsProcedure } from './counts.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
@@ -583,25 +583,12 @@ const InputOut = z
   })
   .meta({ id: 'DecisionInput' });
 
-const Count = z.int();
-
 const SummaryOut = z
   .object({
     since: z.iso.datetime(),
     until: z.iso.datetime(),
     bucket_seconds: z.number(),
-    buckets: z.array(
-      z.object({
-        at: z.iso.datetime().describe('the start of the bucket'),
-        ...({
-          allow: Count,
-          allow_with_masking: Count,
-          deny: Count,
-          escrow: Count,
-          rate_limited: Count,
-        } satisfies Record<Decision, unknown>),
-      }),
-    ),
+    buckets: Buckets,
     complete_since: z.iso
       .datetime()
       .nullable()
