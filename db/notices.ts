@@ -172,6 +172,7 @@ export class Notices {
    * all commits of the database wait for each other.
    */
   tellHere(topic: Topic, tenantId: string, id: string, steps: readonly Step[]): void {
+    if (!this.#handlers.get(topic)?.size) return;
     void this.#tell({ topic, tenantId, id, steps }, true);
   }
 

@@ -210,9 +210,8 @@ const Delivery = defineEntity({
   tableName: 'delivery',
   properties: {
     tenantId: p.string().primary(),
-    id: p.string().primary(),
-    laneId: p.text(),
-    eventId: p.text(),
+    laneId: p.string().primary(),
+    eventId: p.string().primary(),
     eventType: p.text(),
     status: p.text(),
     machineVersion: p.integer(),
@@ -263,6 +262,7 @@ const EventOutbox = defineEntity({
     payload: p.json().columnType('jsonb'),
     createdAt: time(),
     fannedOutAt: time().nullable(),
+    wanted: p.boolean().nullable(),
   },
   filters: tenantFilter,
 });

@@ -62,11 +62,11 @@ export class Subscriptions extends Migration {
     this.addSql(`create index subscription_disabled on subscription (disabled_at) where disabled_at is not null`);
     // The columns are of the last attempt, and the history has those before it: most have one alone.
     // an event's id sorts by its time, which is the order in which a destination is told. The tenant is that of the lane:
-    // a reference of its own would be looked up for each row.
+    // a reference of its own would be looked up for each row. So would one to the event, which is deleted after its deliveries.
+    // Each index is written twice for a delivery, as a rule: when it is queued and when it has arrived.
     this.addSql(`
       create table delivery (
         tenant_id text collate "C" not null,
-        id text collate "C" not null,
         lane_id text collate "C" not null,
         event_id text collate "C" not null,
         event_type text not null,
@@ -84,21 +84,20 @@ export class Subscriptions extends Migration {
         sent bytea,
         answer jsonb,
         history jsonb,
-        primary key (tenant_id, id),
-        unique (tenant_id, lane_id, event_id),
+        primary key (tenant_id, lane_id, event_id),
         foreign key (tenant_id, lane_id) references delivery_lane on delete cascade,
-        foreign key (tenant_id, event_id) references event_outbox,
         check ((status = 'retrying') = (next_attempt_at is not null))
       ) with (fillfactor = 80)`);
     this.addSql(`create index delivery_waiting on delivery (tenant_id, lane_id, event_id) where status = 'retrying'`);
     this.addSql(`create index delivery_failed on delivery (tenant_id, lane_id, event_id) where status = 'failed'`);
     this.addSql(`create index delivery_missed on delivery (tenant_id, lane_id, event_id)
       where status <> 'delivered' and attempts > 0`);
-    this.addSql(`create index delivery_event on delivery (tenant_id, event_id)`);
-    this.addSql(`create index delivery_ended on delivery (created_at) where status <> 'retrying'`);
     // what was written before there were subscriptions is of interest to none of them
     this.addSql(`alter table event_outbox add column fanned_out_at timestamptz(3)`);
-    this.addSql(`update event_outbox set fanned_out_at = created_at`);
+    // whether there was a delivery of it then; null before
+    this.addSql(`alter table event_outbox add column wanted boolean`);
+    this.addSql(`update event_outbox set fanned_out_at = created_at, wanted = false`);
+    this.addSql(`create index event_outbox_unwanted on event_outbox (created_at) where not wanted`);
     this.addSql(`create index event_outbox_waiting on event_outbox (tenant_id, created_at, id)
       where fanned_out_at is null`);
     this.addSql(`create index event_outbox_age on event_outbox (created_at)`);

@@ -17,12 +17,14 @@ import type { SecretBox } from '../lib/crypto.ts';
 import { each } from '../lib/each.ts';
 import type { Egress } from '../lib/egress.ts';
 import { Groups } from '../lib/groups.ts';
+import { firstId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
 import { pause, Wake } from '../lib/pause.ts';
 import { type AttemptOutcome, attempt, UNREADABLE } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
+import { deliveryId } from './delivery-id.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './fan-out.ts';
 import { type StoredOutcome, storedOf, storeOutcomes, unflushed } from './outcomes.ts';
@@ -34,8 +36,12 @@ import { keptSince, type Subscriptions, type SubscriptionView } from './subscrip
 const LEASE_MS = 30_000;
 /** A lease with less than this left is renewed before the next attempt. */
 const LEAST_LEASE_MS = 15_000;
-/** Deliveries loaded at once for a destination. */
+/** Deliveries loaded at once for a destination: at first, */
 const BATCH = 32;
+/** and as it goes on accepting them, at most. */
+const MOST = 128;
+/** After this long, what is due is looked up from the first event again, with the settings of the subscription. */
+const FRESH_MS = 5000;
 /** Destinations whose rows are read by one statement, and outcomes that are written by one. */
 const GROUP = 256;
 /** Accepted deliveries of a destination whose outcomes may still be on their way to the database when the next is sent. */
@@ -87,7 +93,7 @@ interface Target {
 type Payload = Record<string, unknown>;
 
 interface Queued
-  extends Pick<DeliveryRow, 'id' | 'event_id' | 'event_type' | 'status' | 'machine_version' | 'machine_context'> {
+  extends Pick<DeliveryRow, 'event_id' | 'event_type' | 'status' | 'machine_version' | 'machine_context'> {
   /** The same object for all destinations of a group. */
   payload: Payload;
 }
@@ -104,11 +110,18 @@ interface Held {
   destination_config: DestinationConfig;
 }
 
+/** A lane whose next deliveries are to be loaded: at most `count` of later events than `after`. */
+interface Load {
+  lane: Lane;
+  after: string;
+  count: number;
+}
+
 /** What a lane has to do. */
 interface Work {
   /** Opened by the lane itself: one that cannot be opened must not hold up the others of the group. */
   held: Held;
-  /** The due deliveries in the order of their events, at most BATCH. */
+  /** The due deliveries in the order of their events. */
   queued: Queued[];
 }
 
@@ -152,7 +165,7 @@ export class Deliverer {
   readonly #parts: DeliverParts;
   /** A lane whose lease was revoked may be claimed once more before its last attempt is over, and is then here twice. */
   readonly #serving = new Set<{ lane: Lane; failing: boolean; done: Promise<void> }>();
-  readonly #loads = new Groups<Lane, Work | undefined>((lanes) => this.#load(lanes), GROUP);
+  readonly #loads = new Groups<Load, Work | undefined>((loads) => this.#load(loads), GROUP);
   readonly #outcomes: Groups<StoredOutcome, boolean>;
   readonly #releases = new Groups<Release, undefined>((releases) => this.#release(releases), GROUP);
   readonly #work = new Wake();
@@ -174,8 +187,8 @@ export class Deliverer {
   }
 
   /**
-   * Deletes finished deliveries after 30 days, and events without deliveries after an hour. Ends what waits for too long for a
-   * paused subscription.
+   * Deletes finished deliveries after 30 days, and then their events. Events that nobody wanted go after an hour. Ends what
+   * waits for too long for a paused subscription.
    */
   async forget(signal?: AbortSignal): Promise<void> {
     const { db, subscriptions } = this.#parts;
@@ -189,16 +202,26 @@ export class Deliverer {
       await each(rows, signal, ({ tenant_id, id }) => subscriptions.trim(tenant_id, id));
     };
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
+    const aged = [before, firstId('oev', before.getTime())];
     const old = new Date(this.#now() - 3600_000);
     const unused = 'target_sealed is not null and due_at is null and leased_until is null';
     const events = async () => {
       const due = await apart(db, 'select distinct tenant_id from event_outbox where created_at < $1', [old]);
       await each(due, signal, async (only) => {
-        await db.owner.query(`delete from delivery where status <> 'retrying' and created_at < $1 ${only()}`, [before]);
+        await db.owner.query(`delete from event_outbox where not wanted and created_at < $1 ${only()}`, [old]);
+        // by lane and event, as they are indexed: nothing is sent before it happened
         await db.owner.query(
-          `delete from event_outbox e where fanned_out_at is not null and created_at < $1 ${only('e')} and not exists (
-             select 1 from delivery d where d.tenant_id = e.tenant_id and d.event_id = e.id)`,
-          [old],
+          `delete from delivery d using delivery_lane l
+           where l.tenant_id = d.tenant_id and l.id = d.lane_id and d.event_id < $2
+             and d.status <> 'retrying' and d.created_at < $1 ${only('d')} ${only('l')}`,
+          aged,
+        );
+        // INVARIANT: the event of a delivery is there. What is queued again after 30 days is delivered or not within days.
+        await db.owner.query(
+          `delete from event_outbox e where wanted and created_at < $1 ${only('e')} and not exists (
+             select from delivery_lane l join delivery d on d.tenant_id = l.tenant_id and d.lane_id = l.id ${only('d')}
+             where d.event_id < $2 and l.tenant_id = e.tenant_id and d.event_id = e.id ${only('l')})`,
+          aged,
         );
       });
     };
@@ -300,26 +323,52 @@ export class Deliverer {
   async #serve(lane: Lane, signal: AbortSignal): Promise<void> {
     let notBefore: number | undefined;
     let idle = false;
+    let loadedAt = performance.now();
+    const load = (after: string, count: number) => ({ work: this.#loads.add({ lane, after, count }), count });
+    // of a failing destination, one is tried
+    let loading = load('', lane.failing_since ? 1 : BATCH);
     for (let more = true; more; ) {
-      const work = await this.#loads.add(lane);
-      if (!work) return;
+      const { count } = loading;
+      const work = await loading.work;
+      if (!work) {
+        await this.#stored(lane);
+        return;
+      }
       const { held, queued } = work;
       const target = this.#target(lane, held);
       if (!target) {
         idle = true;
         break;
       }
-      more = queued.length === BATCH;
-      for (const delivery of queued) {
+      more = queued.length === count;
+      let next: typeof loading | undefined;
+      for (const [n, delivery] of queued.entries()) {
+        if (n > 0 && performance.now() - loadedAt > FRESH_MS) {
+          more = true;
+          next = undefined;
+          break;
+        }
         const may = (await this.#keep(lane)) && !signal.aborted && !lane.over;
-        const next = may ? await this.#send(lane, target, delivery, signal) : 'enough';
-        if (next === 'more') continue;
-        if (next !== 'enough') notBefore = next;
-        more = false;
-        break;
+        const then = may ? await this.#send(lane, target, delivery, signal) : 'enough';
+        if (then !== 'more') {
+          if (then !== 'enough') notBefore = then;
+          more = false;
+          break;
+        }
+        // Those behind them are loaded while the second half is sent. What is being stored is not among them: it was before.
+        if (more && n === count >> 1) {
+          next = load(queued.at(-1)!.event_id, Math.min(Math.max(BATCH, count * 2), MOST));
+          next.work.catch(() => undefined);
+        }
       }
-      await this.#stored(lane);
+      if (!more) break;
+      if (!next) {
+        await this.#stored(lane);
+        loadedAt = performance.now();
+      }
+      loading = next ?? load('', BATCH);
     }
+    await this.#stored(lane);
     await this.#releases.add({ lane, notBefore, idle });
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
       setTimeout(() => this.#work.call(), notBefore - this.#now()).unref();
@@ -359,18 +408,19 @@ export class Deliverer {
   }
 
   /** What each of the lanes has to do; undefined for those that are no longer ours. */
-  async #load(lanes: readonly Lane[]): Promise<(Work | undefined)[]> {
-    const work = new Map<Lane, Work | undefined>();
-    for (const { items, only } of groupsApart(this.#parts.db, lanes, ({ tenant_id }) => tenant_id)) {
+  async #load(loads: readonly Load[]): Promise<(Work | undefined)[]> {
+    const work = new Map<Load, Work | undefined>();
+    for (const { items, only } of groupsApart(this.#parts.db, loads, ({ lane }) => lane.tenant_id)) {
       const loaded = await this.#loadOf(items, only);
-      for (const [index, lane] of items.entries()) work.set(lane, loaded[index]);
+      for (const [index, load] of items.entries()) work.set(load, loaded[index]);
     }
-    return lanes.map((lane) => work.get(lane));
+    return loads.map((load) => work.get(load));
   }
 
-  async #loadOf(lanes: readonly Lane[], only: Only): Promise<(Work | undefined)[]> {
+  async #loadOf(loads: readonly Load[], only: Only): Promise<(Work | undefined)[]> {
     const { db } = this.#parts;
     const now = this.#now();
+    const lanes = loads.map(({ lane }) => lane);
     const keys = [lanes.map(({ tenant_id }) => tenant_id), lanes.map(({ id }) => id)];
     const [held, deliveries] = await Promise.all([
       db.owner.query<Held>(
@@ -382,14 +432,15 @@ export class Deliverer {
         [...keys, lanes.map(({ fence }) => fence)],
       ),
       db.owner.query<Omit<Queued, 'payload'> & { n: number }>(
-        `select x.n::int as n, d.* from unnest($1::text[], $2::text[]) with ordinality x (tenant_id, lane_id, n)
+        `select x.n::int as n, d.* from unnest($1::text[], $2::text[], $4::text[], $5::int[])
+                 with ordinality x (tenant_id, lane_id, after, count, n)
                cross join lateral (
-                 select id, event_id, event_type, status, machine_version, machine_context from delivery d
+                 select event_id, event_type, status, machine_version, machine_context from delivery d
                  where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.status = 'retrying'
-                   and d.next_attempt_at <= $3 ${only('d')}
-                 order by d.event_id limit ${BATCH}) d
+                   and d.event_id > x.after and d.next_attempt_at <= $3 ${only('d')}
+                 order by d.event_id limit x.count) d
                order by x.n, d.event_id`,
-        [...keys, new Date(now)],
+        [...keys, new Date(now), loads.map(({ after }) => after), loads.map(({ count }) => count)],
       ),
     ]);
     const payloads = await this.#payloads(
@@ -492,7 +543,7 @@ export class Deliverer {
         message: {
           eventId: delivery.event_id,
           eventType: delivery.event_type,
-          deliveryId: delivery.id,
+          deliveryId: deliveryId(lane.id, delivery.event_id),
           payload: delivery.payload,
           timestamp: signedAt(began),
           appUrl,
@@ -527,7 +578,6 @@ export class Deliverer {
         failing_since: lane.failing_since,
         gone_since: lane.gone_since,
         event_id: delivery.event_id,
-        id: delivery.id,
         status,
         machine_context: context,
         http_status: outcome.http_status,
@@ -540,9 +590,8 @@ export class Deliverer {
       .then(
         (stored) => {
           if (stored) {
-            this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id, [
-              { event, state: status, context },
-            ]);
+            const id = deliveryId(lane.id, delivery.event_id);
+            this.#parts.db.notices.tellHere('delivery', lane.tenant_id, id, [{ event, state: status, context }]);
           } else lane.over = true;
         },
         (error) => {

@@ -20,6 +20,7 @@ import { firstId } from '../lib/ids.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import type { Answer } from './attempt.ts';
+import { deliveryId, eventOf } from './delivery-id.ts';
 import { adapterOf } from './destinations/index.ts';
 import { MOST_PAUSED } from './fan-out.ts';
 import { type Exchange, remade, signedAt } from './sent.ts';
@@ -56,7 +57,6 @@ export interface AttemptView extends Exchange {
 /** A row of the table `delivery`. */
 export interface DeliveryRow {
   tenant_id: string;
-  id: string;
   lane_id: string;
   event_id: string;
   event_type: string;
@@ -113,18 +113,23 @@ export interface SummaryView {
   last_failure: { delivery_id: string; at: string; reason: string | null } | null;
 }
 
-interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete'> {
+interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete' | 'last_failure'> {
+  /** Whether there are more than were counted. */
+  cut: boolean;
+  last_failure: { event_id: string; at: string; reason: string | null } | null;
   day_tried: number;
   day_delivered: number;
   week_tried: number;
   week_delivered: number;
 }
 
-/** How many deliveries of a subscription are counted. */
+/** How many deliveries of a subscription are counted, */
 const SEEN = 1000;
+/** and among how many they are looked for: there may be any number that was never tried, but no more that wait. */
+const READ = SEEN + MOST_PAUSED;
 
 /** The columns of a delivery without what was sent and answered, which may be long. */
-const COLUMNS = `tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
+const COLUMNS = `tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
   result, failure_reason, next_attempt_at, created_at, last_attempt_at, duration_ms`;
 
 /** Why it is not delivered: what ended it without an attempt, such as a full queue, or else its last attempt. */
@@ -190,7 +195,9 @@ export class Deliveries {
     const day = 24 * 3600_000;
     const rows = await this.#db.query<SummaryRow>(
       tenantId,
-      `select s.id, t.*, f.last_failure, coalesce(${MOST_PAUSED} - l.room, (
+      `select s.id, t.*, f.last_failure, case when t.week_tried >= ${SEEN} then true else exists (
+         select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3
+         order by d.event_id desc offset ${READ} limit 1) end as cut, coalesce(${MOST_PAUSED} - l.room, (
          select count(*)::int from (
            select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.status = 'retrying' limit ${MOST_PAUSED}) d)) as waiting
        from subscription s join delivery_lane l on l.tenant_id = s.tenant_id and l.id = s.id
@@ -201,11 +208,12 @@ export class Deliveries {
            percentile_disc(0.5) within group (order by duration_ms) as p50_ms,
            percentile_disc(0.95) within group (order by duration_ms) as p95_ms
          from (
-           select status, created_at, duration_ms from delivery d
-           where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.attempts > 0
-           order by d.event_id desc limit ${SEEN}) d) t
+           select * from (
+             select status, created_at, duration_ms, attempts from delivery d
+             where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 order by d.event_id desc limit ${READ}) d
+           where d.attempts > 0 limit ${SEEN}) d) t
        left join lateral (
-         select json_build_object('delivery_id', d.id, 'at', d.last_attempt_at, 'reason', ${REASON}) as last_failure
+         select json_build_object('event_id', d.event_id, 'at', d.last_attempt_at, 'reason', ${REASON}) as last_failure
          from delivery d
          where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3 and d.status <> 'delivered' and d.attempts > 0
          order by d.event_id desc limit 1) f on true
@@ -213,18 +221,22 @@ export class Deliveries {
        order by s.id`,
       [tenantId, id ?? null, firstId('oev', now - 7 * day), new Date(now - day)],
     );
-    return rows.map(({ last_failure, day_tried, day_delivered, week_tried, week_delivered, ...row }) => ({
+    return rows.map(({ last_failure, day_tried, day_delivered, week_tried, week_delivered, cut, ...row }) => ({
       ...row,
       day: { tried: day_tried, delivered: day_delivered },
       week: { tried: week_tried, delivered: week_delivered },
-      complete: week_tried < SEEN,
-      last_failure: last_failure && { ...last_failure, at: new Date(last_failure.at).toISOString() },
+      complete: !cut,
+      last_failure: last_failure && {
+        delivery_id: deliveryId(row.id, last_failure.event_id),
+        at: new Date(last_failure.at).toISOString(),
+        reason: last_failure.reason,
+      },
     }));
   }
 
   /** One delivery with what was sent, and its kept attempts. */
-  async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryDetails> {
-    const { row, subscription } = await this.#find(tenantId, id, deliveryId);
+  async get(tenantId: string, id: string, delivery: string): Promise<DeliveryDetails> {
+    const { row, subscription } = await this.#find(tenantId, id, delivery);
     const [event] = await this.#db.query<{ payload: Record<string, unknown> }>(
       tenantId,
       'select payload from event_outbox where tenant_id = $1 and id = $2',
@@ -234,7 +246,7 @@ export class Deliveries {
     const { destinationType, destinationConfig } = subscription;
     const destination = adapterOf(destinationType);
     const message = {
-      ...{ eventId: row.event_id, eventType: row.event_type, deliveryId, payload, timestamp: 0 },
+      ...{ eventId: row.event_id, eventType: row.event_type, deliveryId: delivery, payload, timestamp: 0 },
       appUrl: destinationConfig.app_url ?? this.#appUrl,
     };
     const attempts = attemptsOf(row).map(({ sent, answer, ...attempt }) => {
@@ -255,9 +267,9 @@ export class Deliveries {
   async standing(
     tenantId: string,
     id: string,
-    deliveryId: string,
+    delivery: string,
   ): Promise<{ state: string; version: number; refusals: Record<string, { code: string; detail: string } | null> }> {
-    const { row, subscription } = await this.#find(tenantId, id, deliveryId);
+    const { row, subscription } = await this.#find(tenantId, id, delivery);
     return {
       state: row.status,
       version: row.machine_version,
@@ -268,12 +280,12 @@ export class Deliveries {
     };
   }
 
-  async #find(tenantId: string, id: string, deliveryId: string) {
+  async #find(tenantId: string, id: string, delivery: string) {
     const subscription = await findSubscription(this.#db.reader(tenantId), id);
     const [row] = await this.#db.query<DeliveryRow>(
       tenantId,
-      'select * from delivery where tenant_id = $1 and lane_id = $2 and id = $3',
-      [tenantId, id, deliveryId],
+      'select * from delivery where tenant_id = $1 and lane_id = $2 and event_id = $3',
+      [tenantId, id, eventOf(id, delivery)],
     );
     if (!row) throw noDelivery();
     return { row, subscription };
@@ -283,7 +295,7 @@ export class Deliveries {
    * Queues a delivery again in any state, with a new window of 24 hours. The receiver gets the same event id as before.
    * INVALID_STATUS while the subscription is paused.
    */
-  async redeliver(tenantId: string, id: string, deliveryId: string, by: Doer): Promise<DeliveryView> {
+  async redeliver(tenantId: string, id: string, delivery: string, by: Doer): Promise<DeliveryView> {
     return this.#db.transaction(tenantId, async (em) => {
       const subscription = await lockSubscription(em, id);
       if (!subscription.active) throw new AppError('INVALID_STATUS', PAUSED);
@@ -291,19 +303,19 @@ export class Deliveries {
       // the lane is locked first, as the workers do, to avoid a deadlock
       await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
       const [row] = await em.execute<DeliveryRow[]>(
-        'select * from delivery where tenant_id = ? and lane_id = ? and id = ? for update',
-        [tenantId, id, deliveryId],
+        'select * from delivery where tenant_id = ? and lane_id = ? and event_id = ? for update',
+        [tenantId, id, eventOf(id, delivery) ?? null],
       );
       if (!row) throw noDelivery();
       const stored = { state: row.status, context: row.machine_context, version: row.machine_version };
       const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
       const [next] = stepDelivery(restoreDelivery(stored), event);
       const step = { event, state: next.value, context: next.context };
-      afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, deliveryId, [step]));
+      afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, delivery, [step]));
       const [changed] = await em.execute<DeliveryRow[]>(
         `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?
-         where tenant_id = ? and id = ? returning *`,
-        [next.value, JSON.stringify(next.context), DELIVERY_MACHINE_VERSION, now, tenantId, deliveryId],
+         where tenant_id = ? and lane_id = ? and event_id = ? returning *`,
+        [next.value, JSON.stringify(next.context), DELIVERY_MACHINE_VERSION, now, tenantId, id, row.event_id],
       );
       await em.execute(
         `update delivery_lane set due_at = least(coalesce(due_at, ?::timestamptz), ?::timestamptz)
@@ -345,30 +357,30 @@ export async function stepWaiting(
   { tenantId, laneId, after, queuedBefore }: Waiting,
   event: Extract<DeliveryEvent, { type: 'stop' | 'resume' }>,
 ): Promise<{ count: number; last: string | undefined }> {
-  type Row = Pick<DeliveryRow, 'id' | 'event_id' | 'status' | 'machine_context' | 'machine_version'>;
+  type Row = Pick<DeliveryRow, 'event_id' | 'status' | 'machine_context' | 'machine_version'>;
   // this also locks the lane before its deliveries, as the workers do
   if (event.type === 'stop') {
     await em.execute('update delivery_lane set room = null where tenant_id = ? and id = ?', [tenantId, laneId]);
   }
   const rows = await em.execute<Row[]>(
-    `select id, event_id, status, machine_context, machine_version from delivery
+    `select event_id, status, machine_context, machine_version from delivery
      where tenant_id = ? and lane_id = ? and status = 'retrying' and event_id > ?
        and (?::double precision is null or (machine_context->>'startedAt')::double precision < ?)
      order by event_id limit ${STEP_BATCH} for update`,
     [tenantId, laneId, after ?? '', queuedBefore?.getTime() ?? null, queuedBefore?.getTime() ?? null],
   );
   if (rows.length === 0) return { count: 0, last: undefined };
-  const stepped = rows.map(({ id, status: state, machine_context: context, machine_version: version }) => {
+  const stepped = rows.map(({ event_id, status: state, machine_context: context, machine_version: version }) => {
     const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
     const step: Step = { event, state: next.value, context: next.context };
-    afterCommit(em, () => notices.tellHere('delivery', tenantId, id, [step]));
-    return { id, status: next.value, context: next.context, next_at: dateOf(next.context.nextAt) };
+    afterCommit(em, () => notices.tellHere('delivery', tenantId, deliveryId(laneId, event_id), [step]));
+    return { event_id, status: next.value, context: next.context, next_at: dateOf(next.context.nextAt) };
   });
   await em.execute(
     `update delivery d set status = x.status, next_attempt_at = x.next_at, machine_context = x.context
-     from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb, next_at timestamptz)
-     where d.tenant_id = ? and d.id = x.id`,
-    [JSON.stringify(stepped), tenantId],
+     from jsonb_to_recordset(?::jsonb) x (event_id text, status text, context jsonb, next_at timestamptz)
+     where d.tenant_id = ? and d.lane_id = ? and d.event_id = x.event_id`,
+    [JSON.stringify(stepped), tenantId, laneId],
   );
   return { count: rows.length, last: rows.at(-1)!.event_id };
 }
@@ -402,7 +414,7 @@ function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
   const note =
     row.status === 'delivered' && row.http_status !== null ? adapterOf(type).note?.(row.http_status) : undefined;
   return {
-    id: row.id,
+    id: deliveryId(row.lane_id, row.event_id),
     subscription_id: row.lane_id,
     event_id: row.event_id,
     event_type: row.event_type,

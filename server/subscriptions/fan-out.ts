@@ -11,7 +11,7 @@ import {
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
-import { newId } from '../lib/ids.ts';
+import { deliveryId } from './delivery-id.ts';
 
 /** Events fanned out per transaction, */
 const BATCH = 200;
@@ -89,11 +89,10 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
       }
     }
     const made = await insert(client, box, tenantId, planned, targets, now);
-    await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
-      tenantId,
-      taken,
-      new Date(now),
-    ]);
+    await client.query(
+      `update event_outbox set fanned_out_at = $3, wanted = id = any($4) where tenant_id = $1 and id = any($2)`,
+      [tenantId, taken, new Date(now), [...new Set(planned.map(({ eventId }) => eventId))]],
+    );
     return { events: taken.length, made };
   });
   for (const { id, steps } of made) db.notices.tellHere('delivery', tenantId, id, steps);
@@ -171,20 +170,19 @@ async function insert(
     .map((row) => {
       const left = room.get(row.laneId);
       if (left) room.set(row.laneId, left - 1);
-      return { ...row, id: newId('dlv', now), full: left === 0 };
+      return { ...row, full: left === 0 };
     });
   if (rows.length === 0) return [];
-  const { rows: made } = await client.query<{ id: string; status: string }>(
-    `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+  const { rows: made } = await client.query<{ lane_id: string; event_id: string; status: string }>(
+    `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context,
        attempts, next_attempt_at, created_at)
-     select $1, x.id, x.lane_id, x.event_id, x.event_type,
-       case when x.is_full then $9 else $7 end, $11, case when x.is_full then $10::jsonb else $8::jsonb end,
-       0, case when x.is_full then null else $12::timestamptz end, $12
-     from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean[]) x (id, lane_id, event_id, event_type, is_full)
-     on conflict do nothing returning id, status`,
+     select $1, x.lane_id, x.event_id, x.event_type,
+       case when x.is_full then $8 else $6 end, $10, case when x.is_full then $9::jsonb else $7::jsonb end,
+       0, case when x.is_full then null else $11::timestamptz end, $11
+     from unnest($2::text[], $3::text[], $4::text[], $5::boolean[]) x (lane_id, event_id, event_type, is_full)
+     on conflict do nothing returning lane_id, event_id, status`,
     [
       tenantId,
-      rows.map(({ id }) => id),
       rows.map(({ laneId }) => laneId),
       rows.map(({ eventId }) => eventId),
       rows.map(({ eventType }) => eventType),
@@ -208,7 +206,10 @@ async function insert(
       [tenantId, [...room.keys()], [...room.values()]],
     );
   }
-  return made.map(({ id, status }) => ({ id, steps: status === queued.state ? [queued] : [queued, refused] }));
+  return made.map(({ lane_id, event_id, status }) => ({
+    id: deliveryId(lane_id, event_id),
+    steps: status === queued.state ? [queued] : [queued, refused],
+  }));
 }
 
 const QUEUE_FULL = `The subscription was paused, and ${MOST_PAUSED.toLocaleString('en-US')} events waited for it already.`;

@@ -13,8 +13,6 @@ export interface StoredOutcome {
   failing_since: Date | null;
   gone_since: Date | null;
   event_id: string;
-  /** The delivery. */
-  id: string;
   status: string;
   machine_context: DeliveryContext;
   http_status: number | null;
@@ -54,8 +52,7 @@ const KEPT_ATTEMPTS = 50;
  * stored, false if the lane or the delivery is no longer ours.
  *
  * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
- * lane whose fence has been raised since. Deliveries are found by lane and event too: by their id alone, the planner may
- * read all that wait.
+ * lane whose fence has been raised since.
  */
 export async function storeOutcomes(
   db: Pick<Database, 'owner' | 'citus'>,
@@ -76,30 +73,31 @@ async function storeOf(
 ): Promise<boolean[]> {
   // A lane is in the state of its last outcome. One that was claimed once more may be here under both fences, and with both
   // attempts of a delivery: only what was done under the current fence counts.
-  const lanes = new Map(
-    outcomes.map(({ tenant_id, lane_id: id, fence, failing_since, gone_since }) => [
-      `${tenant_id}/${id}/${fence}`,
-      { tenant_id, id, fence, failing_since, gone_since },
-    ]),
-  );
-  const { rows } = await db.owner.query<{ tenant_id: string; id: string; fence: number }>(
+  const lanes = new Map<string, { n: number; lane: object }>();
+  const given = outcomes.map(({ tenant_id, lane_id: id, fence, failing_since, gone_since, ...outcome }, o) => {
+    const key = `${tenant_id}/${id}/${fence}`;
+    const n = lanes.get(key)?.n ?? lanes.size;
+    lanes.set(key, { n, lane: { n, tenant_id, id, fence, failing_since, gone_since } });
+    return { o, n, ...outcome };
+  });
+  const { rows } = await db.owner.query<{ o: number }>(
     `
 with lane as (
-  select * from json_to_recordset($1) x (tenant_id text, id text, fence bigint, failing_since timestamptz, gone_since timestamptz)
+  select * from json_to_recordset($1) x (n integer, tenant_id text, id text, fence bigint, failing_since timestamptz, gone_since timestamptz)
 ), held as materialized (
-  select l.tenant_id, l.id, l.fence, l.failing_since, l.gone_since from delivery_lane l
+  select x.n, l.tenant_id, l.id, l.failing_since, l.gone_since from delivery_lane l
   join lane x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
   order by l.tenant_id, l.id for no key update of l
 ), turned as (
   update delivery_lane l set failing_since = x.failing_since, gone_since = x.gone_since
-  from lane x join held h on h.tenant_id = x.tenant_id and h.id = x.id and h.fence = x.fence
+  from lane x join held h on h.n = x.n
   where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')}
     and (h.failing_since is distinct from x.failing_since or h.gone_since is distinct from x.gone_since)
 ), x as (
-  select o.* from json_to_recordset($2) o (tenant_id text, lane_id text, fence bigint, event_id text, id text, status text, machine_context jsonb,
-    http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer, sent bytea,
-    answer jsonb)
-  join held h on h.tenant_id = o.tenant_id and h.id = o.lane_id and h.fence = o.fence
+  select h.tenant_id, h.id as lane_id, o.* from json_to_recordset($2) o (o integer, n integer, event_id text, status text,
+    machine_context jsonb, http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer,
+    sent bytea, answer jsonb)
+  join held h on h.n = o.n
 )
 update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
   attempts = (x.machine_context->>'attempts')::integer, http_status = x.http_status, result = x.result,
@@ -111,11 +109,11 @@ update delivery d set status = x.status, machine_context = x.machine_context, ma
       || jsonb_build_object('at', d.last_attempt_at, 'result', d.result, 'http_status', d.http_status, 'reason', d.failure_reason,
         'duration_ms', d.duration_ms, 'sent', d.sent, 'answer', d.answer) end
 from x
-where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id and d.id = x.id
+where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id
   and d.status = 'retrying' ${only('d')} ${unflushed(db)}
-returning d.tenant_id, d.id, x.fence`,
-    [JSON.stringify([...lanes.values()]), JSON.stringify(outcomes)],
+returning x.o`,
+    [JSON.stringify([...lanes.values()].map(({ lane }) => lane)), JSON.stringify(given)],
   );
-  const stored = new Set(rows.map(({ tenant_id, id, fence }) => `${tenant_id}/${id}/${fence}`));
-  return outcomes.map(({ tenant_id, id, fence }) => stored.has(`${tenant_id}/${id}/${fence}`));
+  const stored = new Set(rows.map(({ o }) => o));
+  return outcomes.map((_, o) => stored.has(o));
 }

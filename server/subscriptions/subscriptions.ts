@@ -13,6 +13,7 @@ import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
 import { type AttemptOutcome, attempt, type Outcome, UNREADABLE } from './attempt.ts';
 import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
+import { deliveryId } from './delivery-id.ts';
 import { type Exchange, exchangeOf, signedAt } from './sent.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
@@ -297,7 +298,7 @@ export class Subscriptions {
       created_at: new Date(now).toISOString(),
     };
     const message = {
-      ...{ eventId, eventType: 'svc.test', deliveryId: newId('dlv', now), payload, timestamp: signedAt(now) },
+      ...{ eventId, eventType: 'svc.test', deliveryId: deliveryId(id, eventId), payload, timestamp: signedAt(now) },
       appUrl: row.destinationConfig.app_url ?? this.#appUrl,
     };
     const to = readable(() => openDestination(this.#box, row, now));

@@ -94,9 +94,9 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
     [tenantId],
   );
   await pool.query(
-    `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
+    `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
        created_at)
-     values ($1, 'dlv_idle', 'sub_idle', 'evt_idle', 'svc.test', 'delivered', 1, '{}', 1, ${at})`,
+     values ($1, 'sub_idle', 'evt_idle', 'svc.test', 'delivered', 1, '{}', 1, ${at})`,
     [tenantId],
   );
   await pool.query(

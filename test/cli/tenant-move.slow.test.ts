@@ -10,6 +10,9 @@ import { OPERATOR } from '../../server/domain/audit.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { checkPackage } from '../../server/forensics/check-package.ts';
 import { isDatabaseFault } from '../../server/lib/database-fault.ts';
+import { eventOf } from '../../server/subscriptions/delivery-id.ts';
+import { webhook } from '../../server/subscriptions/destinations/webhook.ts';
+import { markOf } from '../../server/subscriptions/sent.ts';
 import { sealPlace } from '../../server/subscriptions/subscription-row.ts';
 import { deploy, event, GUARD, makeWorld, sql } from '../helpers/api.ts';
 import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
@@ -136,18 +139,30 @@ test('a tenant moves with everything: what was there is there, and works', async
   ).body;
   const dead = keys.find(({ prefix }) => revoked.key!.startsWith(prefix))!;
   await source.call(204, `DELETE /v1/keys/${dead.id}`, credential.admin);
-  const attempt = {
+  // what was sent can be made again at the target, with the signatures
+  const sentAt = 1_750_000_000;
+  const eventId = eventOf(world.subscription, world.delivery)!;
+  const sent = webhook.request({
+    ...{ eventId, eventType: 'svc.test', deliveryId: world.delivery, payload: {}, appUrl: '' },
+    ...{ timestamp: sentAt, secrets: ['a signing secret'] },
+  });
+  const earlier = {
     at: new Date().toISOString(),
     result: 'TIMEOUT',
     http_status: null,
     duration_ms: 1,
     reason: 'Late.',
   };
-  await sql(source, `update delivery set sent = '\\x0102', answer = $2, history = $3 where tenant_id = $1`, [
-    tenant.id,
-    { headers: { server: 'x' }, body: '\u2028"', truncated: false },
-    JSON.stringify([{ ...attempt, sent: '\\x0102', answer: null }]),
-  ]);
+  await sql(
+    source,
+    `update delivery set last_attempt_at = to_timestamp(${sentAt}), result = 'DELIVERED', http_status = 200, duration_ms = 7,
+       sent = $3, answer = $4, history = $5 where tenant_id = $1 and event_id = $2`,
+    [
+      ...[tenant.id, eventId, markOf(sent)],
+      { headers: { server: 'x' }, body: '\u2028"', truncated: false },
+      JSON.stringify([{ ...earlier, sent: '\\x0102', answer: null }]),
+    ],
+  );
   const proxy = await tenant.key('proxy');
   const bundle = await source.call(200, 'GET /v1/policies/bundle', proxy);
   const before = await rowsOf(source, tenant.id);
@@ -229,7 +244,10 @@ test('a tenant moves with everything: what was there is there, and works', async
 
   const path = `/v1/subscriptions/${world.subscription}/deliveries/${world.delivery}`;
   const delivery = await target.call<{ history: { headers: unknown }[] }>(200, `GET ${path}`, person);
-  expect(delivery.body.history.at(-1)).toMatchObject({ headers: { 'webhook-id': 'x' } });
+  expect(delivery.body.history).toMatchObject([
+    { headers: sent.headers, answer: { body: '\u2028"' } },
+    { ...earlier, headers: { 'webhook-id': eventId, 'webhook-signature': null } },
+  ]);
 
   // again: nothing to do; and no way back but another move
   expect(await moved(tenant.id)).toEqual(result);

@@ -3,6 +3,7 @@ import type { Access, Role } from '../../server/domain/principal.ts';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { WorkloadScope } from '../../server/domain/workload.ts';
 import { describeApi } from '../../server/program.ts';
+import { deliveryId } from '../../server/subscriptions/delivery-id.ts';
 import { atEnd } from './cleanups.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
@@ -426,7 +427,7 @@ export async function simulated(server: TestServer, tenantId: string, policy: st
 
 /** A delivery of a subscription, as if it had arrived. */
 export async function delivered(server: TestServer, tenantId: string, subscription: string): Promise<string> {
-  const id = `dlv_${++counter}`;
+  counter++;
   await sql(
     server,
     `insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
@@ -435,13 +436,13 @@ export async function delivered(server: TestServer, tenantId: string, subscripti
   );
   await sql(
     server,
-    `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+    `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context,
        attempts, created_at)
-     values ($1, $2, $3, $4, 'svc.test', 'delivered', 1,
+     values ($1, $2, $3, 'svc.test', 'delivered', 1,
        '{"startedAt": 1, "attempts": 1, "failures": 0, "nextAt": null}', 1, now())`,
-    [tenantId, id, subscription, `oev_${counter}`],
+    [tenantId, subscription, `oev_${counter}`],
   );
-  return id;
+  return deliveryId(subscription, `oev_${counter}`);
 }
 
 /** Creates a policy and brings it into force. */

@@ -209,10 +209,10 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   for (const { lane, event } of rows) {
     await sql(
       server,
-      `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
+      `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
          next_attempt_at, created_at)
-       values ($1, $2, $3, $4, 'svc.test', 'retrying', 1, '{}', 0, now(), now())`,
-      [tenant.id, `dlv_${lane}${event}`, lane, event],
+       values ($1, $2, $3, 'svc.test', 'retrying', 1, '{}', 0, now(), now())`,
+      [tenant.id, lane, event],
     );
   }
   await sql(server, `update delivery_lane set fence = 8 where tenant_id = $1 and id = 'lane_1'`, [tenant.id]);
@@ -222,7 +222,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   ]);
   const at = new Date(1_750_000_000_000);
   const outcomes = rows.map(({ lane, event }, n) => ({
-    ...{ tenant_id: tenant.id, lane_id: lane, fence: 7, event_id: event, id: `dlv_${lane}${event}`, attempted_at: at },
+    ...{ tenant_id: tenant.id, lane_id: lane, fence: 7, event_id: event, attempted_at: at },
     // the second of each lane fails
     ...(n % 2 === 0
       ? { status: 'delivered', result: 'DELIVERED', http_status: 200, failure_reason: null }
@@ -234,15 +234,15 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   expect(await storeOutcomes(db, outcomes)).toEqual([true, true, false, false, true, true]);
   const found = await sql(
     server,
-    `select d.id, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at, d.answer->>'body' as answer, d.history, l.failing_since
+    `select d.lane_id, d.event_id, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at, d.answer->>'body' as answer, d.history, l.failing_since
      from delivery d join delivery_lane l on l.tenant_id = d.tenant_id and l.id = d.lane_id
-     where d.tenant_id = $1 order by d.id`,
+     where d.tenant_id = $1 order by 1, 2`,
     [tenant.id],
   );
   const next = new Date(at.getTime() + 5000);
   const two = (lane: number) => [
     {
-      id: `dlv_lane_${lane}oev_group0`,
+      ...{ lane_id: `lane_${lane}`, event_id: 'oev_group0' },
       status: 'delivered',
       attempts: 1,
       next_attempt_at: null,
@@ -252,7 +252,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       failing_since: at,
     },
     {
-      id: `dlv_lane_${lane}oev_group1`,
+      ...{ lane_id: `lane_${lane}`, event_id: 'oev_group1' },
       status: 'retrying',
       attempts: 1,
       next_attempt_at: next,
@@ -272,7 +272,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   ]);
   // a lane that was claimed once more, and a delivery that was sent under both fences: only the current one counts
   const [, , third, fourth] = outcomes;
-  const again = { ...fourth!, id: third!.id, event_id: third!.event_id, fence: 8 };
+  const again = { ...fourth!, event_id: third!.event_id, fence: 8 };
   for (const group of [
     [third!, again],
     [again, third!],
@@ -281,8 +281,8 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   }
   const [row] = await sql(
     server,
-    'select status, attempts, answer, history from delivery where tenant_id = $1 and id = $2',
-    [tenant.id, third!.id],
+    'select status, attempts, answer, history from delivery where tenant_id = $1 and lane_id = $2 and event_id = $3',
+    [tenant.id, third!.lane_id, third!.event_id],
   );
   // the first of the two attempts is in the history by now, with what was sent and answered
   const first = { result: 'TIMEOUT', http_status: null, reason: 'It took too long.', duration_ms: 3, answer: null };
