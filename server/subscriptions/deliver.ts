@@ -391,7 +391,9 @@ export class Deliverer {
     const { paceMs } = kindOf(target.type);
     const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
     if (outcome.delivered && restMs === 0) {
-      if (lane.storing.size >= AHEAD) await Promise.race(lane.storing);
+      // they are stored in their order
+      const [oldest] = lane.storing;
+      if (lane.storing.size >= AHEAD) await oldest;
       if (this.#parts.db.notices.healthy) return 'more';
     }
     await this.#stored(lane);
