@@ -150,7 +150,7 @@ export async function openDatabase(
   });
   const asApp = { Client: citus ? CitusClient : RequestClient, ...patience };
   const { nodeUrl } = options;
-  const app = poolOf({ ...asApp, ...(nodeUrl !== undefined && { connectionString: nodeUrl }) });
+  const app = poolOf({ ...asApp, ...(nodeUrl !== undefined && { connectionString: nodeUrl, options: TAKEN_ALONG }) });
   const near = nodeUrl === undefined ? owner : poolOf({ connectionString: nodeUrl });
   // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
   const aside = sessionUrl === url ? owner : poolOf({ connectionString: sessionUrl, max: ASIDE });
@@ -299,6 +299,12 @@ export async function openDatabase(
 function ormOn(url: string, driverOptions: object) {
   return { clientUrl: databaseHosts(url)[0]!.url, driverOptions: { ...driverOptions, connectionString: url } };
 }
+
+/**
+ * Of connections of requests to a node of Citus: without it a tenant on another node would have no rows. The coordinator has it as
+ * a setting of the database, and a node that was added later may not.
+ */
+const TAKEN_ALONG = '-c citus.propagate_set_commands=local';
 
 /** What is asked aside is short and waits for no lock. */
 const ASIDE = 2;

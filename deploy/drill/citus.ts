@@ -80,9 +80,10 @@ async function drill(): Promise<number> {
   const say = (text: string) => flags.json || console.log(text);
   say(`starting a coordinator and ${nodes} nodes`);
   const cluster = await Cluster.start({ nodes, shards: SHARDS * nodes });
-  const servers = await Servers.start(cluster, flags.beside ? nodes : 0);
+  const servers = new Servers();
   const done: Round[] = [];
   try {
+    await servers.start(cluster, flags.beside ? nodes : 0);
     const tenants = await tenantsOn(cluster, servers.first, nodes);
     for (let round = 0; round < rounds + moves; round++) {
       await servers.ready();
@@ -122,37 +123,26 @@ async function drill(): Promise<number> {
 
 /** One server at the coordinator, or one beside each node. */
 class Servers {
-  readonly #all: readonly Server[];
-  readonly #redis: ChildProcess | undefined;
+  readonly #all: Server[] = [];
+  #redis: ChildProcess | undefined;
   /** Which of them has a tenant, where they are beside nodes. */
   readonly #of = new Map<string, number>();
 
-  private constructor(all: readonly Server[], redis: ChildProcess | undefined) {
-    this.#all = all;
-    this.#redis = redis;
-  }
-
-  static async start(cluster: Cluster, beside: number): Promise<Servers> {
+  /** `beside`: how many nodes get one. */
+  async start(cluster: Cluster, beside: number): Promise<void> {
     if (beside === 0) {
-      const server = new Server(cluster.url);
-      await server.start();
-      return new Servers([server], undefined);
+      this.#all.push(new Server(cluster.url));
+      await this.first.start();
+      return;
     }
     const port = await freePort();
-    const redis = spawn(
-      'redis-server',
-      ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', '/tmp'],
-      {
-        stdio: 'ignore',
-      },
-    );
-    const all: Server[] = [];
+    const args = ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', '/tmp'];
+    this.#redis = spawn('redis-server', args, { stdio: 'ignore' });
     for (let node = 1; node <= beside; node++) {
       const settings = { REDIS_URL: `redis://127.0.0.1:${port}`, DATABASE_NODE_URL: cluster.urlOf(node) };
-      all.push(all[0]?.another(settings) ?? new Server(cluster.url, settings));
-      await all.at(-1)!.start();
+      this.#all.push(this.#all[0]?.another(settings) ?? new Server(cluster.url, settings));
+      await this.#all.at(-1)!.start();
     }
-    return new Servers(all, redis);
   }
 
   get first(): Server {

@@ -197,6 +197,13 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       for (const to of [server, second]) expect(await ingest(to, tenant, `${to.url} first`)).toEqual(ok);
     }
     expect(owned()).toEqual([before[0] + 1, before[1] + 1]);
+    for (const { id } of on.values()) {
+      for (const { core } of [server, second]) {
+        const [row] = await core.db.query(id, 'select tenant_id from tenant where tenant_id = $1', [id]);
+        expect(row).toEqual({ tenant_id: id });
+        expect(await core.db.query('nobody', 'select from tenant where tenant_id = $1', [id])).toEqual([]);
+      }
+    }
 
     const moving = on.get(1)!;
     let moved = false;
