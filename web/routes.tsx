@@ -8,7 +8,7 @@ import {
 } from '@tanstack/react-router';
 import { problemOf } from './lib/errors.tsx';
 import { endLive } from './lib/live.ts';
-import { localPath, takeNext } from './lib/next.ts';
+import { localPath, takeNext, tenantIn, withoutTenant } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
 import { readAgent, readAgentFilter } from './pages/agents/search.ts';
@@ -44,6 +44,23 @@ const signIn = createRoute({
   component: lazy(() => import('./pages/sign-in.tsx'), 'SignIn'),
 });
 
+/** The link of a mail with which this tab was opened. The router drops what no page of its own reads, such as the tenant. */
+let entered =
+  tenantIn(window.location.href) === undefined
+    ? undefined
+    : window.location.pathname + window.location.search + window.location.hash;
+
+/** Where a link leads that is for another tenant than the one somebody is signed in to. */
+const otherOrganization = createRoute({
+  getParentRoute: () => root,
+  path: '/other-organization',
+  validateSearch: (search: Record<string, unknown>): { next?: string } => ({ next: localPath(search.next) }),
+  beforeLoad: () => {
+    entered = undefined;
+  },
+  component: lazy(() => import('./pages/other-organization.tsx'), 'OtherOrganization'),
+});
+
 /** Every page of a signed-in person. */
 const app = createRoute({
   getParentRoute: () => root,
@@ -51,14 +68,26 @@ const app = createRoute({
   component: Shell,
   notFoundComponent: NotFound,
   beforeLoad: async ({ location }) => {
+    let tenant: string;
     try {
-      await queryClient.ensureQueryData(meOptions());
+      tenant = (await queryClient.ensureQueryData(meOptions())).tenant_id;
     } catch (error) {
       if (problemOf(error).code !== 'UNAUTHENTICATED') throw error;
-      throw redirect({ to: '/sign-in', search: { next: location.href === '/' ? undefined : location.href } });
+      const next = entered ?? (location.href === '/' ? undefined : location.href);
+      throw redirect({ to: '/sign-in', search: { next } });
     }
-    const next = takeNext();
-    if (next) throw redirect({ href: next });
+    if (entered !== undefined && tenantIn(entered) === tenant) {
+      entered = undefined;
+      return;
+    }
+    const next = entered ?? takeNext();
+    if (!next) return;
+    // what the link of a mail leads to is in the tenant that it names, and nowhere else
+    const meant = tenantIn(next);
+    if (meant !== undefined && meant !== tenant) {
+      throw redirect({ to: '/other-organization', search: { next }, replace: true });
+    }
+    throw redirect({ href: withoutTenant(next), replace: true });
   },
 });
 
@@ -278,6 +307,7 @@ const account = createRoute({
 
 const routeTree = root.addChildren([
   signIn,
+  otherOrganization,
   app.addChildren([
     overview,
     start,
@@ -334,5 +364,5 @@ onSignedOut.go = () => {
   if (pathname === '/sign-in') return;
   endLive();
   queryClient.clear();
-  void router.navigate({ to: '/sign-in', search: { next: href === '/' ? undefined : href } });
+  void router.navigate({ to: '/sign-in', search: { next: entered ?? (href === '/' ? undefined : href) } });
 };

@@ -200,7 +200,7 @@ export class PersonMail {
       if (!preference) return false;
       const { pace, sent } = preference;
       const waiting = { now, userId, selfApproval, may: hasRole(person.roles as Role[], 'approver') };
-      const reader = { ...(await addressOf(em, tenantId, userId)), appUrl };
+      const reader = { ...(await addressOf(em, tenantId, userId)), tenantId, appUrl };
       // each kind on its own where there is a letter for each: agents, who open holds, delay no news of reviews
       for (const kinds of pace === 'each' ? MAIL_KINDS.map((kind) => [kind]) : [MAIL_KINDS]) {
         const counted = sent[kinds[0]!];

@@ -15,6 +15,7 @@ import { oneLine } from '../lib/visible.ts';
 export interface Reader {
   to: string;
   tenant: string;
+  tenantId: string;
   appUrl: string;
 }
 
@@ -40,7 +41,7 @@ interface Part {
 export function holdLetter(reader: Reader, hold: HoldRow): Letter {
   const [rule] = hold.details.rules;
   const said = eventPayload(hold);
-  const url = holdUrl(reader, hold);
+  const to = `/approvals/${encodeURIComponent(hold.id)}`;
   return letter(
     reader,
     rule ? `A held action waits for you: ${oneLine(rule.id, 80)}` : 'A held action waits for you',
@@ -64,9 +65,9 @@ export function holdLetter(reader: Reader, hold: HoldRow): Letter {
             : ([['Risk, as the agent states it', String(hold.riskScore)]] as [string, string][])),
         ],
         links: [
-          ['Approve', `${url}?vote=approve`],
-          ['Reject', `${url}?vote=deny`],
-          ['Read it first', url],
+          ['Approve', addressOf(reader, to, 'vote=approve&')],
+          ['Reject', addressOf(reader, to, 'vote=deny&')],
+          ['Read it first', addressOf(reader, to)],
         ],
       },
     ],
@@ -93,12 +94,12 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   const more = heldInAll - holds.length;
   const inbox: Part = {
     facts: more > 0 ? [['Not listed here', `${more} more held ${more === 1 ? 'action' : 'actions'}`]] : [],
-    links: [['All that waits for your vote', `${reader.appUrl}/approvals?mine=needed`]],
+    links: [['All that waits for your vote', addressOf(reader, '/approvals', 'mine=needed&')]],
   };
   const further = reviewsInAll - reviews.length;
   const queue: Part = {
     facts: [['Not listed here', `${further} more policy ${further === 1 ? 'review' : 'reviews'}`]],
-    links: [['All that waits for a review', `${reader.appUrl}/review`]],
+    links: [['All that waits for a review', addressOf(reader, '/review')]],
   };
   return letter(
     reader,
@@ -109,7 +110,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
         const said = eventPayload(hold);
         return {
           facts: [...actionFacts(hold), ...present([['Arguments', said.arguments]])],
-          links: [['Open', holdUrl(reader, hold)]],
+          links: [['Open', addressOf(reader, `/approvals/${encodeURIComponent(hold.id)}`)]],
         };
       }),
       ...(heldInAll > 0 ? [inbox] : []),
@@ -119,7 +120,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   );
 }
 
-function reviewPart({ appUrl }: Reader, { id, version, status, machineContext }: PolicyRow): Part {
+function reviewPart(reader: Reader, { id, version, status, machineContext }: PolicyRow): Part {
   const waiting = status === 'pending_approval';
   const shown = waiting ? version : (machineContext.openReviews.at(-1)?.version ?? version);
   return {
@@ -127,7 +128,7 @@ function reviewPart({ appUrl }: Reader, { id, version, status, machineContext }:
       ['Policy', id],
       ['Version', waiting ? `${shown}` : `${shown}, which break glass put in force`],
     ],
-    links: [['Review it', `${appUrl}/review/${encodeURIComponent(id)}`]],
+    links: [['Review it', addressOf(reader, `/review/${encodeURIComponent(id)}`)]],
   };
 }
 
@@ -150,7 +151,12 @@ function actionFacts(hold: HoldRow): [string, string][] {
   ]);
 }
 
-const holdUrl = ({ appUrl }: Reader, { id }: HoldRow) => `${appUrl}/approvals/${encodeURIComponent(id)}`;
+/**
+ * The address of a page. It names the tenant: people who are signed in to another one are asked to sign in to this one, and
+ * the dashboard never looks for the hold of one tenant in another.
+ */
+const addressOf = ({ appUrl, tenantId }: Reader, path: string, query = '') =>
+  `${appUrl}${path}?${query}tenant=${encodeURIComponent(tenantId)}`;
 
 function present(all: readonly (readonly [label: string, value: string | null])[]): [string, string][] {
   return all.flatMap(([label, value]) => (value ? [[label, quoted(value, 380)] as [string, string]] : []));
@@ -163,10 +169,11 @@ function quoted(text: string, max: number): string {
     .replace(/(?<=[\p{L}\p{N}-])\.(?=\p{L})/gu, '[.]');
 }
 
-function letter({ to, tenant, appUrl }: Reader, subject: string, lead: string, parts: readonly Part[]): Letter {
+function letter(reader: Reader, subject: string, lead: string, parts: readonly Part[]): Letter {
+  const { to, tenant } = reader;
   const where = `Organization: ${oneLine(tenant, 100)}`;
   const why = 'You asked for this mail. Change what you get:';
-  const account = `${appUrl}/account`;
+  const account = addressOf(reader, '/account');
   const plain = parts.map(({ facts, claims = [], links }) =>
     [
       ...facts.map(([label, value]) => `${label}: ${value}`),

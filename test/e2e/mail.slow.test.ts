@@ -1,4 +1,5 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { type MailServer, startMailServer } from '../helpers/smtp.ts';
@@ -21,6 +22,11 @@ const silent = useServer({}, { shared: true });
 describeInBrowser('mail about what waits', () => {
   const browser = useBrowser(() => server.url);
   const elsewhere = useBrowser(() => silent.url);
+
+  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
+  const look = async (page: import('playwright-core').Page, name: string) => {
+    if (process.env.SVC_LOOK) await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}.png`, fullPage: true });
+  };
 
   test('is chosen on one’s own page, and its link opens the vote without casting it', async () => {
     const tenant = await server.tenant();
@@ -55,8 +61,25 @@ describeInBrowser('mail about what waits', () => {
       ...{ action_hash: `sha256:${'a'.repeat(64)}`, hold_type: 'single', ttl_seconds: 3600 },
     });
     await expect.poll(() => smtp.received.length, { timeout: 15_000 }).toBe(1);
-    const link = /^(http\S+vote=approve)\r$/m.exec(smtp.received[0]!.text)![1]!;
-    expect(link).toBe(`${server.origin}/approvals/${body.id}?vote=approve`);
+    const link = /^(http\S+vote=approve\S+)\r$/m.exec(smtp.received[0]!.text)![1]!;
+    expect(link).toBe(`${server.origin}/approvals/${body.id}?vote=approve&tenant=${tenant.id}`);
+
+    // in a browser where the same person is signed in to another tenant
+    const other = await server.tenant();
+    const elsewhere = await other.member({ email: 'lin@meridian.test', name: 'Lin', roles: ['approver'] });
+    const there = await browser.visitor(await other.enter(elsewhere));
+    await there.page.goto(link);
+    await there.page.getByRole('heading', { name: 'This link is for another organization' }).waitFor();
+    await there.assertAccessible();
+    await look(there.page, 'other-organization');
+    await there.page.getByRole('link', { name: 'Sign in there' }).click();
+    await there.page.getByRole('button', { name: 'Email me a sign-in link' }).waitFor();
+    const token = await server.core.links.create(tenant.id, userId, 600, { actor: OPERATOR });
+    await there.page.goto(`${server.origin}/auth/magic-link/verify?token=${token}`);
+    await there.page.getByRole('button', { name: 'Sign in as lin@meridian.test' }).click();
+    await there.page.getByText('Approve is preselected').waitFor();
+    expect(there.page.url()).toBe(`${server.origin}/approvals/${body.id}?vote=approve`);
+
     await page.goto(link);
     await page.getByText('Approve is preselected').waitFor();
     const read = async () =>

@@ -97,8 +97,8 @@ describe('a held action', () => {
     expect(letter).toContain('Arguments: {"card":"[masked]","amount":900}');
     expect(letter).toMatch(/Ends: \d{4}-\d\d-\d\d \d\d:\d\d UTC/);
     expect(letter).toContain('The agent says, and nobody has checked:\r\n> pays Ann');
-    for (const path of [`/approvals/${id}?vote=approve`, `/approvals/${id}?vote=deny`, '/account']) {
-      expect(letter).toContain(`\r\nhttp://control.test${path}\r\n`);
+    for (const path of [`/approvals/${id}?vote=approve&`, `/approvals/${id}?vote=deny&`, '/account?']) {
+      expect(letter).toContain(`\r\nhttp://control.test${path}tenant=${w.tenant.id}\r\n`);
     }
     expect(letter).not.toContain('4111');
   });
@@ -360,9 +360,9 @@ describe('an agent that floods keeps nobody from reviews', () => {
     await written();
     const [letter] = lettersTo(approver.email);
     expect(subjectOf(letter!)).toBe('23 policy reviews wait for you');
-    expect(letter!.match(/^http:\/\/control\.test\/review\/fresh-\d+\r$/gm)).toHaveLength(20);
+    expect(letter!.match(/^http:\/\/control\.test\/review\/fresh-\d+\?tenant=\S+\r$/gm)).toHaveLength(20);
     expect(letter).toContain('Not listed here: 3 more policy reviews');
-    expect(letter).toContain('\r\nhttp://control.test/review\r\n');
+    expect(letter).toContain(`\r\nhttp://control.test/review?tenant=${w.tenant.id}\r\n`);
   });
 });
 
@@ -492,7 +492,7 @@ describe('a version that waits for a review', () => {
     expect(lettersTo(author.email)).toEqual([]);
     const [letter] = lettersTo(reviewer.email);
     expect(subjectOf(letter!)).toBe('A policy waits for your review: fresh');
-    expect(letter).toContain('\r\nhttp://control.test/review/fresh\r\n');
+    expect(letter).toContain(`\r\nhttp://control.test/review/fresh?tenant=${w.tenant.id}\r\n`);
   });
 
   test('is not mailed once it was approved', async () => {

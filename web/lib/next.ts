@@ -22,3 +22,16 @@ export function takeNext(): string | undefined {
 export function localPath(value: unknown): string | undefined {
   return typeof value === 'string' && /^\/(?![/\\])/.test(value) ? value : undefined;
 }
+
+/** The tenant that a link of a mail names. */
+export function tenantIn(href: string): string | undefined {
+  return new URL(href, window.location.origin).searchParams.get('tenant') || undefined;
+}
+
+/** The path without it: it is for the way, and not for whoever copies the address. */
+export function withoutTenant(href: string): string {
+  const { pathname, searchParams, hash } = new URL(href, window.location.origin);
+  searchParams.delete('tenant');
+  const query = searchParams.toString();
+  return `${pathname}${query && `?${query}`}${hash}`;
+}
