@@ -3,16 +3,20 @@ import { setTimeout as delay } from 'node:timers/promises';
 /** Far longer than anything that is waited for takes on a busy machine: only what hangs exceeds it. */
 const LIMIT_MS = 20_000;
 
+/** It asks often at first, then less and less: what asks is often a query or a request, which a long wait repeats. */
+const [FIRST_MS, MOST_MS, GROWTH] = [10, 50, 1.3];
+
 /**
  * Asks again and again until the answer is neither undefined, null nor false, and resolves to it. After `limitMs` it
- * rejects and names `what`.
+ * rejects and names `what`. With `everyMs` it asks as often as that, for what does not stay so.
  */
 export async function until<T>(
   ask: () => T | Promise<T>,
   what: string | (() => string),
   options: { limitMs?: number; everyMs?: number } = {},
 ): Promise<Exclude<T, undefined | null | false>> {
-  const { limitMs = LIMIT_MS, everyMs = 10 } = options;
+  const { limitMs = LIMIT_MS, everyMs } = options;
+  let restMs = everyMs ?? FIRST_MS;
   const end = performance.now() + limitMs;
   for (;;) {
     const answer = await ask();
@@ -22,6 +26,7 @@ export async function until<T>(
     if (performance.now() > end) {
       throw new Error(`after ${limitMs} ms still not: ${typeof what === 'string' ? what : what()}`);
     }
-    await delay(everyMs);
+    await delay(restMs);
+    if (everyMs === undefined) restMs = Math.min(restMs * GROWTH, MOST_MS);
   }
 }
