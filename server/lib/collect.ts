@@ -3,7 +3,7 @@ import { runInNewContext } from 'node:vm';
 
 /**
  * Loading a program leaves far more garbage than it keeps, and Node keeps the room: this gives it back. It takes some tens
- * of milliseconds in which nothing else runs, so it is for the end of a start, before there is work to do.
+ * of milliseconds in which nothing else runs, so it is for the end of a start.
  */
 export function collectStart(): void {
   setFlagsFromString('--expose-gc');

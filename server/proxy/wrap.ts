@@ -1,4 +1,5 @@
 import { pino } from 'pino';
+import { collectStart } from '../lib/collect.ts';
 import { createLog } from '../lib/log.ts';
 import { ConfigError } from '../lib/settings.ts';
 import type { ProxyConfig } from './config.ts';
@@ -7,6 +8,9 @@ import { Failure } from './failure.ts';
 import { signedIn } from './login/use.ts';
 import { joinStdio, wrapStdio } from './mcp/stdio.ts';
 import type { McpOptions } from './options.ts';
+
+/** When a desktop client has what it asks for first. */
+const COLLECT_MS = 5_000;
 
 /** A running wrapper: `ended` when the session is over, or rejects when there is nothing to decide by. */
 export interface Wrapping {
@@ -34,6 +38,7 @@ export async function wrap(
     : undefined;
   const parts = start(config, log, interrupted, shown?.meters);
   const { governance, agents, enforcer, holds, tools, begun } = parts;
+  const collecting = setTimeout(collectStart, COLLECT_MS).unref();
   let stopping = false;
   const governed = begun.then(() => {
     if (governance.ready || interrupted.aborted || stopping) return;
@@ -68,6 +73,7 @@ export async function wrap(
   const wrapped = joined ? await joinStdio({ ...client, members }) : await wrapStdio({ ...client, ...members[0]! });
   const stop = async () => {
     stopping = true;
+    clearTimeout(collecting);
     await wrapped.close();
     await parts.stop();
     await shown?.stop();
