@@ -183,7 +183,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
       reason: 'an incident',
     });
     await visitor.open('/policies/reach?tab=rules');
-    await page.getByText('Tests of the enforced version 1 fail by now').waitFor();
+    await page.getByText('Tests of the enforced version 1 now fail').waitFor();
     await visitor.assertAccessible();
   });
 

@@ -1,24 +1,26 @@
 import { notificationsStore } from '@mantine/notifications';
-import { lazy, Suspense, useEffect, useState } from 'react';
+import { type ComponentType, useEffect, useState } from 'react';
 
 const load = () => import('./messages.tsx');
-/** Without its code, which a vanished server does not send, a message is lost, but not the page. */
-const Messages = lazy(() => load().catch(() => ({ default: () => null })));
 /** After the first view; and before a server is likely to vanish, which is what many messages are about. */
 const AHEAD_MS = 5_000;
 
 /** The messages that come and go in a corner. Their code is not part of the first view. */
 export function Toasts() {
-  const [wanted, want] = useState(false);
-  useEffect(() => notificationsStore.subscribe(() => want(true)), []);
+  const [Messages, show] = useState<ComponentType>();
   useEffect(() => {
+    // where their code does not come, the next message asks for it again
+    const stop = notificationsStore.subscribe(() => {
+      load().then(
+        (loaded) => show(() => loaded.default),
+        () => undefined,
+      );
+    });
     const timer = setTimeout(() => void load().catch(() => undefined), AHEAD_MS);
-    return () => clearTimeout(timer);
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
   }, []);
-  if (!wanted) return null;
-  return (
-    <Suspense>
-      <Messages />
-    </Suspense>
-  );
+  return Messages ? <Messages /> : null;
 }
