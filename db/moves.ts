@@ -91,36 +91,50 @@ export async function isLeaving(owner: Pick<pg.Pool, 'query'>, tenantId: string)
   return rowCount === 1;
 }
 
+/** Which way a tenant goes that must not be made here: it leaves or has left, or its copy is on its way here. */
+export async function isMoving(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<'in' | 'out' | undefined> {
+  const { rows } = await owner.query<{ direction: 'in' | 'out' }>(
+    `select direction from tenant_move where tenant_id = $1 and (direction = 'out' or state = 'copying')`,
+    [tenantId],
+  );
+  return rows[0]?.direction;
+}
+
 /**
- * Whether a secret with this hash was a valid credential of a tenant when its rows were lifted out of their tables, and has not
- * ended since.
+ * Until when, in milliseconds, a secret with this hash is a valid credential of a tenant whose rows were lifted out of their tables,
+ * as far as is known here; undefined when it was none by then, or has ended since. The rules are those of Authenticator and of Sessions.
  */
-export async function wasValid(
+export async function validUntil(
   owner: Pick<pg.Pool, 'query'>,
   tenantId: string,
   hash: Buffer,
   now: Date,
-): Promise<boolean> {
-  const { rows } = await owner.query<{ valid: boolean }>(
-    `select exists (
-       select from tenant_parcel p
-       where p.tenant_id = $1 and p.source in ('session', 'api_key', 'agent_key', 'workload_token')
-         and p.content->>'id' in ($3, (
-           select c.content->>'id' from tenant_parcel c
-           where c.tenant_id = $1 and c.source = 'credential' and c.content->>'hash' = $4))
-         and (p.source = 'session') = (p.content->>'id' = $3)
-         and not exists (
-           select from tenant_parcel m where m.tenant_id = $1 and m.source = 'member' and p.source = 'api_key'
-             and m.content->>'id' = p.content->>'created_by'
-             and (m.content->>'removed_at' is not null or not m.content->'roles' ? 'admin'))
-         and (p.source <> 'workload_token' or exists (
-           select from tenant_parcel t where t.tenant_id = $1 and t.source = 'workload_trust'
-             and t.content->>'id' = p.content->>'trust_id'
-             and t.content->>'revoked_at' is null and t.content->>'unconfirmed_since' is null))
-         and p.content->>'revoked_at' is null
-         and p.content->>'unconfirmed_since' is null
-         and coalesce((p.content->>'expires_at')::timestamptz > $2, true)) as valid`,
+): Promise<number | undefined> {
+  const { rows } = await owner.query<{ until: Date | null }>(
+    `select (p.content->>'expires_at')::timestamptz as until
+     from tenant_parcel p
+     where p.tenant_id = $1 and p.source in ('session', 'api_key', 'agent_key', 'workload_token')
+       and p.content->>'id' in ($3, (
+         select c.content->>'id' from tenant_parcel c
+         where c.tenant_id = $1 and c.source = 'credential' and c.content->>'hash' = $4))
+       and (p.source = 'session') = (p.content->>'id' = $3)
+       and (p.source <> 'workload_token' or exists (
+         select from tenant_parcel t where t.tenant_id = $1 and t.source = 'workload_trust'
+           and t.content->>'id' = p.content->>'trust_id'
+           and t.content->>'revoked_at' is null and t.content->>'unconfirmed_since' is null))
+       -- a key, and a trust in workloads, count as long as whoever made them is an admin
+       and not exists (
+         select from tenant_parcel m where m.tenant_id = $1 and m.source = 'member'
+           and m.content->>'id' = case p.source when 'api_key' then p.content->>'created_by'
+             when 'workload_token' then (
+               select t.content->>'created_by' from tenant_parcel t where t.tenant_id = $1
+                 and t.source = 'workload_trust' and t.content->>'id' = p.content->>'trust_id') end
+           and (m.content->>'removed_at' is not null or not m.content->'roles' ? 'admin'))
+       and p.content->>'revoked_at' is null
+       and p.content->>'unconfirmed_since' is null
+       and coalesce((p.content->>'expires_at')::timestamptz > $2, true)
+     limit 1`,
     [tenantId, now, hash.toString('hex'), `\\x${hash.toString('hex')}`],
   );
-  return rows[0]!.valid;
+  return rows[0] && (rows[0].until?.getTime() ?? Number.MAX_SAFE_INTEGER);
 }

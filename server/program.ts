@@ -15,7 +15,7 @@ import { mountDashboard, mountDocs } from './api/static.ts';
 import { mountStatus, statusRoutes } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
 import { type Core, openCore, type Parts, sessionUrlOf } from './app.ts';
-import { Authenticator, assertSameOrigin, type ValidCredential } from './auth/authenticate.ts';
+import { Authenticator, assertSameOrigin, type FoundCredential } from './auth/authenticate.ts';
 import { assertOpenedAsPage, authRoutes, tokenRoute } from './auth/http.ts';
 import { ssoRoutes } from './auth/sso/http.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
@@ -194,7 +194,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
 }
 
 function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: Log): Authenticator {
-  const shared = redis && new RedisLookups<ValidCredential | null>(redis, 'credential', () => db.horizon());
+  const shared = redis && new RedisLookups<FoundCredential | null>(redis, 'credential', () => db.horizon());
   return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.near, box, tenantId));
 }
 

@@ -1,5 +1,5 @@
 import type { Database } from '../../db/index.ts';
-import { type Departure, wasValid } from '../../db/moves.ts';
+import { type Departure, validUntil } from '../../db/moves.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
 import { readSecret, secretHash } from '../domain/secret.ts';
 import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
@@ -15,6 +15,15 @@ export interface ValidCredential {
   principal: Principal;
   until: number;
 }
+
+/** A credential of a tenant that has moved to another installation, which would be valid here. */
+interface MovedCredential {
+  tenantId: string;
+  movedTo: string;
+  until: number;
+}
+
+export type FoundCredential = ValidCredential | MovedCredential;
 
 /** The maximum age of a cached lookup, even without a change notice. */
 const CACHE_MS = 60_000;
@@ -35,7 +44,7 @@ export class Authenticator {
   readonly #log: Log;
   /** Whether a tenant leaves for another installation; without it none does. */
   readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
-  readonly #lookups: Lookups<ValidCredential | null>;
+  readonly #lookups: Lookups<FoundCredential | null>;
   /** When the next use of each credential is stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
 
@@ -44,7 +53,7 @@ export class Authenticator {
     sessions: Sessions,
     clock: Clock,
     log: Log,
-    shared?: SharedLookups<ValidCredential | null>,
+    shared?: SharedLookups<FoundCredential | null>,
     departure?: (tenantId: string) => Promise<Departure | undefined>,
   ) {
     this.#departure = departure;
@@ -59,7 +68,7 @@ export class Authenticator {
         members: ({ tenantId }) => membersOf(tenantId),
         tenant: ({ tenantId }) => allOf(tenantId),
       },
-      tags: (_, { principal }) => tagsOf(principal),
+      tags: (_, found) => ('movedTo' in found ? [allOf(found.tenantId)] : tagsOf(found.principal)),
       until: ({ until }) => until,
       now: () => clock.now(),
       mostMs: CACHE_MS,
@@ -93,31 +102,28 @@ export class Authenticator {
 
   /**
    * What `lookUp` finds, unless the tenant leaves this installation or has left it: then a valid credential is refused as
-   * UNAVAILABLE, so that anyone who holds it tries again, and reads where the tenant is. Nobody else learns of it.
+   * UNAVAILABLE, so that anyone who holds it tries again, and reads where the tenant is. Nobody else learns of it. That a
+   * tenant has left is kept as any other answer: its clients may go on asking here for long.
    */
-  async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<ValidCredential | null> {
+  async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<FoundCredential | null> {
     const tenantId = readSecret(secret)?.tenantId;
     if (tenantId === undefined) return null;
     const found = await lookUp();
     // asked afterwards: it may have been lifted out in between
     const departure = await this.#departure?.(tenantId);
     if (!departure) return found;
-    const now = new Date(this.#clock.now());
-    const valid = found
-      ? found.until > now.getTime()
-      : await wasValid(this.#db.near, tenantId, secretHash(secret), now);
-    if (!valid) return null;
-    const detail =
-      departure.state === 'moved'
-        ? `the tenant has moved to ${departure.address}`
-        : 'the tenant is moving to another installation';
-    throw new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': departure.state === 'moved' ? '60' : '2' } });
+    const now = this.#clock.now();
+    const until = found ? found.until : await validUntil(this.#db.near, tenantId, secretHash(secret), new Date(now));
+    if (until === undefined || until <= now) return null;
+    if (departure.state === 'moved') return { tenantId, movedTo: departure.address, until };
+    throw unavailable('the tenant is moving to another installation', '2');
   }
 
-  /** The principal of a credential that is valid now. */
-  #used(found: ValidCredential | null): Principal | null {
+  /** The principal of a credential that is valid now. Throws UNAVAILABLE when its tenant has moved. */
+  #used(found: FoundCredential | null): Principal | null {
     const now = this.#clock.now();
     if (!found || found.until <= now) return null;
+    if ('movedTo' in found) throw unavailable(`the tenant has moved to ${found.movedTo}`, '60');
     const { principal } = found;
     if ((this.#touchAt.get(principal.id) ?? 0) <= now) {
       this.#touchAt.delete(principal.id);
@@ -188,6 +194,10 @@ export class Authenticator {
     }
     return null;
   }
+}
+
+function unavailable(detail: string, retryAfter: string): AppError {
+  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': retryAfter } });
 }
 
 const allOf = (tenantId: string) => `all of ${tenantId}`;

@@ -72,7 +72,11 @@ export async function openCoreOf<T>(
   work: (core: Core, config: Config, sessionUrl: string) => Promise<T>,
 ): Promise<T> {
   const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
-  const state = await withClient(sessionUrl, {}, readState);
+  const state = await withClient(sessionUrl, {}, async (client) => {
+    const { rows } = await client.query<{ standby: boolean }>('select pg_is_in_recovery() as standby');
+    if (rows[0]!.standby) throw new CommandError('the database is a standby: this command needs the primary');
+    return readState(client);
+  });
   if (state.done.length === 0 && options.create) await migrate(sessionUrl);
   else assertCurrent(state);
   if (state.hasKeys) requireMasterKey(config);

@@ -108,17 +108,31 @@ const move = command({
     undo: { help: 'end a move that is not complete: the tenant stays here' },
     'target-gone': { help: 'with --undo and without --to: the database of the other installation is gone for good' },
     forget: { help: 'delete what is still here of a tenant that has moved away' },
+    abandon: {
+      value: 'ADDRESS',
+      help: 'delete what a move that is not complete has copied to here; confirm with the address that it comes from',
+    },
     ...JSON_FLAG,
   },
   async run({ args, flags, print }) {
     const tenantId = args[0]!;
-    const { to, undo, forget, 'target-gone': gone } = flags;
-    if ([to !== undefined, forget, gone].filter(Boolean).length !== 1 || (undo ? forget : gone)) {
-      throw new UsageError('specify --to FILE, --to FILE --undo, --undo --target-gone, or --forget');
+    const { to, undo, forget, abandon, 'target-gone': gone } = flags;
+    const ways = [to !== undefined, forget, gone, abandon !== undefined].filter(Boolean).length;
+    if (ways !== 1 || (undo ? to === undefined && !gone : gone)) {
+      throw new UsageError('specify --to FILE, --to FILE --undo, --undo --target-gone, --forget, or --abandon ADDRESS');
     }
-    const { forgetMoved, moveTenant, undoAlone, undoMove, withSide } = await import('./tenant-move.ts');
+    const { abandonCopy, forgetMoved, moveTenant, undoAlone, undoMove } = await import('./tenant-move.ts');
+    const { withSide } = await import('./tenant-move/side.ts');
     await withCore({}, (...parts) =>
       withSide(...parts, tenantId, async (source) => {
+        if (abandon !== undefined) {
+          await abandonCopy(source, tenantId, abandon);
+          print({ tenant_id: tenantId, abandoned: true }, [
+            `${tenantId}: what was copied from ${abandon} is deleted`,
+            'If it answers 503 there, run "svc tenant move" with --undo there.',
+          ]);
+          return;
+        }
         if (to === undefined) {
           await (gone ? undoAlone : forgetMoved)(source, tenantId);
           if (gone) print({ tenant_id: tenantId, undone: true, restored: true }, [`${tenantId} stays here`]);

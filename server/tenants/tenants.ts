@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type pg from 'pg';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { isLeaving } from '../../db/moves.ts';
+import { isMoving } from '../../db/moves.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -45,9 +45,11 @@ export class Tenants {
     const now = new Date(this.#clock.now());
     const tenantId = input.id ?? newId('ten', now.getTime());
     const adminId = newId('usr', now.getTime());
-    // what is known of its chains here would contradict another one's
-    if (await isLeaving(this.#db.owner, tenantId)) {
-      throw new AppError('CONFLICT', 'the tenant with this id has moved to another installation');
+    // what is known of its chains here would contradict another one's, and what was copied of them is not a new one's
+    const moving = await isMoving(this.#db.owner, tenantId);
+    if (moving) {
+      const what = moving === 'out' ? 'has moved to' : 'is arriving from';
+      throw new AppError('CONFLICT', `the tenant with this id ${what} another installation`);
     }
     // only the owner may add tenants; the row commits before the first scoped transaction can refer to it
     this.#db.replication?.assert();

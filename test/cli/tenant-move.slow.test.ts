@@ -2,12 +2,16 @@ import { writeFileSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
 import path from 'node:path';
 import { expect, test } from 'vitest';
-import { LONG_TRANSACTION } from '../../db/client.ts';
+import { MIGRATION_TABLE } from '../../db/applied.ts';
+import { inTransaction, LONG_TRANSACTION } from '../../db/client.ts';
+import { validUntil } from '../../db/moves.ts';
 import { signHead, signLoss } from '../../server/chain/note.ts';
-import { forgetMoved, type Move, moveTenant, undoAlone, undoMove, withSide } from '../../server/cli/tenant-move.ts';
+import { type Move, withSide } from '../../server/cli/tenant-move/side.ts';
+import { abandonCopy, forgetMoved, moveTenant, undoAlone, undoMove } from '../../server/cli/tenant-move.ts';
 import type { Config } from '../../server/config.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
+import { secretHash } from '../../server/domain/secret.ts';
 import { checkPackage } from '../../server/forensics/check-package.ts';
 import { isDatabaseFault } from '../../server/lib/database-fault.ts';
 import { eventOf } from '../../server/subscriptions/delivery-id.ts';
@@ -417,6 +421,155 @@ test('a move is undone at any step before the flip, and the tenant goes on where
   await expect(undone(tenant.id)).rejects.toThrow('has arrived');
   await moved(tenant.id);
   await report(target, proxy, [`arrived-${tenant.id}`]);
+});
+
+test('a copy whose move does not go on is deleted at the target, and the tenant goes on at the source', async () => {
+  const { tenant, proxy } = await used(source);
+  const env = {
+    ...{ DATABASE_URL: target.databaseUrl, SVC_BASE_URL: THERE.SVC_BASE_URL, SVC_MASTER_KEY: THERE.SVC_MASTER_KEY },
+    SVC_DATA_DIR: target.dataDir,
+  };
+  const abandon = (code: number, address: string) =>
+    svcHere(code, env, 'tenant', 'move', tenant.id, '--abandon', address);
+  expect((await abandon(1, 'http://control.test')).stderr).toContain('is not arriving here');
+  await killedAt(tenant.id, 'unpacking at the target');
+  // nobody takes the place of what is on its way
+  const other = { id: tenant.id, name: 'Other', adminEmail: 'other@example.test' };
+  await expect(target.core.tenants.create(other, OPERATOR)).rejects.toThrow('is arriving from another installation');
+  expect((await svcHere(1, env, 'doctor')).stdout).toContain('--abandon http://control.test');
+  expect((await abandon(1, 'http://other.test')).stderr).toContain('is arriving from http://control.test');
+  const copied = await rowsOf(target, tenant.id);
+  expect([copied.forensic_record!.length, copied.former_key!.length].every((count) => count > 0)).toBe(true);
+  // the flip and this decide in one row: it cannot happen any more, whenever the run at the source goes on
+  const tell = async (step: string) => {
+    if (step === 'unpacking at the target')
+      await on(target, tenant.id, (side) => abandonCopy(side, tenant.id, 'http://control.test'));
+  };
+  const going = on(source, tenant.id, (one) =>
+    withSide(
+      target.core,
+      { baseUrl: THERE.SVC_BASE_URL, dataDir: target.dataDir } as Config,
+      target.databaseUrl,
+      'another',
+      (two) => moveTenant({ source: one, target: two, tenantId: tenant.id, tell }),
+    ),
+  );
+  await expect(going).rejects.toThrow('the move was undone');
+  await abandon(0, 'http://control.test');
+  const left = await rowsOf(target, tenant.id);
+  expect(Object.keys(left).filter((name) => left[name]!.length > 0)).toEqual(['tenant_move']);
+  await expect(moved(tenant.id)).rejects.toThrow('--undo');
+  expect(await undone(tenant.id)).toEqual({ restored: true });
+  await report(source, proxy, [`back-${tenant.id}`]);
+  // and it may still move; what has arrived is no copy
+  await moved(tenant.id);
+  expect((await abandon(1, 'http://control.test')).stderr).toContain('has arrived');
+  for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+});
+
+test('of a tenant that has moved, a key counts as long as whoever made it, and is looked for by an index', async () => {
+  const { tenant, proxy } = await used(source);
+  const token = 'svc_token_of_a_job';
+  await moved(tenant.id);
+  const [{ person } = { person: '' }] = await sql<{ person: string }>(
+    source,
+    `select content->>'id' as person from tenant_parcel where tenant_id = $1 and source = 'member'`,
+    [tenant.id],
+  );
+  await sql(
+    source,
+    `update tenant_parcel set content = content || jsonb_build_object('created_by', $2::text)
+    where tenant_id = $1 and source = 'api_key'`,
+    [tenant.id, person],
+  );
+  await sql(
+    source,
+    `insert into tenant_parcel (tenant_id, source, place, content) values
+       ($1, 'workload_trust', 900, jsonb_build_object('id', 'trust', 'created_by', $2::text)),
+       ($1, 'workload_token', 900, '{"id": "token", "trust_id": "trust"}'),
+       ($1, 'credential', 900, jsonb_build_object('id', 'token', 'hash', $3::text))`,
+    [tenant.id, person, `\\x${secretHash(token).toString('hex')}`],
+  );
+  const told = () => source.core.db.transaction(tenant.id, (_em, notify) => notify('tenant'));
+  const member = async (change: string) => {
+    await sql(source, `update tenant_parcel set content = content || $2 where tenant_id = $1 and source = 'member'`, [
+      tenant.id,
+      change,
+    ]);
+  };
+  const validity = () =>
+    Promise.all(
+      [proxy.key!, token].map((secret) => validUntil(source.core.db.owner, tenant.id, secretHash(secret), new Date())),
+    );
+  const valid = [Number.MAX_SAFE_INTEGER, Number.MAX_SAFE_INTEGER];
+  expect(await validity()).toEqual(valid);
+  for (const change of ['{"roles": ["viewer"]}', '{"roles": ["admin"], "removed_at": "2026-01-01T00:00:00Z"}']) {
+    await member(change);
+    expect(await validity()).toEqual([undefined, undefined]);
+  }
+  await member('{"removed_at": null}');
+  expect(await validity()).toEqual(valid);
+  // its clients may go on asking for long: the answer is kept, and changes with a notice as any other
+  const { body } = await source.call(503, 'GET /v1/policies', proxy);
+  expect(body).toMatchObject({ detail: `the tenant has moved to ${THERE.SVC_BASE_URL}` });
+  const revoke = `update tenant_parcel set content = content || '{"revoked_at": "2026-01-01T00:00:00Z"}'
+    where tenant_id = $1 and source = 'api_key'`;
+  await sql(source, revoke, [tenant.id]);
+  await source.call(503, 'GET /v1/policies', proxy);
+  await told();
+  await source.call(401, 'GET /v1/policies', proxy);
+  // and what is made up costs no walk through all that was lifted out
+  await sql(
+    source,
+    `insert into tenant_parcel (tenant_id, source, place, content)
+     select $1, s, 1000 + n, jsonb_build_object('id', s || n, 'hash', '\\x' || md5(n::text))
+     from unnest('{credential,api_key,agent_key,workload_token,session,member}'::text[]) s, generate_series(1, 3000) n`,
+    [tenant.id],
+  );
+  await sql(source, 'analyze tenant_parcel');
+  const rowsRead = await inTransaction(source.core.db.owner, async (client) => {
+    await validUntil(client as never, tenant.id, secretHash(`${proxy.key}x`), new Date());
+    const { rows } = await client.query<{ read: number }>(
+      `select (coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int as read
+       from pg_stat_xact_user_tables where relname = 'tenant_parcel'`,
+    );
+    return rows[0]!.read;
+  });
+  expect(rowsRead).toBeLessThan(100);
+});
+
+test('nothing moves between installations whose tables are not the same', async () => {
+  const { tenant, proxy } = await used(source);
+  const file = path.join(dir, 'other-version.env');
+  writeFileSync(
+    file,
+    Object.entries({ ...THERE, DATABASE_URL: target.databaseUrl })
+      .map(([name, value]) => `${name}=${value}\n`)
+      .join(''),
+  );
+  const env = {
+    DATABASE_URL: source.databaseUrl,
+    SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
+    SVC_DATA_DIR: source.dataDir,
+  };
+  const refused = async (words: string) => {
+    const { stderr } = await svcHere(1, env, 'tenant', 'move', tenant.id, '--to', file);
+    expect(stderr).toContain(words);
+  };
+  for (const server of [source, target]) {
+    await sql(server, `insert into ${MIGRATION_TABLE} (name) values ('9999-later')`);
+    await refused('migrated by a newer program (9999-later)');
+    await sql(server, `delete from ${MIGRATION_TABLE} where name = '9999-later'`);
+    const [last] = await sql<{ id: number; name: string }>(
+      server,
+      `update ${MIGRATION_TABLE} set name = 'away-' || name where id = (select max(id) from ${MIGRATION_TABLE})
+       returning id, substr(name, 6) as name`,
+    );
+    await refused(last!.name);
+    await sql(server, `update ${MIGRATION_TABLE} set name = $1 where id = $2`, [last!.name, last!.id]);
+  }
+  expect((await rowsOf(target, tenant.id)).tenant_move).toEqual([]);
+  await report(source, proxy, [`still-here-${tenant.id}`]);
 });
 
 test('the summaries that searches read are made again at the target', async () => {

@@ -1,10 +1,13 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { PrimaryClient } from '../../db/primary.ts';
 import { awaitStandby } from '../../db/replication.ts';
 import { Pair } from '../../deploy/drill/pair.ts';
 import { databaseHosts } from '../../server/lib/database-hosts.ts';
-import { svc } from '../cli/svc.ts';
+import { svc, svcHere } from '../cli/svc.ts';
 import { eventOf, MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
 
 /** Two real PostgreSQL servers, and the program told to acknowledge nothing that only one of them has. */
@@ -82,8 +85,25 @@ test('pointed at the standby alone, the doctor and the server say so', async () 
     '--admin-email',
     'b@example.com',
   );
-  expect(stderr).toContain('during recovery');
+  expect(stderr).toContain('the database is a standby');
 }, 120_000);
+
+test('no tenant moves from a standby, nor to one', async () => {
+  const alone = databaseHosts(pair.url);
+  const primary = await reached();
+  const [here, standby] = [true, false].map((is) => alone.find(({ port }) => (port === primary) === is)!.url);
+  const folder = mkdtempSync(path.join(tmpdir(), 'svc-move-'));
+  try {
+    const file = path.join(folder, 'there.env');
+    writeFileSync(file, `DATABASE_URL=${standby}\nSVC_BASE_URL=http://there.test\nSVC_MASTER_KEY=${MASTER_KEY}\n`);
+    for (const DATABASE_URL of [here!, standby!]) {
+      const refused = await svcHere(1, { ...env(), DATABASE_URL }, 'tenant', 'move', 'default', '--to', file);
+      expect(refused.stderr).toBe('svc tenant move: the database is a standby: this command needs the primary\n');
+    }
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});
 
 describe('while the standby is gone', () => {
   beforeAll(() => pair.killStandby());

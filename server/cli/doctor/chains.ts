@@ -139,13 +139,11 @@ export async function checkKnown(
      where state in ('fencing', 'fenced', 'copying') order by tenant_id`,
   );
   for (const { tenant_id, direction, address, since } of moves.rows) {
-    const what = direction === 'out' ? `is moving to ${address} and answers 503` : `is arriving from ${address}`;
-    report(
-      'warn',
-      'tenant moves',
-      `${tenant_id} ${what} since ${since}`,
-      'run "svc tenant move" again, or with --undo',
-    );
+    const out = direction === 'out';
+    const what = out ? `is moving to ${address} and answers 503` : `is arriving from ${address}`;
+    const again = 'run "svc tenant move" again, or with --undo';
+    const remedy = out ? again : `there ${again}; or, to delete the copy here, with --abandon ${address}`;
+    report('warn', 'tenant moves', `${tenant_id} ${what} since ${since}`, remedy);
   }
   if (!keysOf) {
     const advice = 'set the master key: without it the signatures cannot be verified';
