@@ -64,8 +64,8 @@ export class Block {
       const text = summary[field];
       const numbers = numbersIn(text);
       const from = numbers.length * DIGITS;
+      if (numbers.some(Number.isNaN) || text[from] !== '|') return false;
       // the same name twice, and a search would look for the first alone
-      if (numbers.map(nameOf).join('') !== text.slice(0, from) || text[from] !== '|') return false;
       if (new Set(numbers).size !== numbers.length) return false;
       const isSeen = (number: number) =>
         bitsOf(field, number).every((bit) => summary.seen[(bit & (bits - 1)) >> 3]! & (1 << (bit & 7)));
@@ -163,9 +163,19 @@ const DIGITS = 4;
 const numberOf = (hash: number) => hash >>> 12;
 const nameOf = (number: number) => number.toString(36).padStart(DIGITS, '0');
 
+/** NaN for what is no name. */
 function numbersIn(text: string): number[] {
   const count = Math.floor(text.indexOf('|') / DIGITS);
-  return Array.from({ length: Math.max(0, count) }, (_, n) =>
-    Number.parseInt(text.slice(DIGITS * n, DIGITS * (n + 1)), 36),
-  );
+  const numbers: number[] = [];
+  for (let n = 0; n < count; n++) {
+    let number = 0;
+    for (let at = DIGITS * n; at < DIGITS * (n + 1); at++) {
+      const code = text.charCodeAt(at);
+      if (code >= 48 && code <= 57) number = 36 * number + code - 48;
+      else if (code >= 97 && code <= 122) number = 36 * number + code - 87;
+      else number = Number.NaN;
+    }
+    numbers.push(number);
+  }
+  return numbers;
 }

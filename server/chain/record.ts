@@ -190,7 +190,10 @@ export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buff
   if (typeof line === 'string') memory.write(line, at + 65, 'utf8');
   else memory.set(line, at + 65);
   blake3.hash(at, size, OUT, 32);
-  return Buffer.from(memory.subarray(OUT, OUT + 32));
+  // no view is made for it
+  const hash = Buffer.allocUnsafe(32);
+  for (let i = 0; i < 32; i++) hash[i] = memory[OUT + i]!;
+  return hash;
 }
 const OUT = blake3.__wbindgen_malloc(32);
 let memory = Buffer.from(blake3.memory.buffer);

@@ -17,7 +17,7 @@ export interface FoundPart {
 /** Summaries that one search passes over at most; those that it reads; and the records. */
 const MOST_PASSED = 50_000;
 const MOST_READ = 256;
-const MOST_RECORDS = 1500;
+const MOST_RECORDS = 1100;
 /** Summaries that are read at once: few at first, since a page of frequent values needs no more. */
 const FIRST_READ = 2;
 const LARGEST_READ = 128;
@@ -68,7 +68,8 @@ export async function findInBlocks(
       return ascending ? seqs : seqs.reverse();
     });
     for (let at = 0; at < candidates.length; ) {
-      const some = candidates.slice(at, at + Math.max(piece, most - found.length));
+      const count = Math.min(Math.max(piece, most - found.length), MOST_RECORDS - records);
+      const some = candidates.slice(at, at + count);
       piece *= 4;
       found.push(...(await read(some)));
       at += some.length;
