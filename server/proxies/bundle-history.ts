@@ -21,7 +21,7 @@ export interface BundleRun {
   since: string;
   /** Null for the one that it reported last. */
   until: string | null;
-  /** From the making to the first report of it; null where the proxy used no other before, or the making is not known. */
+  /** From the making to the first report of it; null where the proxy used no other before, or this one too. */
   lag_seconds: number | null;
   /** The last change before it was made that bundles contain. */
   change: { id: string; action: AuditAction; target: { type: string; id: string } } | null;
@@ -98,7 +98,10 @@ export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string,
     for (const [n, { since, hash, seq, built_at }] of rows.entries()) {
       const until = rows[n - 1]?.since;
       if (until && until.getTime() < now - BUNDLE_DAYS * DAY_MS) break;
-      const lag = built_at && n + 1 < rows.length ? since.getTime() - built_at.getTime() : undefined;
+      const before = rows.slice(n + 1);
+      // one that it comes back to is not late
+      const isNew = before.length > 0 && !before.some((row) => row.hash === hash && row.seq === seq);
+      const lag = built_at && isNew ? since.getTime() - built_at.getTime() : undefined;
       runs.push({
         bundle_hash: hash || null,
         bundle_seq: seq,

@@ -32,7 +32,9 @@ const BundleRunOut = z
     lag_seconds: z
       .int()
       .nullable()
-      .describe('from the making of the bundle to the first report of it; null for the first bundle of a proxy'),
+      .describe(
+        'from the making of the bundle to the first report of it; null for the first bundle of a proxy, and for one that it used before',
+      ),
     change: z
       .object({
         id: z.string().describe('of the audit record'),

@@ -4486,7 +4486,7 @@ export interface components {
             since: string;
             /** @description when it first reported another one; null: it reported this one last */
             until: string | null;
-            /** @description from the making of the bundle to the first report of it; null for the first bundle of a proxy */
+            /** @description from the making of the bundle to the first report of it; null for the first bundle of a proxy, and for one that it used before */
             lag_seconds: number | null;
             /** @description the last change of what bundles contain before this one was made */
             change: {
