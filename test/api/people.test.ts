@@ -185,9 +185,8 @@ describe('roles', () => {
           { ...body, reason },
         );
         expect(answer, `${line} ${reason}`).toMatchObject({ code: 'VALIDATION_FAILED' });
-        expect(answer.errors).toEqual([
-          { pointer: expect.stringMatching(/^[/?]reason$/), message: expect.stringContaining(message) },
-        ]);
+        for (const { pointer } of answer.errors) expect(pointer, line).toMatch(/^[/?]reason$/);
+        expect(answer.errors.map((error) => error.message).join(), line).toContain(message);
       };
       await refused(undefined, 'is required: say why in 1 to 500 characters');
       for (const blank of ['', ' ', '\u00a0']) await refused(blank, '');
@@ -195,17 +194,19 @@ describe('roles', () => {
       await refused('r'.repeat(501), '500');
     }
     // each route that has a reason is one of these, or of those that need a world of their own to be asked
-    const { body: api } = await server.call<{ paths: Record<string, Record<string, object>> }>(
+    interface Operation {
+      parameters?: { name: string }[];
+      requestBody?: { content: Record<string, { schema: { properties?: Record<string, object> } }> };
+    }
+    const { body: api } = await server.call<{ paths: Record<string, Record<string, Operation>> }>(
       200,
       'GET /openapi.json',
       undefined,
     );
     const asked = Object.entries(api.paths).flatMap(([path, methods]) =>
       Object.entries(methods).flatMap(([method, operation]) =>
-        method !== 'get' &&
-        /"(name|title)":"reason"|"reason":\{"(type|description|maxLength|minLength)"/.test(
-          JSON.stringify({ ...operation, responses: {} }),
-        )
+        operation.parameters?.some(({ name }) => name === 'reason') ||
+        operation.requestBody?.content['application/json']?.schema.properties?.reason
           ? [`${method.toUpperCase()} ${path}`]
           : [],
       ),
