@@ -70,6 +70,7 @@ const BESIDE: Record<string, readonly string[]> = {
   'server/proxy/': [
     'server/proxy/',
     'server/lib/clock.ts',
+    'server/lib/collect.ts',
     'server/lib/egress.ts',
     'server/lib/ids.ts',
     'server/lib/log.ts',
