@@ -15,18 +15,18 @@ describeInBrowser('the stream of decisions', () => {
       server.call(202, 'POST /v1/events/ingest', tenant.admin, {
         events: names.map((tool_name) => event({ tool_name })),
       });
-    await ingest(...Array.from({ length: 250 }, (_, n) => `tool-${n}`));
+    await ingest(...Array.from({ length: 100 }, (_, n) => `tool-${n}`));
     const { page, open } = await browser.visitor(await tenant.person('viewer'));
     const readOn = page.waitForResponse((answer) => decodeURIComponent(answer.url()).includes('"order":"asc"'));
     await open('/decisions');
     await readOn;
     const tools = page.getByRole('button', { name: /: Allowed, details/ });
-    await page.getByRole('button', { name: 'tool-249: Allowed, details' }).waitFor();
+    await page.getByRole('button', { name: 'tool-99: Allowed, details' }).waitFor();
     await ingest('one-more');
     await page.getByRole('button', { name: 'one-more: Allowed, details' }).waitFor();
     expect(await tools.allInnerTexts()).toEqual([
       'one-more',
-      ...Array.from({ length: 60 }, (_, n) => `tool-${249 - n}`),
+      ...Array.from({ length: 60 }, (_, n) => `tool-${99 - n}`),
     ]);
     expect(await page.locator('.arrived').count()).toBe(1);
   });
