@@ -47,6 +47,12 @@ export const unflushed = (db: Pick<Database, 'citus'>): string =>
  */
 const KEPT_ATTEMPTS = 50;
 
+/** The history with the attempt that was the last one so far. Citus takes no such function of columns in an update: there it is not kept. */
+const HISTORY = `case when d.last_attempt_at is not null then
+    case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS - 1} then d.history else coalesce(d.history - 0, '[]') end
+      || jsonb_build_object('at', d.last_attempt_at, 'result', d.result, 'http_status', d.http_status, 'reason', d.failure_reason,
+        'duration_ms', d.duration_ms, 'sent', d.sent, 'answer', d.answer) end`;
+
 /**
  * Stores the outcomes of many lanes, of each in the order of its attempts. Resolves to one result for each: true when it is
  * stored, false if the lane or the delivery is no longer ours.
@@ -104,10 +110,7 @@ update delivery d set status = x.status, machine_context = x.machine_context, ma
   failure_reason = x.failure_reason, sent = x.sent, answer = x.answer,
   next_attempt_at = to_timestamp((x.machine_context->>'nextAt')::double precision / 1000), last_attempt_at = x.attempted_at,
   duration_ms = x.duration_ms,
-  history = case when d.last_attempt_at is not null then
-    case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS - 1} then d.history else coalesce(d.history - 0, '[]') end
-      || jsonb_build_object('at', d.last_attempt_at, 'result', d.result, 'http_status', d.http_status, 'reason', d.failure_reason,
-        'duration_ms', d.duration_ms, 'sent', d.sent, 'answer', d.answer) end
+  history = ${db.citus ? 'd.history' : HISTORY}
 from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id
   and d.status = 'retrying' ${only('d')} ${unflushed(db)}
