@@ -194,7 +194,8 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     const owned = () => [ownedBy(server), ownedBy(second)] as const;
     const before = owned();
     for (const tenant of on.values()) {
-      for (const to of [server, second]) expect(await ingest(to, tenant, `${to.url} first`)).toEqual(ok);
+      // a machine with other work may take longer than a caller waits: sent again, as a proxy does
+      for (const to of [server, second]) await eventually(() => ingest(to, tenant, `${to.url} first`)).toEqual(ok);
     }
     expect(owned()).toEqual([before[0] + 1, before[1] + 1]);
     for (const { id } of on.values()) {
@@ -221,7 +222,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     expect(await cluster.nodeOf(moving.id)).toBe(2);
     // and others that were in the same shard
     await eventually(async () => ownedBy(server) <= before[0]).toBe(true);
-    expect(await ingest(server, moving, 'after')).toEqual(ok);
+    await eventually(() => ingest(server, moving, 'after')).toEqual(ok);
     expect(ownedBy(server)).toBeLessThanOrEqual(before[0]);
     const { rows } = await second.core.db.owner.query<{ event_id: string }>(
       `select event_id from forensic_record where tenant_id = $1 and event_id like 'moving-%'`,
