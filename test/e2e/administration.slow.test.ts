@@ -200,7 +200,7 @@ describeInBrowser('administration', () => {
       .nth(1)
       .getByText(`#${headers.get('x-svc-bundle-seq')}`)
       .waitFor();
-    await history.getByRole('row').nth(1).getByText('now').waitFor();
+    await history.getByRole('row').nth(1).getByText('now', { exact: true }).waitFor();
     await assertAccessible();
     await look(page, 'proxy');
 
