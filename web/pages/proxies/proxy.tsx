@@ -106,9 +106,10 @@ function OneProxy({ id }: { id: string }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await confirmed(() => api.proxies.remove.mutate({ proxy_id: id, reason }));
+          // the list alone: the bundles of a proxy that is gone are not found
+          await queryClient.invalidateQueries(trpc.proxies.list.queryFilter());
           toastDone('Proxy removed');
           await navigate({ to: '/proxies' });
-          await queryClient.invalidateQueries(trpc.proxies.pathFilter());
         }}
       >
         {known?.stale === false
