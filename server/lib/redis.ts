@@ -1,6 +1,6 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import type { RedisClientType } from '@redis/client';
 import type { Redis } from 'ioredis';
+import type { RedisClientType } from 'redis';
 import type { Log } from './log.ts';
 
 /** A command that takes longer counts as failed; its sender continues without Redis. */
@@ -18,7 +18,7 @@ interface RedisOptions {
   installation: string;
 }
 
-type Clients = Pick<typeof import('ioredis'), 'Redis'> & Pick<typeof import('@redis/client'), 'createClient'>;
+type Clients = Pick<typeof import('ioredis'), 'Redis'> & Pick<typeof import('redis'), 'createClient'>;
 
 /**
  * The connections of a process to Redis. None of them ever queues what cannot be sent now: with Redis away a command
@@ -89,7 +89,7 @@ export class RedisLink {
    */
   static async open(url: string, options: RedisOptions): Promise<RedisLink> {
     // loaded here, since a process without Redis would pay a tenth of its start for them
-    const [{ Redis }, { createClient }] = await Promise.all([import('ioredis'), import('@redis/client')]);
+    const [{ Redis }, { createClient }] = await Promise.all([import('ioredis'), import('redis')]);
     const link = new RedisLink(url, options, { Redis, createClient });
     const connecting = [link.commands.connect(), link.subscriber.connect(), link.tracked.connect()];
     // failures were logged by the listener; reconnecting continues in the background
