@@ -95,7 +95,7 @@ export async function moveTenant(move: Move): Promise<Moved> {
 }
 
 /** Finds out where an earlier run ended, or begins a move. */
-export async function begin({
+async function begin({
   source,
   target,
   tenantId,
