@@ -538,7 +538,7 @@ async function fingerprintOf(server: TestServer): Promise<string> {
     server,
     `select c.table_name as name, string_agg(quote_ident(c.column_name::text), ', ' order by c.ordinal_position) as columns
      from information_schema.columns c join pg_tables t on t.schemaname = c.table_schema and t.tablename = c.table_name
-     where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at', 'unsigned') group by 1 order by 1`,
+     where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at', 'wanted', 'unsigned') group by 1 order by 1`,
   );
   const sums = tables.map(
     ({ name, columns }) =>
