@@ -11,8 +11,8 @@ const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--moves N] 
 
 Starts a coordinator and nodes with Citus, and the server on them, writes decisions of tenants on every node, kills
 one of the databases with SIGKILL, starts it again, and counts what was acknowledged, lost and stored twice. Rounds
-take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node. Everything runs on loopback in a directory of its own, which is
-removed at the end. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
+take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node. Everything runs on
+loopback in a directory of its own, which is removed at the end. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
 with --beside.
 
   --beside      a server beside each node (DATABASE_NODE_URL) in the place of one at the coordinator; clients ask the one

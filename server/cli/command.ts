@@ -61,9 +61,9 @@ export class CommandError extends Error {}
 /** For what takes a right or a safeguard away. */
 export const REASON_FLAG = { reason: { value: 'TEXT', help: 'why, in one line; the audit log keeps it' } } as const;
 
-/** The reason that was given, or else that an operator did it here. */
-export function reasonOf({ reason: given }: { reason: string | undefined }): string {
-  const read = reason.safeParse(given ?? 'by the operator, with the command svc');
+/** The reason that was given, or else that an operator did it here. `most`: its longest length, where that is less than usual. */
+export function reasonOf({ reason: given }: { reason: string | undefined }, most = 500): string {
+  const read = reason.max(most).safeParse(given ?? 'by the operator, with the command svc');
   if (read.success) return read.data;
   throw new UsageError(`--reason ${read.error.issues[0]!.message}`);
 }

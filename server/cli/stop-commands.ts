@@ -1,9 +1,12 @@
 import { STOP_KIND_NAMES, STOP_KINDS, STOP_MODE_NAMES, type StopMode, WHOLE_TENANT } from '../domain/stops.ts';
-import { columns, command, duration, type Flag, JSON_FLAG, listOf, UsageError, whole } from './command.ts';
+import { columns, command, duration, type Flag, JSON_FLAG, listOf, reasonOf, UsageError, whole } from './command.ts';
 
 export const REASON_FLAG = {
   reason: { value: 'TEXT', required: true, help: 'agents, approvers and the audit log see it' },
 } as const;
+
+/** As the route requires it. */
+export const stopReasonOf = (flags: { reason: string }): string => reasonOf(flags, 300);
 
 interface MadeStop {
   id: string;
@@ -91,7 +94,7 @@ export function stopCommandsOf<const F extends Readonly<Record<string, Flag>>>(p
           kind: kind!,
           target: target ?? WHOLE_TENANT,
           mode: mode!,
-          reason: flags.reason,
+          reason: stopReasonOf(flags),
           abort: flags.abort,
           ...(flags.until !== undefined && {
             until: new Date(Date.now() + duration(flags.until, '--until')).toISOString(),

@@ -1,7 +1,7 @@
 import { OPERATOR } from '../domain/audit.ts';
 import { command, JSON_FLAG, TENANT_FLAG } from './command.ts';
 import { withCore } from './installation.ts';
-import { REASON_FLAG, stopCommandsOf } from './stop-commands.ts';
+import { REASON_FLAG, stopCommandsOf, stopReasonOf } from './stop-commands.ts';
 import { assertTenant } from './tenants.ts';
 
 const by = { actor: OPERATOR };
@@ -34,7 +34,7 @@ const stopLift = command({
   async run({ flags, args, print }) {
     const lifted = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
-      return core.stops.lift(flags.tenant, args[0]!, flags.reason, by, OPERATOR.id);
+      return core.stops.lift(flags.tenant, args[0]!, stopReasonOf(flags), by, OPERATOR.id);
     });
     print(lifted, [`${lifted.id} is lifted`]);
     return 0;

@@ -208,7 +208,7 @@ export async function abandonCopy(target: Side, tenantId: string, address: strin
     [tenantId, into.id],
   );
   // the flip decides, also of a run that began a moment ago
-  if (rowCount !== 1) throw new CommandError(`${tenantId} has arrived: it is no copy any more`);
+  if (rowCount !== 1) throw new CommandError(`${tenantId} has arrived, so it is no longer a copy`);
   await forgetCopy(target, tenantId);
 }
 

@@ -10,7 +10,7 @@ import { TENANT_ID } from '../domain/tenant-id.ts';
 import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
-import { CommandError, columns, command, JSON_FLAG, suggestion, TENANT_FLAG, UsageError } from './command.ts';
+import { CommandError, columns, command, JSON_FLAG, reasonOf, suggestion, TENANT_FLAG, UsageError } from './command.ts';
 import { type Installation, openCoreOf, withCore } from './installation.ts';
 
 const create = command({
@@ -80,14 +80,15 @@ const settingsSet = command({
   args: [{ name: 'KEY=VALUE', help: 'a setting and its new value; lists and objects as JSON', many: true }],
   flags: {
     ...TENANT_FLAG,
-    reason: { value: 'TEXT', help: 'reason for the change; required for approval and retention settings' },
+    reason: { value: 'TEXT', help: 'why, in one line; required for guarded settings' },
     ...JSON_FLAG,
   },
   async run({ flags, args, print }) {
     const patch = readPatch(args);
+    const why = flags.reason === undefined ? undefined : reasonOf(flags);
     const settings = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
-      const changed = await core.settingsChanges.change(flags.tenant, patch, { actor: OPERATOR }, flags.reason);
+      const changed = await core.settingsChanges.change(flags.tenant, patch, { actor: OPERATOR }, why);
       return changed.settings;
     });
     print(settings, settingLines(settings));
@@ -110,7 +111,7 @@ const move = command({
     forget: { help: 'delete what is still here of a tenant that has moved away' },
     abandon: {
       value: 'ADDRESS',
-      help: 'delete what a move that is not complete has copied to here; confirm with the address that it comes from',
+      help: "delete what an unfinished move copied here; confirm with the source's address",
     },
     ...JSON_FLAG,
   },
@@ -129,7 +130,7 @@ const move = command({
           await abandonCopy(source, tenantId, abandon);
           print({ tenant_id: tenantId, abandoned: true }, [
             `${tenantId}: what was copied from ${abandon} is deleted`,
-            'If it answers 503 there, run "svc tenant move" with --undo there.',
+            'If the tenant still answers 503 at the source, run "svc tenant move" with --undo there.',
           ]);
           return;
         }

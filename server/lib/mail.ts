@@ -86,7 +86,7 @@ export class Mail {
   }
 
   async close(): Promise<void> {
-    (await this.#transport)?.close();
+    (await this.#transport?.catch(() => undefined))?.close();
   }
 
   /** Loaded for the first letter: most processes never send one. */
@@ -106,6 +106,10 @@ export class Mail {
       transport.use('stream', readable);
       return transport;
     })();
+    // the next letter tries again
+    this.#transport.catch(() => {
+      this.#transport = undefined;
+    });
     return this.#transport;
   }
 }

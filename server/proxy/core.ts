@@ -99,7 +99,10 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
         started_at: started,
         ...(used.length > 0 && { agent_keys: used }),
       })
-      .catch((error) => log.debug({ detail: (error as Error).message }, 'the heartbeat was not taken'));
+      .catch((error) => {
+        governance.putBack(used);
+        log.debug({ detail: (error as Error).message }, 'the heartbeat was not taken');
+      });
   };
   let stopped = false;
   let timer: NodeJS.Timeout | undefined;

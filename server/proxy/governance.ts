@@ -223,6 +223,11 @@ export class Governance {
     return used;
   }
 
+  /** They could not be told: they are among the next ones. */
+  putBack(used: readonly string[]): void {
+    for (const id of used) if (this.#used.size < MOST_USED) this.#used.add(id);
+  }
+
   /** All requests with unknown keys share the next look-up, so that made-up keys cannot make the proxy ask more often. */
   #lookAgain(): Promise<void> {
     this.#looking ??= (async () => {

@@ -22,10 +22,16 @@ export function boundMemory(kind: 'least' | 'busy'): void {
   setFlagsFromString('--heap-growing-percent=100');
   // an idle process gives the space back, and gets it again when it has work
   let { user: before } = process.cpuUsage();
+  let most = YOUNG_BYTES;
   setInterval(() => {
-    const { user } = process.cpuUsage();
-    if (user - before > BUSY * LOOK_MS * 1000 && youngBytes() < YOUNG_BYTES) doubleYoung();
-    before = user;
+    const size = youngBytes();
+    if (process.cpuUsage().user - before > BUSY * LOOK_MS * 1000 && size < most) {
+      doubleYoung();
+      // where the machine or the container has little memory, V8 allows less
+      if (youngBytes() <= size) most = size;
+    }
+    // what filling it took is no work
+    before = process.cpuUsage().user;
   }, LOOK_MS).unref();
 }
 
@@ -46,7 +52,7 @@ function doubleYoung(): void {
   const size = youngBytes();
   setFlagsFromString('--semi-space-growth-factor=2');
   const kept: unknown[] = new Array(Math.ceil(size / 8 / FILL_BYTES));
-  for (let round = 0; youngBytes() === size && round < 2_000; round++) {
+  for (let round = 0; youngBytes() === size && round < (16 * size) / FILL_BYTES + 200; round++) {
     kept[round % kept.length] = Array.from({ length: 1_000 }, (_, n) => [n]);
   }
   setFlagsFromString('--semi-space-growth-factor=1');

@@ -8,7 +8,7 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
-export const REASON_MISSING = 'is required: say why in 1 to 500 characters; it goes into the audit log';
+export const REASON_MISSING = 'is required: say why, in one line; it goes into the audit log';
 
 /** The hash of the definition of a tool. */
 export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');

@@ -6,8 +6,8 @@ import { SIGNATURES } from './signature.ts';
 /** What went there and what came back, for the people who look into a delivery. */
 export interface Exchange {
   /**
-   * Those that this server chooses. Null for a signature that cannot be made again: the secret, or what is kept of the event,
-   * has changed since. None if nothing was sent.
+   * Those that this server chooses. Null for one that cannot be made again as it was: the secret, what is kept of the event, or
+   * this program has changed since. None if nothing was sent.
    */
   headers: Record<string, string | null>;
   /** Of the body that was sent; null if nothing was. */
@@ -23,13 +23,19 @@ const SHA256 = 32;
 const HEADERS = 16;
 
 /**
- * What is kept of a request: the SHA-256 of its body, and 16 bytes of that of its headers. The request itself follows from
- * the event, the subscription and the time of the attempt, and is made again for those who look at it. So the database holds
- * no signature, with which anyone who reads it could send the event again for some minutes.
+ * What is kept of a request: the SHA-256 of its body, and 16 bytes of that of its headers, without the signatures and with
+ * them. The request itself follows from the event, the subscription and the time of the attempt, and is made again for those
+ * who look at it. So the database holds no signature, with which anyone who reads it could send the event again for some
+ * minutes.
  */
 export function markOf({ headers, body }: Sent): Buffer {
-  return Buffer.concat([sha256(body), sha256(JSON.stringify(headers)).subarray(0, HEADERS)]);
+  return Buffer.concat([sha256(body), markOfHeaders(unsigned(headers)), markOfHeaders(headers)]);
 }
+
+const markOfHeaders = (headers: Record<string, string | null>) => sha256(JSON.stringify(headers)).subarray(0, HEADERS);
+
+const unsigned = (headers: Record<string, string>): Record<string, string | null> =>
+  Object.fromEntries(Object.entries(headers).map(([name, value]) => [name, SIGNATURES.includes(name) ? null : value]));
 
 /** The exchange of an attempt that was just made. */
 export function exchangeOf({ sent, answer }: Pick<AttemptOutcome, 'sent' | 'answer'>): Exchange {
@@ -53,7 +59,10 @@ export function remade(
     if (equalSecret(markOf({ headers, body }), kept)) return { headers, body_sha256, body };
   }
   const { headers, body } = made[0]!;
-  const signed = Object.entries(headers).map(([name, value]) => [name, SIGNATURES.includes(name) ? null : value]);
+  const shown = unsigned(headers);
+  if (!equalSecret(markOfHeaders(shown), kept.subarray(SHA256, SHA256 + HEADERS))) {
+    for (const name of Object.keys(shown)) shown[name] = null;
+  }
   const same = equalSecret(sha256(body), kept.subarray(0, SHA256));
-  return { headers: Object.fromEntries(signed), body_sha256, body: same ? body : null };
+  return { headers: shown, body_sha256, body: same ? body : null };
 }

@@ -9,7 +9,7 @@ import { freePort } from '../helpers/ports.ts';
 const root = path.resolve(import.meta.dirname, '../..');
 
 const isSetting = (name: string) =>
-  /^(SVC_|PG|DATABASE_(SESSION_)?URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
+  /^(SVC_|PG|DATABASE_(SESSION_|NODE_)?URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
 /** The environment without settings, so that those of who runs the tests do not count. */
 const bare = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name)));
 

@@ -40,3 +40,34 @@ test('young objects get no more than they are meant to have, and a process witho
   expect(busy.worked).toBeLessThan(32);
   expect(young(undefined).worked).toBeGreaterThan(32);
 });
+
+test('where V8 allows young objects less, it is asked for more once', () => {
+  const script = `
+    import { setTimeout } from 'node:timers/promises';
+    import { boundMemory } from ${JSON.stringify(path.resolve('server/proxy/memory.ts'))};
+    let filled = 0;
+    const { from } = Array;
+    Array.from = (...args) => {
+      filled++;
+      return from(...args);
+    };
+    boundMemory('busy');
+    // work in between, until it has looked several times more
+    const until = async (filledOnce) => {
+      for (let looks = 0; looks < 6 || (filledOnce && filled === 0); looks++) {
+        const end = performance.now() + 200;
+        while (performance.now() < end) for (let n = 0; n < 100_000; n++) Math.sqrt(n);
+        await setTimeout(100);
+      }
+    };
+    await until(true);
+    const once = filled;
+    await until(false);
+    console.log(JSON.stringify({ once, later: filled - once }));
+    process.exit();
+  `;
+  const args = ['--max-semi-space-size=1', '--input-type=module', '-e', script];
+  const { once, later } = JSON.parse(execFileSync(process.execPath, args, { encoding: 'utf8' }));
+  expect(once).toBeGreaterThan(0);
+  expect(later).toBe(0);
+});
