@@ -9,11 +9,14 @@ import { Block, firstIn, lastIn } from './blocks.ts';
 import { copyRows, RECEIVE_BYTES } from './copy.ts';
 import { hashOf } from './record.ts';
 import { FastLine } from './verify.ts';
+import { within } from './writer.ts';
 
 /** Blocks of one chain before it is the next one's turn. */
 const TURN = 32;
 /** While the process writes events, it summarizes for a quarter of the time. */
 const REST = 3;
+/** Records of a block that take longer to read are read by the next run. */
+const READ_MS = 60_000;
 
 /**
  * Summarizes the blocks of every decision chain, in their order, once all of a block's records are committed: what is
@@ -112,7 +115,9 @@ export class Blocks {
       }
     };
     const records = recordsOf(tenantId, firstIn(number), end);
-    await inTransaction(this.#db.owner, (client) => copyRows(client, records, read, { into }));
+    // reading alone: a block of the longest records takes longer than a transaction that writes may
+    const copied = (client: pg.PoolClient) => within(READ_MS, copyRows(client, records, read, { into }));
+    await inTransaction(this.#db.owner, copied, 'begin read only');
     const { seen, ...fields } = block.summary();
     return this.#onto(tenantId, number, async (client) => {
       // it stands for all of them: the database may be another by now, a standby that lacks some

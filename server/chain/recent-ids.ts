@@ -11,7 +11,7 @@ const HASH = 32;
 
 /**
  * The ids written last, by tenant. Two generations: when the younger is full it becomes the older, and the older is
- * forgotten.
+ * forgotten. What a former owner wrote is kept aside, so that taking over many tenants at once forgets nothing of these.
  */
 export class RecentIds {
   readonly #half: number;
@@ -19,6 +19,8 @@ export class RecentIds {
   #count = 0;
   #young: Generation;
   #old: Generation;
+  readonly #formers: Generation;
+  #formerCount = 0;
 
   /** `mostAtOnce` ids are added between two calls of `of` at most. */
   constructor(size: number, mostAtOnce: number) {
@@ -26,6 +28,7 @@ export class RecentIds {
     this.#mostAtOnce = mostAtOnce;
     this.#young = this.#generation();
     this.#old = this.#generation();
+    this.#formers = this.#generation();
   }
 
   /** The ids of a tenant, which is about to add as many as `adding`. The answer is valid until the next call. */
@@ -39,10 +42,24 @@ export class RecentIds {
       this.#young = old;
       this.#count = adding;
     }
-    return new TenantIds(tenantId, this.#young, this.#old);
+    return new TenantIds(tenantId, this.#young, this.#old, this.#formers);
+  }
+
+  /** Adds what a former owner of the tenant wrote. When there is no place for more, all of that is forgotten first. */
+  remember(tenantId: string, records: readonly (RecentRecord & { readonly id: string })[]): void {
+    if (records.length > this.#mostAtOnce) throw new RangeError(`more than ${this.#mostAtOnce} ids at once`);
+    this.#formerCount += records.length;
+    if (this.#formerCount > this.#half) {
+      this.#formers.clear();
+      this.#formerCount = records.length;
+    }
+    const rows = new Map<string, number>();
+    for (const record of records) rows.set(record.id, this.#formers.add(record));
+    this.#formers.rows.set(tenantId, rows);
   }
 
   forget(tenantId: string): void {
+    this.#formers.rows.delete(tenantId);
     this.#young.rows.delete(tenantId);
     this.#old.rows.delete(tenantId);
   }
@@ -102,10 +119,14 @@ export class TenantIds {
   readonly #old: Generation;
   readonly #youngRows: Map<string, number>;
   readonly #oldRows: Map<string, number> | undefined;
+  readonly #formers: Generation;
+  readonly #formerRows: Map<string, number> | undefined;
 
-  constructor(tenantId: string, young: Generation, old: Generation) {
+  constructor(tenantId: string, young: Generation, old: Generation, formers: Generation) {
     this.#young = young;
     this.#old = old;
+    this.#formers = formers;
+    this.#formerRows = formers.rows.get(tenantId);
     let rows = young.rows.get(tenantId);
     if (!rows) {
       rows = new Map();
@@ -119,7 +140,9 @@ export class TenantIds {
     const young = this.#youngRows.get(id);
     if (young !== undefined) return this.#young.at(young);
     const old = this.#oldRows?.get(id);
-    return old === undefined ? undefined : this.#old.at(old);
+    if (old !== undefined) return this.#old.at(old);
+    const former = this.#formerRows?.get(id);
+    return former === undefined ? undefined : this.#formers.at(former);
   }
 
   add(id: string, record: RecentRecord): void {
@@ -129,5 +152,6 @@ export class TenantIds {
   delete(id: string): void {
     this.#youngRows.delete(id);
     this.#oldRows?.delete(id);
+    this.#formerRows?.delete(id);
   }
 }

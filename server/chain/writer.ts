@@ -230,11 +230,11 @@ export class Writer {
    * out before one of them is answered.
    */
   #remember(tenantId: string, records: readonly LastRecord[], generation: number): void {
-    const recent = this.#recent.of(tenantId, records.length);
-    for (const [i, { seq, received_at, hash, event_id }] of records.entries()) {
-      const previous = records[i - 1]?.hash;
-      if (previous) recent.add(event_id, { seq, at: received_at.getTime(), previous, hash });
-    }
+    const known = records.flatMap(({ seq, received_at, hash, event_id: id }, i) => {
+      const before = records[i - 1];
+      return before?.seq === seq - 1 ? [{ id, seq, at: received_at.getTime(), previous: before.hash, hash }] : [];
+    });
+    this.#recent.remember(tenantId, known);
     const { seq, hash } = records.at(-1)!;
     const head = { seq, hash: hash.toString('hex'), generation };
     this.#options.checkpoints?.acknowledged.acknowledge(tenantId, 'forensics', head);
@@ -744,7 +744,7 @@ async function lastRecords(
      union all
      select seq, received_at, hash, event_id from forensic_record
      where tenant_id = $1 and seq < $2 and seq >= $2 - ${GROUP_EVENTS - 1}
-       and (select received_at > $3 from forensic_record where ${last})
+       and received_at > $3 and (select received_at > $3 from forensic_record where ${last})
      order by seq`,
     [tenantId, seq, new Date(now - MOMENT_MS)],
   );
@@ -761,7 +761,7 @@ function isDone(batch: Batch, pick: number | undefined): boolean {
 }
 
 /** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
-async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
+export async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   let late = false;
   answer.then(

@@ -21,6 +21,7 @@ import {
   type ToolStatus,
 } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
+import { ReadRefused } from '../lib/database-fault.ts';
 import type { Log } from '../lib/log.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
@@ -327,8 +328,15 @@ export class ToolQueries {
     return { agents, total: all.length, next };
   }
 
-  /** One agent; of an id that nobody knows there is nothing but the id. */
-  async agent(tenantId: string, id: string, who?: string): Promise<AgentDetail> {
+  /**
+   * One agent; of an id that nobody knows there is nothing but the id. `changed`: what cannot be read now is left out, since
+   * a change that is answered with this is done.
+   */
+  async agent(tenantId: string, id: string, who?: string, { changed = false } = {}): Promise<AgentDetail> {
+    const lastOf = this.#lastOf(tenantId, id, who).catch((error: unknown) => {
+      if (changed && error instanceof ReadRefused) return undefined;
+      throw error;
+    });
     const [labeled, [keys], last] = await Promise.all([
       this.#db.reader(tenantId).findOne(Agent, { id }),
       this.#db.query<{ roles: string[] | null; owners: string[] | null; keys: number; last_used_at: Date | null }>(
@@ -339,7 +347,7 @@ export class ToolQueries {
            and (expires_at is null or expires_at > now())`,
         [tenantId, id],
       ),
-      this.#lastOf(tenantId, id, who),
+      lastOf,
     ]);
     const seen = [keys?.last_used_at?.toISOString(), last?.at].filter((at) => at !== undefined).sort();
     return {

@@ -345,14 +345,14 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         description:
           'Policies read them as `principal.labels`, whatever key or token the agent comes with. Where approval is required it takes two people.',
         tag,
-        problems: ['CONFLICT', 'SELF_APPROVAL', 'TOO_BROAD'],
+        problems: ['CONFLICT', 'SELF_APPROVAL'],
       },
     )
       .input(z.strictObject({ agent_id: AgentName, labels: Labels }))
       .output(AgentOut)
       .mutation(async ({ ctx, input }) => {
         await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx));
-        return queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal));
+        return queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal), { changed: true });
       }),
   });
 }

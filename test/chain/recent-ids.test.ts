@@ -52,3 +52,20 @@ test('the last ids are known with their own record, and what is forgotten or tak
 test('more at once than was agreed is refused, and not written over what others have', () => {
   expect(() => new RecentIds(SIZE, MOST).of('a', MOST + 1)).toThrow(RangeError);
 });
+
+test('what former owners wrote is known, and forgets none of the ids that are written here', () => {
+  const recent = new RecentIds(SIZE, MOST);
+  const record = (seq: number) => ({ seq, at: seq, previous: randomBytes(32), hash: randomBytes(32) });
+  const own = record(1);
+  recent.of('own', 1).add('own', own);
+  const written = Array.from({ length: 30 }, (_, n) => [1, 2, 3].map((seq) => ({ id: `${n}-${seq}`, ...record(seq) })));
+  for (const [n, records] of written.entries()) {
+    recent.remember(`tenant-${n}`, records);
+    const known = recent.of(`tenant-${n}`, 0);
+    for (const { id, ...rest } of records) expect(known.get(id)).toEqual(rest);
+  }
+  expect(recent.of('own', 0).get('own')).toEqual(own);
+  const last = `tenant-${written.length - 1}`;
+  recent.forget(last);
+  for (const { id } of written.at(-1)!) expect(recent.of(last, 0).get(id)).toBeUndefined();
+});
