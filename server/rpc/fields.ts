@@ -27,8 +27,9 @@ export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()
 });
 
 /**
- * Why somebody gives or takes a right, or takes a safeguard away: one line, which the audit log keeps and shows. Every route
- * that does so requires it, whoever calls it.
+ * Why somebody changes a role, takes a right away or weakens a safeguard: one line, which the audit log keeps and shows. Every
+ * route that does so requires it, from every caller. Making a key, rotating one and inviting a person need none: what they give
+ * is in the record itself.
  */
 export const reason = z
   .string({ error: ({ input }) => (input === undefined ? REASON_MISSING : undefined) })

@@ -65,6 +65,7 @@ class Gate {
       ...db,
       notices: db.notices,
       owner,
+      near: owner,
       query: (...args) => pass(db.query(...args)) as never,
       transaction: (...args) => pass(db.transaction(...args)),
     };
