@@ -158,7 +158,7 @@ async function shardsOf(pool: Pick<pg.Pool, 'query'>): Promise<Shard[]> {
   const { rows } = await pool.query<Shard>(
     `select s.shardminvalue::int as low, s.shardmaxvalue::int as high, p.groupid as node
      from pg_dist_shard s join pg_dist_placement p using (shardid)
-     where s.logicalrelid = 'tenant'::regclass order by 1`,
+     where s.logicalrelid = 'tenant'::regclass and p.shardstate = 1 order by 1`,
   );
   return rows;
 }

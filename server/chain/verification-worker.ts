@@ -466,7 +466,7 @@ class Hashes {
       const at = starts[n + i]!;
       const isHash = data.readInt32BE(at + HASH_AT - 4) === 32;
       const length = isHash ? data.readInt32BE(at + LINE_AT - 4) : 0;
-      if (isHash && this.#previous >= 0 && length <= LANE_LINE_BYTES) {
+      if (isHash && this.#previous >= 0 && length >= 0 && length <= LANE_LINE_BYTES) {
         lanes.set(i, this.#previous, origin + at + LINE_AT, length, origin + at + HASH_AT);
         told |= 1 << i;
       }

@@ -36,5 +36,6 @@ export const reason = z
   .trim()
   .min(1, REASON_MISSING)
   .max(500)
+  .refine((s) => /^$|[^\p{C}\p{Z}\p{M}]/u.test(s), REASON_MISSING)
   .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
   .describe('why, in one line; it goes into the audit log');
