@@ -55,8 +55,14 @@ const otherOrganization = createRoute({
   getParentRoute: () => root,
   path: '/other-organization',
   validateSearch: (search: Record<string, unknown>): { next?: string } => ({ next: localPath(search.next) }),
-  beforeLoad: () => {
+  beforeLoad: async ({ search: { next } }) => {
     entered = undefined;
+    const meant = next && tenantIn(next);
+    if (!meant) throw redirect({ to: '/', replace: true });
+    // without a session the page leads to the sign-in by itself
+    const me = await queryClient.ensureQueryData(meOptions()).catch(() => undefined);
+    // whoever signed in to that tenant since then is led on
+    if (me?.tenant_id === meant) throw redirect({ href: withoutTenant(next), replace: true });
   },
   component: lazy(() => import('./pages/other-organization.tsx'), 'OtherOrganization'),
 });

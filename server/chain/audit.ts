@@ -232,7 +232,7 @@ export async function getAudit(db: Reads, tenantId: string, id: string): Promise
 }
 
 /**
- * The records at a place, each with the hash of the one before. That is found by a column, not by a sum: see firstSince.
+ * The records at a place, each with the hash of the one before. That is found by a column, not by a sum: see seqSince.
  * The first record of a chain has no action, and is not shown.
  */
 function withPrevious(place: string): string {

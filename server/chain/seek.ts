@@ -31,9 +31,27 @@ export async function lastSeq(client: pg.PoolClient, tenantId: string, chain: Ch
 }
 
 /**
- * The first seq, up to `last` + 1, that was received at `since` or later. Time never goes back within a chain, so this
- * is a binary search over the primary key and needs no index.
+ * A subquery with one row, `seq`: the first one, up to `last` + 1, of a record of tenant $1 that was received at `since` or
+ * later. Both are expressions. Time never goes back within a chain, so this is a binary search over the primary key and
+ * needs no index.
  */
+export const seqSince = (chain: ChainName, last: string, since: string): string =>
+  // The record is found by a column. With the sum in its place, which could fail, row level security has it
+  // compared with every record of the tenant instead of being found by the index (PostgreSQL 15). The offset keeps
+  // the record from being read for each use of it.
+  `(with recursive search (low, high, middle) as (
+      select 1::bigint, ${last}::bigint + 1, (${last}::bigint + 2) / 2
+    union all
+      select low, high, (low + high) / 2 from (
+        select case when earlier then middle + 1 else low end as low, case when earlier then high else middle end as high
+        from (
+          select low, high, middle,
+            coalesce((select r.received_at < ${since}::timestamptz from ${RECORDS[chain].table} r
+                      where r.tenant_id = $1 and r.seq = search.middle), false) as earlier
+          from search where low < high offset 0) step) next)
+    select low as seq from search where low = high)`;
+
+/** The first seq, up to `last` + 1, that was received at `since` or later, see `seqSince`. */
 export async function firstSince(
   client: pg.PoolClient,
   tenantId: string,
@@ -41,22 +59,6 @@ export async function firstSince(
   last: number,
   since: string,
 ): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>(
-    // The record is found by a column. With the sum in its place, which could fail, row level security has it
-    // compared with every record of the tenant instead of being found by the index (PostgreSQL 15). The offset keeps
-    // the record from being read for each use of it.
-    `with recursive search (low, high, middle) as (
-        select 1::bigint, $2::bigint + 1, ($2::bigint + 2) / 2
-      union all
-        select low, high, (low + high) / 2 from (
-          select case when earlier then middle + 1 else low end as low, case when earlier then high else middle end as high
-          from (
-            select low, high, middle,
-              coalesce((select r.received_at < $3::timestamptz from ${RECORDS[chain].table} r
-                        where r.tenant_id = $1 and r.seq = search.middle), false) as earlier
-            from search where low < high offset 0) step) next)
-      select low as seq from search where low = high`,
-    [tenantId, last, new Date(since)],
-  );
+  const { rows } = await client.query<{ seq: number }>(seqSince(chain, '$2', '$3'), [tenantId, last, new Date(since)]);
   return rows[0]!.seq;
 }

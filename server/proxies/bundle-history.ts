@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import type pg from 'pg';
 import type { Reads } from '../../db/index.ts';
-import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import { lastSeq, PLAN, seqSince } from '../chain/seek.ts';
 import type { AuditAction } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import { ENFORCED } from '../policy/live.ts';
@@ -76,33 +77,20 @@ export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string,
        order by since desc limit ${MOST_BUNDLES}`,
       [tenantId, proxyId],
     );
-    await client.query(PLAN);
-    const end = await lastSeq(client, tenantId, 'audit');
-    const changeBefore = async (at: Date) => {
-      const before = await firstSince(client, tenantId, 'audit', end, new Date(at.getTime() + 1).toISOString());
-      const found = await client.query<{ id: string; action: AuditAction; type: string; target: string }>(
-        `select id, action, target_type as type, target_id as target from (
-           select c.* from unnest($3::text[]) as a(action), lateral (
-             select seq, id, action, target_type, target_id, line from audit_record r
-             where r.tenant_id = $1 and r.action = a.action and r.seq < $2 order by r.seq desc limit ${MOST_CHANGES}) c) c
-         where case when c.action = 'settings.changed' then c.line::json->>'detail' like '%action_types%'
-           when c.action = any($4) then c.line::json->>'detail' like '%, ${ENFORCED}'
-           else coalesce(c.line::json->>'detail', '') not like '%waits for a second person' end
-         order by seq desc limit 1`,
-        [tenantId, before, [...CHANGES, ...WITH_EFFECT], WITH_EFFECT],
-      );
-      const [row] = found.rows;
-      return row ? { id: row.id, action: row.action, target: { type: row.type, id: row.target } } : null;
-    };
-    const runs: BundleRun[] = [];
-    for (const [n, { since, hash, seq, built_at }] of rows.entries()) {
+    const old = rows.findIndex((_, n) => n > 0 && rows[n - 1]!.since.getTime() < now - BUNDLE_DAYS * DAY_MS);
+    const listed = old < 0 ? rows : rows.slice(0, old);
+    const changes = await changesBefore(
+      client,
+      tenantId,
+      listed.flatMap(({ built_at }) => built_at ?? []),
+    );
+    return listed.map(({ since, hash, seq, built_at }, n): BundleRun => {
       const until = rows[n - 1]?.since;
-      if (until && until.getTime() < now - BUNDLE_DAYS * DAY_MS) break;
       const before = rows.slice(n + 1);
       // one that it comes back to is not late
       const isNew = before.length > 0 && !before.some((row) => row.hash === hash && row.seq === seq);
       const lag = built_at && isNew ? since.getTime() - built_at.getTime() : undefined;
-      runs.push({
+      return {
         bundle_hash: hash || null,
         bundle_seq: seq,
         built_at: built_at?.toISOString() ?? null,
@@ -110,11 +98,49 @@ export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string,
         until: until?.toISOString() ?? null,
         // the clocks of two processes may differ
         lag_seconds: lag === undefined ? null : Math.max(0, Math.round(lag / 1000)),
-        change: built_at && (await changeBefore(built_at)),
-      });
-    }
-    return runs;
+        change: (built_at && changes.get(built_at.getTime())) ?? null,
+      };
+    });
   });
+}
+
+/** Of each time, in milliseconds, the last change by then that bundles contain. */
+async function changesBefore(
+  client: pg.PoolClient,
+  tenantId: string,
+  times: readonly Date[],
+): Promise<Map<number, NonNullable<BundleRun['change']>>> {
+  if (times.length === 0) return new Map();
+  await client.query(PLAN);
+  const end = await lastSeq(client, tenantId, 'audit');
+  const { rows } = await client.query<{ n: number; id: string; action: AuditAction; type: string; target: string }>(
+    `select b.n::int, c.id, c.action, c.target_type as type, c.target_id as target
+     from unnest($3::timestamptz[]) with ordinality as b(at, n),
+       lateral ${seqSince('audit', '$2', 'b.at')} as later(seq),
+       lateral (
+         select c.* from unnest($4::text[]) as a(action), lateral (
+           select r.seq, r.id, r.action, r.target_type, r.target_id, r.line from audit_record r
+           where r.tenant_id = $1 and r.action = a.action and r.seq < later.seq
+           order by r.seq desc limit ${MOST_CHANGES}) c
+         where case when c.action = 'settings.changed' then c.line::json->>'detail' like '%action_types%'
+           when c.action = any($5) then c.line::json->>'detail' like '%, ${ENFORCED}'
+           else coalesce(c.line::json->>'detail', '') not like '%waits for a second person' end
+         order by c.seq desc limit 1) c`,
+    // a change in the same millisecond counts
+    [
+      tenantId,
+      end,
+      times.map((at) => new Date(at.getTime() + 1).toISOString()),
+      [...CHANGES, ...WITH_EFFECT],
+      WITH_EFFECT,
+    ],
+  );
+  return new Map(
+    rows.map(({ n, id, action, type, target }) => [
+      times[n - 1]!.getTime(),
+      { id, action, target: { type, id: target } },
+    ]),
+  );
 }
 
 /** What is in bundles changes with these, and with those below where their record says that it took effect. */

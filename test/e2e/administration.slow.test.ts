@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { sql } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { HostileProvider } from '../helpers/hostile-provider.ts';
 import { useServer } from '../helpers/server.ts';
 import { TokenIssuer, workloadToken } from '../helpers/token-issuer.ts';
@@ -9,23 +9,6 @@ const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true }
 
 describeInBrowser('administration', () => {
   const browser = useBrowser(() => server.url);
-  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
-  const look = async (page: import('playwright-core').Page, name: string) => {
-    if (!process.env.SVC_LOOK) return;
-    const narrow = { width: 390, height: 844 };
-    for (const [more, colorScheme, size] of [
-      ['', 'light', undefined],
-      ['-dark', 'dark', undefined],
-      ['-narrow', 'light', narrow],
-    ] as const) {
-      const before = page.viewportSize()!;
-      await page.emulateMedia({ colorScheme });
-      await page.setViewportSize(size ?? before);
-      await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}${more}.png`, fullPage: true });
-      await page.setViewportSize(before);
-    }
-    await page.emulateMedia({ colorScheme: 'light' });
-  };
 
   test('a key is shown once, works, and is revoked', async () => {
     const tenant = await server.tenant();
@@ -194,7 +177,7 @@ describeInBrowser('administration', () => {
     // and the page of a proxy which bundle it used when
     await page.getByRole('link', { name: 'edge-2' }).click();
     const history = page.getByRole('region', { name: 'Policies over time' });
-    await history.getByRole('row').nth(2).getByText('not of this server').waitFor();
+    await history.getByRole('row').nth(2).getByText('not issued by this server').waitFor();
     await history
       .getByRole('row')
       .nth(1)

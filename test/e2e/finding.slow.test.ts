@@ -1,7 +1,7 @@
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { deploy, event, GUARD } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { browsed: true });
@@ -52,23 +52,6 @@ const DESK = `@id("small") permit(principal, action, resource == Tool::"refund")
 when { context.num.hasTag("amount") && context.num.getTag("amount").lessThanOrEqual(decimal("50.0")) };
 @id("wire") @escrow("single") permit(principal, action, resource == Tool::"wire");
 @id("hide") @mask("$.iban") permit(principal, action, resource == Tool::"other");`;
-
-/** Where somebody looks at the pages: SVC_LOOK names a folder. */
-async function look(page: Page, name: string): Promise<void> {
-  const folder = process.env.SVC_LOOK;
-  if (!folder) return;
-  for (const [view, colorScheme, width] of [
-    ['light', 'light', 1280],
-    ['dark', 'dark', 1280],
-    ['narrow', 'light', 390],
-  ] as const) {
-    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
-    await page.setViewportSize({ width, height: 1500 });
-    await page.screenshot({ path: `${folder}/${name}-${view}.png` });
-  }
-  await page.emulateMedia({ colorScheme: 'light', reducedMotion: 'reduce' });
-  await page.setViewportSize({ width: 1280, height: 900 });
-}
 
 describeInBrowser('finding decisions', () => {
   const browser = useBrowser(() => server.url);
@@ -176,7 +159,7 @@ describeInBrowser('finding decisions', () => {
     const { page } = viewer;
     await viewer.open('/decisions?decision=deny');
     await page.getByText('What sets these decisions apart').click();
-    await page.getByText('There must be 10 decisions here').waitFor();
+    await page.getByText('At least 10 decisions are needed here').waitFor();
     await ingest(20, denied);
     await viewer.open('/decisions?decision=deny');
     await page.getByText('What sets these decisions apart').click();

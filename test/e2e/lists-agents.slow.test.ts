@@ -1,26 +1,12 @@
 import { writeFileSync } from 'node:fs';
 import path from 'node:path';
-import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { deploy, sql } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { temporaryDirectory } from '../proxy/support.ts';
 
 const server = useServer({}, { browsed: true });
-
-/** Where somebody looks at the pages: SVC_LOOK names a folder. */
-const look = async (page: Page, name: string) => {
-  const shoot = (more: string) =>
-    page.screenshot({ path: `${process.env.SVC_LOOK}/${name}${more}.png`, fullPage: true });
-  if (!process.env.SVC_LOOK) return;
-  await shoot('');
-  await page.emulateMedia({ colorScheme: 'dark' });
-  await page.setViewportSize({ width: 390, height: 800 });
-  await shoot('-narrow-dark');
-  await page.emulateMedia({ colorScheme: 'light' });
-  await page.setViewportSize({ width: 1280, height: 900 });
-};
 
 describeInBrowser('lists', () => {
   const browser = useBrowser(() => server.url);

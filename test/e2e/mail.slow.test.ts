@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/domain/audit.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { type MailServer, startMailServer } from '../helpers/smtp.ts';
 
@@ -22,11 +22,6 @@ const silent = useServer({}, { shared: true });
 describeInBrowser('mail about what waits', () => {
   const browser = useBrowser(() => server.url);
   const elsewhere = useBrowser(() => silent.url);
-
-  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
-  const look = async (page: import('playwright-core').Page, name: string) => {
-    if (process.env.SVC_LOOK) await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}.png`, fullPage: true });
-  };
 
   test('is chosen on one’s own page, and its link opens the vote without casting it', async () => {
     const tenant = await server.tenant();
@@ -72,6 +67,13 @@ describeInBrowser('mail about what waits', () => {
     await there.page.getByRole('heading', { name: 'This link is for another organization' }).waitFor();
     await there.assertAccessible();
     await look(there.page, 'other-organization');
+    // an address of somebody's making shows no text of theirs there, and what is of one's own organization opens
+    await there.open(`/other-organization?next=${encodeURIComponent('/?tenant=Your account is locked')}`);
+    await there.page.waitForURL(`${server.url}/`);
+    await there.open(`/other-organization?next=${encodeURIComponent(`/account?tenant=${other.id}`)}`);
+    await there.page.waitForURL(`${server.url}/account`);
+    await there.page.goto(link);
+    await there.page.getByText('Sign in to that organization to open it').waitFor();
     await there.page.getByRole('link', { name: 'Sign in there' }).click();
     await there.page.getByRole('button', { name: 'Email me a sign-in link' }).waitFor();
     const token = await server.core.links.create(tenant.id, userId, 600, { actor: OPERATOR });

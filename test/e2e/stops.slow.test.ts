@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { enforce } from '../proxy/support.ts';
 
@@ -7,10 +7,6 @@ const server = useServer({}, { browsed: true });
 
 describeInBrowser('stops', () => {
   const browser = useBrowser(() => server.url);
-  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
-  const look = async (page: import('playwright-core').Page, name: string) => {
-    if (process.env.SVC_LOOK) await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}.png`, fullPage: true });
-  };
 
   test('an approver stops an agent from any page, everybody is told, and an admin lifts it', async () => {
     const tenant = await server.tenant();
@@ -38,7 +34,8 @@ describeInBrowser('stops', () => {
     const dialog = page.getByRole('dialog');
     await dialog.getByLabel('Which').fill('bot-7');
     expect(await dialog.getByRole('button', { name: 'Stop' }).isDisabled()).toBe(true);
-    await dialog.getByLabel('Why').fill('pays the wrong people');
+    // what a person types on two lines is one for the server
+    await dialog.getByLabel('Why').fill('pays the\nwrong people');
     await assertAccessible();
     await look(page, 'stop-dialog');
     await dialog.getByRole('button', { name: 'Stop' }).click();
@@ -55,7 +52,7 @@ describeInBrowser('stops', () => {
     await open('/stops');
     await page.getByText('0 of 1 applied it').waitFor();
     expect(await page.getByRole('button', { name: 'Lift' }).count()).toBe(0);
-    await look(page, 'stops-light');
+    await look(page, 'stops');
 
     // a link from a chat fills the form in, for who may stop, and stops nothing
     await open('/stops?stop=agent&id=%221e3%22');
@@ -84,7 +81,29 @@ describeInBrowser('stops', () => {
     await banner.waitFor({ state: 'detached' });
     expect((await ask()).decision).toBe('allow');
     await admin.page.setViewportSize({ width: 360, height: 740 });
-    await look(admin.page, 'stops-phone');
     await admin.assertAccessible();
+  });
+
+  test('who stopped is told that another person must lift it, where the tenant requires approval', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const { page, open, expectFault } = await browser.visitor(await tenant.person('admin'));
+    await open('/stops');
+    await page.getByRole('button', { name: 'Stop…' }).first().click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Which').fill('bot-7');
+    await dialog.getByLabel('Why').fill('pays the wrong people');
+    await dialog.getByRole('button', { name: 'Stop' }).click();
+    await page.getByRole('button', { name: 'Lift' }).click();
+    expect(await dialog.getByLabel('Why').getAttribute('maxlength')).toBe('300');
+    await dialog.getByLabel('Why').fill('it was repaired');
+    expectFault(/403/);
+    await dialog.getByRole('button', { name: 'Lift' }).click();
+    await page.getByText('the tenant requires another person than the one who stopped').waitFor();
+    // it stays open, with what was typed
+    expect(await dialog.getByLabel('Why').inputValue()).toBe('it was repaired');
+    expect(
+      (await server.call<{ stops: unknown[] }>(200, 'GET /v1/stops?in_force=true', tenant.admin)).body.stops,
+    ).toHaveLength(1);
   });
 });

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
 import { deploy, event } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { browsed: true });
@@ -31,10 +31,6 @@ async function observe(tenant: TestTenant, ...tools: ToolDefinition[]): Promise<
 
 describeInBrowser('tools', () => {
   const browser = useBrowser(() => server.url);
-  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
-  const look = async (page: import('playwright-core').Page, name: string) => {
-    if (process.env.SVC_LOOK) await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}.png`, fullPage: true });
-  };
 
   test('the page says how tools get there, and shows those that came', async () => {
     const tenant = await server.tenant();
@@ -88,17 +84,10 @@ describeInBrowser('tools', () => {
     expect(shown).not.toMatch(/[\u202e\u200b]/);
     expect(await page.locator('main img[src="x"]').count()).toBe(0);
     await assertAccessible();
-    await look(page, 'tool-light');
-    await page.emulateMedia({ colorScheme: 'dark' });
-    await look(page, 'tool-dark');
-    await page.setViewportSize({ width: 390, height: 800 });
-    await look(page, 'tool-narrow');
+    await look(page, 'tool');
     await open('/tools');
     await page.getByText('Changed', { exact: true }).last().waitFor();
-    await look(page, 'tools-narrow-dark');
-    await page.emulateMedia({ colorScheme: 'light' });
-    await page.setViewportSize({ width: 1280, height: 900 });
-    await look(page, 'tools-light');
+    await look(page, 'tools');
 
     await open('/tools/tool?server=crm&name=refund');
     await observe(tenant, { ...HOSTILE, title: 'Another' });

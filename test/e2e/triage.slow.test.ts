@@ -79,12 +79,13 @@ describeInBrowser('the inbox of an approver', () => {
   test('a hold that is set aside waits for others as before, and is back when somebody votes on it', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');
-    const two = { hold_type: 'multi_party', required_approvals: 2 };
-    const first = await hold(proxy, 'first', 60, two);
+    const three = { hold_type: 'multi_party', required_approvals: 3 };
+    const first = await hold(proxy, 'first', 60, three);
     await hold(proxy, 'second', 90);
     // its end is too near
-    await hold(proxy, 'soon', 20);
-    const visitor = await browser.visitor(await tenant.person('approver'));
+    const soon = await hold(proxy, 'soon', 20);
+    const who = await tenant.person('approver');
+    const visitor = await browser.visitor(who);
     const { page, open } = visitor;
     const chosen = page.getByRole('region', { name: 'The chosen hold' });
     const shows = (tool: string) => chosen.getByRole('heading', { name: `${tool} (tool_call)` }).waitFor();
@@ -94,6 +95,7 @@ describeInBrowser('the inbox of an approver', () => {
     await chosen.getByText('Similar holds').waitFor();
     expect(await page.getByRole('button', { name: /^Set aside/ }).count()).toBe(0);
     await page.keyboard.press('h');
+    await page.getByText('It expires too soon').waitFor();
     await page.keyboard.press('j');
     await shows('first');
     await page.getByRole('button', { name: 'Set aside for 1 h' }).click();
@@ -127,6 +129,23 @@ describeInBrowser('the inbox of an approver', () => {
     await page.keyboard.press('h');
     await shows('soon');
     await page.getByText('2 holds set aside by you').waitFor();
+
+    // with nothing else to see, the page says so, and its button leaves no focus behind
+    await server.call(200, `POST /v1/escrow/${soon}/cancel`, tenant.admin, { reason: 'asked twice' });
+    await page.getByRole('heading', { name: 'Nothing else is waiting' }).waitFor();
+    await page.getByRole('button', { name: 'Show what you set aside' }).click();
+    await expect.poll(() => rows.count()).toBe(2);
+    await expect.poll(() => page.evaluate('document.activeElement.id')).toBe('content');
+
+    // one that this person voted on is not set aside: its page offers no way back
+    await server.call(200, `POST /v1/escrow/${first}/vote`, who, { decision: 'approve', reason: 'fine' });
+    await page.getByText('1 hold set aside by you').waitFor();
+    await page.getByRole('link', { name: /first/ }).click();
+    await chosen.getByText('You voted to approve').waitFor();
+    await page.keyboard.press('h');
+    await page.keyboard.press('?');
+    await page.getByRole('dialog', { name: 'Keys on this page' }).waitFor();
+    await page.getByText('1 hold set aside by you').waitFor();
   });
 
   test('is walked with j and k, and no key does anything while somebody types', async () => {

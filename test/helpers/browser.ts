@@ -172,6 +172,23 @@ export async function settled(page: Page): Promise<void> {
   await page.locator('[aria-busy="true"], [aria-label="Loading"]').first().waitFor({ state: 'detached' });
 }
 
+/** For a person who wants to see the pages of a test: pictures of this one, in the folder that SVC_LOOK names. */
+export async function look(page: Page, name: string): Promise<void> {
+  const folder = process.env.SVC_LOOK;
+  if (!folder) return;
+  for (const [view, colorScheme, width] of [
+    ['light', 'light', VIEWPORT.width],
+    ['dark', 'dark', VIEWPORT.width],
+    ['narrow', 'light', 390],
+  ] as const) {
+    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+    await page.setViewportSize({ ...VIEWPORT, width });
+    await page.screenshot({ path: `${folder}/${name}-${view}.png`, fullPage: true });
+  }
+  await page.emulateMedia({ colorScheme: 'light', reducedMotion: 'reduce' });
+  await page.setViewportSize(VIEWPORT);
+}
+
 const WATCHED = ['console', 'pageerror', 'requestfailed', 'response'] as const;
 
 function watch(page: Page, faults: string[]): void {

@@ -65,7 +65,7 @@ const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: 
   deliveries: () => [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()],
   tools: () => [trpc.tools.pathFilter()],
   stops: () => [trpc.stops.pathFilter(), trpc.escrow.pathFilter()],
-  keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
+  keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter(), trpc.people.pathFilter()],
 };
 /** So many changes at once are read one by one; where there are more, the lists are read again. */
 export const MOST_SINGLE = 10;

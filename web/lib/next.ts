@@ -1,3 +1,5 @@
+import { TENANT_ID } from '../../server/domain/tenant-id.ts';
+
 /**
  * The page that a person requested before signing in. The link in the mail opens another tab, so it is stored for all
  * of this browser's tabs, for as long as such a link works.
@@ -23,9 +25,12 @@ export function localPath(value: unknown): string | undefined {
   return typeof value === 'string' && /^\/(?![/\\])/.test(value) ? value : undefined;
 }
 
-/** The tenant that a link of a mail names. */
+const ID = new RegExp(`^${TENANT_ID}$`);
+
+/** The tenant that a link of a mail names, if what it names can be one: a page shows it. */
 export function tenantIn(href: string): string | undefined {
-  return new URL(href, window.location.origin).searchParams.get('tenant') || undefined;
+  const named = new URL(href, window.location.origin).searchParams.get('tenant');
+  return named !== null && ID.test(named) ? named : undefined;
 }
 
 /** The path without it: it is for the way, and not for whoever copies the address. */

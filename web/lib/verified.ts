@@ -5,11 +5,12 @@ import { type Answers, trpc } from './trpc.ts';
  * What the audit log says of the last verification of a chain: who, when, and what was found. Null when there was none;
  * of what keys verify it tells the failures.
  */
-export function useLastVerified(
-  chain: 'forensics' | 'audit',
-): Answers['chain']['audit']['records'][number] | null | undefined {
-  const { data } = useQuery(
+export function useLastVerified(chain: 'forensics' | 'audit'): {
+  record: Answers['chain']['audit']['records'][number] | null | undefined;
+  query: { data: unknown; error: unknown; refetch: () => unknown };
+} {
+  const query = useQuery(
     trpc.chain.audit.queryOptions({ target_type: 'chain', target_id: chain, limit: 1 }, { refetchInterval: 60_000 }),
   );
-  return data && (data.records[0] ?? null);
+  return { record: query.data && (query.data.records[0] ?? null), query };
 }

@@ -34,12 +34,8 @@ export function OtherOrganization() {
               <span className="mono">{me.tenant_id}</span>.{' '}
             </>
           ) : null}
-          {tenant ? (
-            <>
-              What the link leads to is in <span className="mono">{tenant}</span>. Sign in there to see it: you are then
-              brought to it, and your session here ends.
-            </>
-          ) : null}
+          This link leads to <span className="mono">{tenant}</span>. Sign in to that organization to open it. You will
+          be signed out of this one.
         </Text>
         <Group gap="xs" mt="md">
           <ButtonLink to="/sign-in" search={{ next }}>

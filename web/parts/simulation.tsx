@@ -33,7 +33,7 @@ const DIRECTION: Record<Direction, [title: string, tone: Tone]> = {
 };
 
 const UNKNOWN: Record<keyof NonNullable<Found['unknown_by_reason']>, string> = {
-  input_erased: 'their inputs are no longer kept; a longer retention (Settings) would cover them',
+  input_erased: 'their inputs are no longer kept; a longer retention (Settings) keeps them for future simulations',
   projection_insufficient: 'the part of their inputs that is kept lacks something that the draft reads',
   session_not_recorded: 'the draft reads facts of the session that were not recorded at the time',
   limit_not_recorded: 'the draft puts them under a limit that did not count them at the time',
@@ -145,7 +145,7 @@ function Result({ found, policyId }: { found: Found; policyId: string }) {
         Of {count(decisions, 'decision')} from <When at={window.from} exact /> to <When at={window.to} exact />,{' '}
         {changed === 0 ? 'none would change' : `${changed.toLocaleString()} would change`}
         {unknown > 0 ? ` and ${unknown.toLocaleString()} could not be simulated` : ''}.
-        {pruned > 0 ? ` ${pruned.toLocaleString()} of them are out of reach of the changed rules.` : ''}
+        {pruned > 0 ? ` The changed rules cannot apply to ${pruned.toLocaleString()} of them.` : ''}
         {one_in ? ` Only one decision in ${one_in} was simulated.` : ''}
       </Text>
       {[...byDirection].map(([direction, list]) => (

@@ -2,7 +2,7 @@ import '@mantine/core/styles/Checkbox.css';
 import { Checkbox, Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
 import { STOP_KINDS, STOP_MODES, type StopKind, type StopMode } from '../../server/domain/stops.ts';
 import { toastDone } from '../lib/errors.tsx';
-import { useServerForm } from '../lib/form.ts';
+import { asReason, useServerForm } from '../lib/form.ts';
 import { queryClient } from '../lib/query.ts';
 import { api, trpc } from '../lib/trpc.ts';
 import { FormFoot } from '../ui/form.tsx';
@@ -54,7 +54,7 @@ function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
             ...(target_kind !== 'tenant' && { target_id: target_id.trim() }),
             mode: mode as StopMode,
             abort: abort && mode === 'deny',
-            reason: reason.trim(),
+            reason: asReason(reason),
             ...(minutes !== '' && { until: new Date(Date.now() + Number(minutes) * 60_000).toISOString() }),
             wait: 2,
           });

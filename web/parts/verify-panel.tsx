@@ -120,7 +120,7 @@ function Closed({ chain }: { chain: Chain }) {
 
 /** The result of the last verification by anyone. */
 function LastVerification({ chain }: { chain: Chain }) {
-  const last = useLastVerified(chain);
+  const { record: last } = useLastVerified(chain);
   if (last === undefined) return null;
   if (last === null) return <Text c="dimmed">No one has verified it yet.</Text>;
   const whole = last.action === 'forensics.verified';

@@ -29,8 +29,15 @@ export function ConfirmDialog({
   action: string;
   danger?: boolean;
   typed?: string;
-  /** A reason is one line of 500 characters. A `comment` may have several lines, and 2,000. */
-  reason?: { label: string; required?: boolean; comment?: true; placeholder?: string; description?: string };
+  /** A reason is one line of 500 characters, or of `most`. A `comment` may have several lines, and 2,000. */
+  reason?: {
+    label: string;
+    required?: boolean;
+    comment?: true;
+    most?: number;
+    placeholder?: string;
+    description?: string;
+  };
   /** The width. */
   size?: string;
   /** The focus begins on the button of the action: only for a dialog that another key has opened. */
@@ -92,7 +99,7 @@ function Body({
             {...form.getInputProps('why')}
             minRows={2}
             autosize
-            maxLength={reason.comment ? 2000 : 500}
+            maxLength={reason.most ?? (reason.comment ? 2000 : 500)}
             data-autofocus={focusAction ? undefined : true}
           />
         ) : null}

@@ -132,7 +132,7 @@ function Facts({ agent }: { agent: Answers['tools']['agent'] }) {
         {proposal ? (
           <span className="dim">
             {' '}
-            (waiting for a second person: {name(proposal.by)} set {proposal.what.labels.join(', ') || 'none'})
+            (waiting for a second person: {name(proposal.by)} proposed {proposal.what.labels.join(', ') || 'no labels'})
           </span>
         ) : null}
       </dd>

@@ -91,7 +91,8 @@ export function Agents() {
                 {labels.length === 0 ? <span className="dim">none</span> : null}
                 {proposal ? (
                   <Text size="xs" c="dimmed">
-                    waiting for a second person: {name(proposal.by)} set {proposal.what.labels.join(', ') || 'none'}
+                    waiting for a second person: {name(proposal.by)} proposed{' '}
+                    {proposal.what.labels.join(', ') || 'no labels'}
                   </Text>
                 ) : null}
               </>

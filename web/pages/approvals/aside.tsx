@@ -7,6 +7,9 @@ import { rescueFocus } from '../../ui/focus.ts';
 import { When } from '../../ui/time.tsx';
 import type { Hold } from './view.tsx';
 
+export const toastAside = () =>
+  toastDone('Set aside', 'It stays open for others. It returns to your list before it expires, or when it changes.');
+
 /** Takes a hold out of the way of the signed-in person for a while; it keeps waiting, and others see no difference. */
 export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) | undefined }) {
   const me = useMe();
@@ -18,7 +21,7 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
     return (
       <div className="hold-aside">
         <span>
-          Set aside by you: it is back <When at={new Date(until).toISOString()} />, or when it changes.
+          Set aside by you. It returns <When at={new Date(until).toISOString()} />, or when it changes.
         </span>
         <Button
           size="compact-sm"
@@ -46,7 +49,7 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
             aria-label={`Set aside for ${span}`}
             onClick={() => {
               aside.put(hold, span);
-              toastDone('Set aside', 'It keeps waiting for others. It is back before it expires, or when it changes.');
+              toastAside();
               onAside?.();
               setTimeout(rescueFocus);
             }}

@@ -17,6 +17,7 @@ import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/ac
 import { SingleKeys } from '../../parts/single-keys.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { rescueFocus } from '../../ui/focus.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -24,6 +25,7 @@ import { More } from '../../ui/pager.tsx';
 import { EmptyState, ErrorState, Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
+import { toastAside } from './aside.tsx';
 import { doubtsOf } from './claims.ts';
 import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
 import { Groups, NO_GROUP } from './groups.tsx';
@@ -107,12 +109,12 @@ export function Inbox() {
     k: () => wide && at > 0 && choose(rows?.[at - 1]),
     h: () => {
       const row = rows?.[at];
-      if (!wide || !row || status !== 'held' || !me.has('approver') || !aside.possible(row)) return;
+      if (!wide || !row || status !== 'held' || !me.has('approver')) return;
+      // the page of a hold offers no way back to those who voted on it
+      if (row.votes?.some(({ user_id }) => user_id === me.id)) return;
+      if (!aside.possible(row)) return toastDone('Not set aside', 'It expires too soon.');
       aside.put(row, '1 h');
-      toastDone(
-        'Set aside for an hour',
-        'It keeps waiting for others. It is back before it expires, or when it changes.',
-      );
+      toastAside();
       onward();
     },
   });
@@ -194,7 +196,7 @@ export function Inbox() {
           <Text size="sm" c="dimmed">
             {count(away, 'hold')} set aside by you
           </Text>
-          <Button size="compact-xs" variant="default" aria-pressed={withAside} onClick={() => setWithAside(!withAside)}>
+          <Button size="compact-xs" variant="default" onClick={() => setWithAside(!withAside)}>
             {withAside ? 'Hide' : 'Show'}
           </Button>
         </Group>
@@ -215,14 +217,21 @@ export function Inbox() {
           away > 0 && !withAside ? (
             <EmptyState
               icon={IconClockPause}
-              title="Nothing else waits"
+              title={query.hasNextPage ? 'Nothing else among the holds loaded so far' : 'Nothing else is waiting'}
               action={
-                <Button variant="default" onClick={() => setWithAside(true)}>
+                <Button
+                  variant="default"
+                  onClick={() => {
+                    setWithAside(true);
+                    setTimeout(rescueFocus);
+                  }}
+                >
                   Show what you set aside
                 </Button>
               }
             >
-              You set aside all that waits here. It is back before it expires, or when it changes.
+              You set aside {query.hasNextPage ? 'all of those' : 'everything that is waiting here'}. Each hold returns
+              before it expires, or when it changes.
             </EmptyState>
           ) : filtered ? (
             <NothingMatches
@@ -369,7 +378,7 @@ const KEYS = [
   ['k', 'Previous hold'],
   ['a', 'Approve: asks first, then Enter confirms'],
   ['r', 'Reject: asks first, then Enter confirms'],
-  ['h', 'Set aside for an hour, for you alone'],
+  ['h', 'Set aside for up to an hour, for you alone'],
   ['?', 'These keys'],
 ] as const;
 

@@ -60,7 +60,7 @@ function Comparison({
   const open = FACETS.filter(
     (name) => fields[name] === undefined && !(name === 'policy_id' && fields.rule_id !== undefined),
   );
-  const others = filtered ? 'the other decisions of this time' : 'the time before, as long';
+  const others = filtered ? 'the other decisions of this time' : 'the preceding period of the same length';
   return (
     <Shown query={query} lines={3}>
       {(all) => {
@@ -69,7 +69,7 @@ function Comparison({
           <>
             <Text size="sm" c="dimmed" my={6}>
               {found === undefined
-                ? `There must be ${LEAST} decisions here and ${LEAST} to compare them with.`
+                ? `At least ${LEAST} decisions are needed here, and ${LEAST} to compare them with.`
                 : found.length === 0
                   ? `Nothing stands out: they are much like ${others}.`
                   : `Compared with ${others}. Choose a value to see only the decisions that have it.`}

@@ -4,7 +4,6 @@ import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
-import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { AgentLink } from '../../parts/names.tsx';
@@ -15,14 +14,9 @@ import { FormFoot } from '../../ui/form.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDialog } from './key.tsx';
+import { again, type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog, RotateDialog } from './key.tsx';
 
 type AgentKey = Answers['agentKeys']['list']['agent_keys'][number];
-
-const again = () =>
-  Promise.all(
-    [trpc.agentKeys.pathFilter(), trpc.people.pathFilter()].map((names) => queryClient.invalidateQueries(names)),
-  );
 
 /** The proxy that reported its last use. */
 const usedBy = ({ last_used_by: proxy_id, last_used_at: last_seen_at }: AgentKey) =>

@@ -6,7 +6,6 @@ import { useState } from 'react';
 import type { Scope } from '../../../server/domain/principal.ts';
 import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
-import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
@@ -15,12 +14,18 @@ import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, ExpiryField, endColumns, expiryOf, ProxyNames, RevokeDialog, RotateDialog } from './key.tsx';
+import {
+  again,
+  type Dialog,
+  ExpiryField,
+  endColumns,
+  expiryOf,
+  ProxyNames,
+  RevokeDialog,
+  RotateDialog,
+} from './key.tsx';
 
 type ApiKey = Answers['keys']['list']['keys'][number];
-
-const again = () =>
-  Promise.all([trpc.keys.pathFilter(), trpc.people.pathFilter()].map((names) => queryClient.invalidateQueries(names)));
 
 /** What a scope allows, and what stops when a key with it is revoked. */
 const SCOPE: Record<Scope, { allows: string; stops: string }> = {

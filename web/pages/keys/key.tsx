@@ -3,7 +3,9 @@ import { IconHourglassEmpty, IconMoonStars } from '@tabler/icons-react';
 import { type ComponentProps, Fragment, type ReactNode } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { useServerForm } from '../../lib/form.ts';
+import { queryClient } from '../../lib/query.ts';
 import { fullTime, useNow, useZone } from '../../lib/time.ts';
+import { trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { Column } from '../../ui/data-table.tsx';
 import { FormFoot } from '../../ui/form.tsx';
@@ -27,6 +29,10 @@ export interface Dialog {
   close: () => void;
   create: () => void;
 }
+
+/** Asks again for the keys of both kinds, and for their names. */
+export const again = () =>
+  Promise.all([trpc.keys, trpc.agentKeys, trpc.people].map((of) => queryClient.invalidateQueries(of.pathFilter())));
 
 /** When a new key expires. The value is a number of days, or empty for never. */
 export const ExpiryField = (props: Omit<ComponentProps<typeof NativeSelect>, 'label' | 'data'>) => (

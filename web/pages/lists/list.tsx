@@ -12,7 +12,7 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { TextFilter } from '../../ui/filters.tsx';
-import { Hostile } from '../../ui/hostile.tsx';
+import { Hostile, Said } from '../../ui/hostile.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { More } from '../../ui/pager.tsx';
@@ -359,7 +359,11 @@ function Versions({ list, shown }: { list: List; shown: Version }) {
                 {version.status} by {person(version.decided_by)}
               </div>
             ) : null}
-            {version.comment ? <div>{version.comment}</div> : null}
+            {version.comment ? (
+              <div style={{ whiteSpace: 'pre-wrap' }}>
+                <Said text={version.comment} />
+              </div>
+            ) : null}
           </li>
         ))}
       </ul>

@@ -103,14 +103,20 @@ function Tile({
   );
 }
 
+/** What a tile says below its number: nothing while that loads. */
+function noted<T>({ data, error }: { data: T | undefined; error: unknown }, say: (data: T) => ReactNode): ReactNode {
+  if (data !== undefined) return say(data);
+  return error ? 'could not be loaded' : null;
+}
+
 const TileLink = (props: {
   to: '/approvals' | '/review' | '/proxies' | '/subscriptions' | '/forensics';
   children: string;
 }) => <PageLink c="inherit" inherit className="tile-link" {...props} />;
 
 function Holds() {
-  const { data } = useWaiting();
-  const next = data?.holds[0];
+  const query = useWaiting();
+  const { data } = query;
   return (
     <Tile
       icon={IconClockPause}
@@ -119,19 +125,22 @@ function Holds() {
       value={data?.total ?? '–'}
       tone={data?.total ? 'wait' : undefined}
     >
-      {next ? (
-        <>
-          the first: <Countdown until={next.expires_at} />
-        </>
-      ) : (
-        'none waiting'
+      {noted(query, ({ holds: [next] }) =>
+        next ? (
+          <>
+            next to expire: <Countdown until={next.expires_at} />
+          </>
+        ) : (
+          'none waiting'
+        ),
       )}
     </Tile>
   );
 }
 
 function Reviews() {
-  const { data } = useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 }));
+  const query = useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 }));
+  const { data } = query;
   const first = data?.policies[0];
   const broken = first?.open_review;
   return (
@@ -142,20 +151,23 @@ function Reviews() {
       value={data?.total ?? '–'}
       tone={broken ? 'bad' : data?.total ? 'wait' : undefined}
     >
-      {first ? (
-        <>
-          {broken ? 'break glass: ' : null}
-          {first.id}, <When at={broken?.opened_at ?? first.updated_at} />
-        </>
-      ) : (
-        'all reviewed'
+      {noted(query, () =>
+        first ? (
+          <>
+            {broken ? 'break glass: ' : null}
+            {first.id}, <When at={broken?.opened_at ?? first.updated_at} />
+          </>
+        ) : (
+          'all reviewed'
+        ),
       )}
     </Tile>
   );
 }
 
 function Fleet() {
-  const { data } = useFleet();
+  const query = useFleet();
+  const { data } = query;
   const proxies = data?.proxies ?? [];
   const stale = proxies.filter((proxy) => proxy.stale).length;
   const current = proxies.filter((proxy) => !proxy.stale && proxy.up_to_date === true).length;
@@ -168,46 +180,50 @@ function Fleet() {
       value={data ? (proxies.length === 0 ? 'none' : `${current} of ${proxies.length}`) : '–'}
       tone={stale > 0 ? 'bad' : well ? undefined : 'wait'}
     >
-      {proxies.length === 0
-        ? 'agents ask the control plane'
-        : stale > 0
-          ? `${count(stale, 'proxy is', 'proxies are')} silent`
-          : well
-            ? 'all enforce what was approved'
-            : 'some still fetch it'}
+      {noted(query, () =>
+        proxies.length === 0
+          ? 'agents ask the control plane'
+          : stale > 0
+            ? `${count(stale, 'proxy is', 'proxies are')} silent`
+            : well
+              ? 'all enforce what was approved'
+              : 'some still fetch it',
+      )}
     </Tile>
   );
 }
 
 /** Only admins can see destinations. */
 function Destinations() {
-  const { data } = useDestinations();
-  if (!data || data.subscriptions.length === 0) return null;
-  const failing = data.subscriptions.filter(({ failing_since }) => failing_since !== undefined);
+  const query = useDestinations();
+  const subscriptions = query.data?.subscriptions ?? [];
+  if (query.data ? subscriptions.length === 0 : !query.error) return null;
+  const failing = subscriptions.filter(({ failing_since }) => failing_since !== undefined);
   const since = failing.map(({ failing_since }) => failing_since ?? '').sort()[0];
   return (
     <Tile
       icon={IconWebhook}
       title="Failing destinations"
       link={(title) => <TileLink to="/subscriptions">{title}</TileLink>}
-      value={failing.length === 0 ? 'none' : failing.length}
+      value={query.data ? failing.length || 'none' : '–'}
       tone={failing.length > 0 ? 'bad' : undefined}
     >
-      {since ? (
-        <>
-          the first failed <When at={since} />
-        </>
-      ) : (
-        `${count(data.subscriptions.length, 'destination')} well`
+      {noted(query, () =>
+        since ? (
+          <>
+            first failed <When at={since} />
+          </>
+        ) : (
+          `${count(subscriptions.length, 'destination')}, ${subscriptions.length === 1 ? '' : 'all '}working`
+        ),
       )}
     </Tile>
   );
 }
 
 function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
-  const { data } = useQuery(trpc.chain.checkpoints.queryOptions({ limit: 1 }, { refetchInterval: 60_000 }));
-  const checkpoint = data?.checkpoints[0];
-  const last = useLastVerified('forensics');
+  const query = useQuery(trpc.chain.checkpoints.queryOptions({ limit: 1 }, { refetchInterval: 60_000 }));
+  const { record: last } = useLastVerified('forensics');
   const failed = last?.action === 'forensics.verification_failed';
   return (
     <Tile
@@ -224,13 +240,15 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
       ) : last === null ? (
         <div>not verified by a person yet</div>
       ) : null}
-      {checkpoint ? (
-        <>
-          signed through #{checkpoint.seq.toLocaleString()}, <When at={checkpoint.created_at} />
-        </>
-      ) : data ? (
-        'no checkpoints yet'
-      ) : null}
+      {noted(query, ({ checkpoints: [checkpoint] }) =>
+        checkpoint ? (
+          <>
+            signed through #{checkpoint.seq.toLocaleString()}, <When at={checkpoint.created_at} />
+          </>
+        ) : (
+          'no checkpoints yet'
+        ),
+      )}
     </Tile>
   );
 }

@@ -1,4 +1,4 @@
-import { Paper, Title } from '@mantine/core';
+import { Button, Paper, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
 import { useMe } from '../../lib/session.ts';
@@ -30,7 +30,7 @@ export function Urgent() {
   const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
   const proxies = useFleet();
   const destinations = useDestinations();
-  const last = useLastVerified('forensics');
+  const { record: last, query: verified } = useLastVerified('forensics');
 
   const matters: Matter[] = [];
   for (const { chain, noticed_at } of closed.data?.closed ?? []) {
@@ -89,6 +89,19 @@ export function Urgent() {
         <PageLink to="/subscriptions/$id" params={{ id }}>
           See its answers
         </PageLink>
+      ),
+    });
+  }
+  // with one of these unknown, an empty list would say that all is well
+  const failed = [closed, glass, proxies, destinations, verified].filter(({ data, error }) => error && !data);
+  if (failed.length > 0) {
+    matters.push({
+      key: 'failed',
+      what: 'What needs attention could not be loaded completely',
+      next: (
+        <Button variant="default" size="compact-sm" onClick={() => failed.forEach((query) => void query.refetch())}>
+          Try again
+        </Button>
       ),
     });
   }

@@ -10,6 +10,7 @@ import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
+import { Said } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { REVIEW, Tag } from '../../ui/status.tsx';
@@ -45,7 +46,11 @@ export function History({ policy }: { policy: PolicyDetail }) {
               </Text>
             </Group>
             {version.source ? <PolicySource source={version.source} /> : null}
-            {version.note ? <p className="remark">{version.note}</p> : null}
+            {version.note ? (
+              <p className="remark">
+                <Said text={version.note} />
+              </p>
+            ) : null}
             {version.reviews?.map((review) => {
               const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet'];
               return (
@@ -56,7 +61,11 @@ export function History({ policy }: { policy: PolicyDetail }) {
                       {name(review.decided_by)}, <When at={review.decided_at} />
                     </Text>
                   </Group>
-                  {review.comment ? <p className="remark">{review.comment}</p> : null}
+                  {review.comment ? (
+                    <p className="remark">
+                      <Said text={review.comment} />
+                    </p>
+                  ) : null}
                 </div>
               );
             })}

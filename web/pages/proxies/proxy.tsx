@@ -2,7 +2,7 @@ import { Button, Paper, Text, Title } from '@mantine/core';
 import { IconHandStop, IconServerBolt, IconStack2 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Navigate } from '@tanstack/react-router';
-import { type ReactNode, useState } from 'react';
+import { type ReactNode, useEffect, useRef, useState } from 'react';
 import { exactly } from '../../../server/domain/sought.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
@@ -68,7 +68,7 @@ function OneProxy({ id }: { id: string }) {
             <>
               <WhatToDo proxy={known} />
               <Facts proxy={known} />
-              <Bundles id={id} />
+              <Bundles id={id} hash={known.bundle_hash} />
             </>
           ) : (
             <Paper mb="md">
@@ -168,8 +168,15 @@ function WhatToDo({ proxy }: { proxy: Proxy }) {
 type Run = Answers['proxies']['bundles']['bundles'][number];
 
 /** Which policies it enforced from when to when. */
-function Bundles({ id }: { id: string }) {
-  const query = useQuery(trpc.proxies.bundles.queryOptions({ proxy_id: id }, { refetchInterval: 15_000 }));
+function Bundles({ id, hash }: { id: string; hash: string | undefined }) {
+  const query = useQuery(trpc.proxies.bundles.queryOptions({ proxy_id: id }, { refetchInterval: 60_000 }));
+  const { refetch } = query;
+  const reported = useRef(hash);
+  useEffect(() => {
+    if (reported.current === hash) return;
+    reported.current = hash;
+    void refetch();
+  }, [hash, refetch]);
   return (
     <section aria-labelledby="bundles-title" style={{ marginBottom: 16 }}>
       <Title order={2} id="bundles-title" mb="xs">
@@ -183,7 +190,7 @@ function Bundles({ id }: { id: string }) {
         rowKey={({ since }) => since}
         empty={
           <EmptyState icon={IconStack2} title="No bundle yet">
-            It is listed here with its first report of one, and stays for 90 days after another one took its place.
+            Bundles appear here once the proxy reports them, and stay for 90 days after they are replaced.
           </EmptyState>
         }
         columns={[
@@ -197,7 +204,7 @@ function Bundles({ id }: { id: string }) {
                   <Id value={bundle_hash} length={20} />
                 </div>
               ) : (
-                <span className="dim">not of this server</span>
+                <span className="dim">not issued by this server</span>
               ),
           },
           {
@@ -222,7 +229,7 @@ function Bundles({ id }: { id: string }) {
             ),
           },
           {
-            header: 'Took',
+            header: 'Delay',
             align: 'right',
             cell: ({ lag_seconds }) =>
               lag_seconds === null ? <span className="dim">—</span> : duration(lag_seconds * 1000),
@@ -230,8 +237,8 @@ function Bundles({ id }: { id: string }) {
         ]}
       />
       <Text size="sm" c="dimmed" mt="xs">
-        As the proxy reported it, about every poll interval. “Took” is the time from the making of a bundle to the first
-        report of it.
+        As the proxy reported it, about every poll interval. Delay is the time from when a bundle was made until the
+        proxy first reported it.
       </Text>
     </section>
   );

@@ -7,6 +7,7 @@ import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Said } from '../../ui/hostile.tsx';
 import { When } from '../../ui/time.tsx';
 
 type Change = Answers['settings']['changes']['changes'][number];
@@ -51,7 +52,9 @@ export function WaitingChanges() {
               <span>
                 <strong>{name(change.proposed_by)}</strong> asked <When at={change.created_at} />
               </span>
-              <p className="remark">{change.reason}</p>
+              <p className="remark">
+                <Said text={change.reason} />
+              </p>
               <Effects change={change} />
             </div>
             {me.has('approver') ? (

@@ -3,12 +3,13 @@ import { Button, Group, PasswordInput, Stack, TextInput } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { useState } from 'react';
 import { confirmed, problemOf, toastDone } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
+import { asReason, filled, useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { toastWaits } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { ReasonField } from '../../ui/form.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Step } from './step.tsx';
 
@@ -53,7 +54,7 @@ export function Provider({ connection }: { connection: Connection }) {
       issuer_url: issuer_url.trim(),
       client_id: client_id.trim(),
       ...(client_secret && { client_secret }),
-      reason: reason.trim(),
+      reason: asReason(reason),
     }),
   );
   return (
@@ -82,10 +83,8 @@ export function Provider({ connection }: { connection: Connection }) {
             autoComplete="off"
             {...form.getInputProps('client_secret')}
           />
-          <TextInput
-            label="Reason"
-            description="For the audit log. If approval is required, another person must approve a new provider"
-            required
+          <ReasonField
+            description="It goes into the audit log. If approval is required, another person must approve a new provider"
             {...form.getInputProps('reason')}
           />
           {form.fault ? (

@@ -3,7 +3,7 @@ import { IconCircleCheck, IconHandStop, IconPlugConnectedX } from '@tabler/icons
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
-import { toastDone } from '../../lib/errors.tsx';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
@@ -139,9 +139,9 @@ export function Stops() {
         onClose={() => setLifting(undefined)}
         title="Lift this stop?"
         action="Lift"
-        reason={{ label: 'Why', required: true }}
+        reason={{ label: 'Why', required: true, most: 300 }}
         onConfirm={async (reason) => {
-          await api.stops.lift.mutate({ id: lifting!.id, reason });
+          await confirmed(() => api.stops.lift.mutate({ id: lifting!.id, reason }));
           await queryClient.invalidateQueries(trpc.stops.pathFilter());
           toastDone('Lifted');
         }}
@@ -156,9 +156,14 @@ export function Stops() {
   );
 }
 
-/** How far a stop has reached, as the proxies report it. */
+/** How far a stop has reached, as the proxies report it: asked often only while some have yet to apply it. */
 function ReachOf({ id }: { id: string }) {
-  const { data } = useQuery(trpc.stops.get.queryOptions({ id }, { refetchInterval: 5_000 }));
+  const { data } = useQuery(
+    trpc.stops.get.queryOptions(
+      { id },
+      { refetchInterval: ({ state: { data } }) => (data && data.proxies.pending.length > 0 ? 5_000 : 30_000) },
+    ),
+  );
   if (!data) return <span className="dim">…</span>;
   const { applied, pending, unreachable, applied_ms_max } = data.proxies;
   const all = applied + pending.length + unreachable.length;

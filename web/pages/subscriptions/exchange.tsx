@@ -28,8 +28,8 @@ export function ExchangeLines({
         )}
         {Object.values(headers).includes(null) ? (
           <Text size="sm" c="dimmed">
-            Signatures are not kept. They are made again to be shown, which is no longer possible here: the secret, or
-            what is kept of the event, has changed since.
+            Signatures are not stored; they are recomputed for display. That is no longer possible here, because the
+            secret or the stored event has changed.
           </Text>
         ) : null}
         {answer === null ? (

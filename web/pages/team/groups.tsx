@@ -5,14 +5,14 @@ import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { hasRole } from '../../../server/domain/principal.ts';
 import { confirmed } from '../../lib/errors.tsx';
-import { filled, useServerForm } from '../../lib/form.ts';
+import { asReason, filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { keepSettings } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { TextFilter } from '../../ui/filters.tsx';
-import { FormFoot } from '../../ui/form.tsx';
+import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 
 type Groups = Answers['settings']['get']['approver_groups'];
@@ -125,7 +125,7 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
   return (
     <form
       onSubmit={form.onSubmit(({ name, members, reason }) =>
-        save.mutate({ approver_groups: { ...groups, [name.trim()]: members }, reason: reason.trim() }),
+        save.mutate({ approver_groups: { ...groups, [name.trim()]: members }, reason: asReason(reason) }),
       )}
     >
       <Stack gap="sm">
@@ -165,11 +165,8 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
             Showing {people.length} of {found.data.total.toLocaleString()} people. Search to find the others.
           </Text>
         ) : null}
-        <TextInput
-          label="Reason"
+        <ReasonField
           description="If approval is required, another person must approve new members"
-          required
-          maxLength={2000}
           {...form.getInputProps('reason')}
         />
         <Text size="sm" c="dimmed">

@@ -7,6 +7,7 @@ import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
 import { TOOL_STATUSES, type ToolStatus } from '../../../server/domain/tools.ts';
+import { visible } from '../../../server/lib/visible.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { asReason, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
@@ -67,7 +68,7 @@ export function Tools() {
           onChange={(event) => set({ server: event.currentTarget.value || undefined })}
           data={[
             { value: '', label: 'all' },
-            ...(servers.data?.servers.map(({ id }) => ({ value: id, label: id })) ?? []),
+            ...(servers.data?.servers.map(({ id }) => ({ value: id, label: visible(id) })) ?? []),
           ]}
           w={180}
         />
@@ -167,7 +168,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
   const [opened, open] = useState(false);
   const counts = TOOL_STATUSES.filter((status) => (server.counts[status] ?? 0) > 0);
   return (
-    <Paper component="section" aria-label={`Server ${server.id}`}>
+    <Paper component="section" aria-label={`Server ${visible(server.id)}`}>
       <Group justify="space-between" wrap="nowrap" align="start">
         <Title order={2} size="h4">
           <Hostile text={server.id} />
@@ -177,7 +178,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
             size="compact-xs"
             variant="default"
             onClick={() => open(true)}
-            aria-label={`Settings of ${server.id}`}
+            aria-label={`Settings of ${visible(server.id)}`}
           >
             Settings
           </Button>
@@ -196,7 +197,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
             variant="subtle"
             color="gray"
             onClick={() => show(status)}
-            aria-label={`${server.counts[status]} ${TOOL_STATUS[status][0]} of ${server.id}`}
+            aria-label={`${server.counts[status]} ${TOOL_STATUS[status][0]} of ${visible(server.id)}`}
           >
             {server.counts[status]} {TOOL_STATUS[status][0].toLowerCase()}
           </Button>
@@ -204,7 +205,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
       </Group>
       {server.proposal ? (
         <Text size="sm" mt={6}>
-          <strong>{name(server.proposal.by)}</strong> asked for: {MODES[server.proposal.what.mode]}, trust{' '}
+          <strong>{name(server.proposal.by)}</strong> proposed: {MODES[server.proposal.what.mode]}, trust{' '}
           {server.proposal.what.trust ?? 'none'}
           {server.proposal.what.check_arguments ? ', arguments checked' : ''}. A second person sets the same.
         </Text>
@@ -212,7 +213,11 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
       <Modal
         opened={opened}
         onClose={() => open(false)}
-        title={<strong>Settings of {server.id}</strong>}
+        title={
+          <strong>
+            Settings of <Hostile text={server.id} />
+          </strong>
+        }
         closeButtonProps={{ 'aria-label': 'Close' }}
       >
         <ServerForm server={server} onDone={() => open(false)} />

@@ -113,7 +113,7 @@ function Use({ name, server }: { name: string; server?: string }) {
       {server === undefined ? null : (
         <Text size="sm" c="dimmed">
           Decisions that name another server, or none, are not counted here.{' '}
-          <PageLink to="/tools/tool" search={{ name }}>
+          <PageLink to="/tools/tool" search={{ name, last }}>
             What was done with tools of this name on any server
           </PageLink>
         </Text>
@@ -371,8 +371,8 @@ function Labels({ tool }: { tool: Tool }) {
       </Text>
       {proposals.labels ? (
         <Text size="sm" mb="xs">
-          <strong>{name(proposals.labels.by)}</strong> asked for {proposals.labels.what.labels.join(', ') || 'none'}; a
-          second person sets the same.
+          <strong>{name(proposals.labels.by)}</strong> proposed {proposals.labels.what.labels.join(', ') || 'no labels'}
+          ; a second person sets the same.
         </Text>
       ) : null}
       {me.has('approver') ? (
