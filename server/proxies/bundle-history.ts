@@ -30,7 +30,7 @@ export interface BundleRun {
 
 /**
  * Stores, in the transaction of a heartbeat, that the proxy uses another bundle than at the last one; nothing where it is
- * the same.
+ * the same, or has the same content and was only signed again.
  *
  * INVARIANT: of what a proxy says, nothing is stored but which of the tenant's own bundles it names. However often it names
  * another one, it has `MOST_BUNDLES` rows.
@@ -154,7 +154,6 @@ const CHANGES: readonly AuditAction[] = [
   'tool_server.changed',
   'agent.labeled',
   'settings.changed',
-  'signing_key.rotated',
 ];
 const WITH_EFFECT: readonly AuditAction[] = [
   'policy.created',
