@@ -4,6 +4,7 @@ import { promisify } from 'node:util';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { migrate, openDatabase } from '../../db/index.ts';
+import { addEvent } from '../../db/outbox.ts';
 import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
 import type { RedisHost } from '../../server/actors/redis.ts';
 import { svcHere } from '../cli/svc.ts';
@@ -19,6 +20,7 @@ import {
   queryOf,
   type World,
 } from '../helpers/api.ts';
+import { Receiver } from '../helpers/receiver.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 import { ROUNDS, SIEGE } from '../siege/rounds.ts';
@@ -44,9 +46,15 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     await redis?.stop();
   });
   const beside = (node: number) =>
-    useServer(() => ({ DATABASE_URL: cluster.url, DATABASE_NODE_URL: cluster.urlOf(node), REDIS_URL: redis.url }), {
-      database: () => cluster.url,
-    });
+    useServer(
+      () => ({
+        DATABASE_URL: cluster.url,
+        DATABASE_NODE_URL: cluster.urlOf(node),
+        REDIS_URL: redis.url,
+        SVC_EGRESS_ALLOW: '127.0.0.1/32',
+      }),
+      { database: () => cluster.url },
+    );
   const server = beside(1);
   const second = beside(2);
   /** A tenant on each node. */
@@ -254,6 +262,35 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       });
     }, 3_600_000);
   }
+
+  test('delivers events of tenants on every node, and stores how each attempt ended', async () => {
+    const receiver = await Receiver.start(204);
+    for (const { id, admin } of (await onNodes()).values()) {
+      receiver.received.length = 0;
+      const body = { url: receiver.url(), secret: 'a signing secret', event_types: ['svc.test'] };
+      const { body: made } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, body);
+      await server.core.db.transaction(id, (em) =>
+        addEvent(em, id, {
+          ...{ type: 'svc.test', at: server.clock.now() },
+          payload: { subscription_id: made.id, message: 'hello', created_at: new Date().toISOString() },
+        }),
+      );
+      const listed = async () =>
+        (
+          await server.call<{ deliveries: { id: string; status: string; attempts: number; http_status: number }[] }>(
+            200,
+            `GET /v1/subscriptions/${made.id}/deliveries`,
+            admin,
+          )
+        ).body.deliveries;
+      await eventually(listed).toMatchObject([{ status: 'delivered', attempts: 1, http_status: 204 }]);
+      const [delivery] = await listed();
+      await server.call(200, `POST /v1/subscriptions/${made.id}/deliveries/${delivery!.id}/redeliver`, admin, {});
+      await eventually(listed).toMatchObject([{ status: 'delivered', attempts: 2, http_status: 204 }]);
+      expect(receiver.received.map(({ json }) => json.message)).toEqual(['hello', 'hello']);
+    }
+    await receiver.stop();
+  }, 60_000);
 
   test('a node that dies stops its own tenants alone, and nothing acknowledged is lost', async () => {
     const on = await onNodes();
