@@ -95,6 +95,22 @@ describeInBrowser('the shell', () => {
     await visitor.page.getByRole('heading', { name: 'Sign in' }).waitFor();
   });
 
+  test('does not say on the overview that all is well where it could not be loaded', async () => {
+    const tenant = await server.tenant();
+    const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    expectFault(/trpc|Failed to load resource/);
+    await page.route(/\/trpc\/[^?]*(policies\.list|chain\.closed)/, (route) => route.abort());
+    await open('/');
+    const tiles = page.locator('.tiles');
+    await expect.poll(() => tiles.innerText(), { timeout: 15_000 }).toContain('could not be loaded');
+    expect(await tiles.innerText()).not.toContain('all reviewed');
+    await page.getByText('What needs attention could not be loaded completely').waitFor();
+    await assertAccessible();
+    await page.unrouteAll();
+    await page.getByRole('button', { name: 'Try again' }).first().click();
+    await page.getByText('What needs attention could not be loaded').waitFor({ state: 'detached' });
+  });
+
   test('says that there is nothing under an unknown path', async () => {
     const tenant = await server.tenant();
     const visitor = await browser.visitor(await tenant.person('viewer'));
