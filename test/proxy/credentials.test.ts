@@ -45,7 +45,8 @@ describe('the credential of an upstream in a file', () => {
     }
     expect(upstream.received).toHaveLength(2);
     expect((await proxy.metrics()).svc_proxy_events_decided).toBe(before);
-    expect(proxy.output).toContain('token cannot be read (ENOENT)');
+    // what it logs arrives after its answer, by another pipe
+    await until(() => proxy.output.includes('token cannot be read (ENOENT)'), 'the reason is logged');
     expect(proxy.output).not.toMatch(/first|second|x-evil/);
     await proxy.kill();
   });
