@@ -22,13 +22,19 @@ export function boundMemory(kind: 'least' | 'busy'): void {
   setFlagsFromString('--heap-growing-percent=100');
   // an idle process gives the space back, and gets it again when it has work
   let { user: before } = process.cpuUsage();
-  let most = YOUNG_BYTES;
+  let tries = 0;
+  let restsUntil = 0;
   setInterval(() => {
     const size = youngBytes();
-    if (process.cpuUsage().user - before > BUSY * LOOK_MS * 1000 && size < most) {
+    const busy = process.cpuUsage().user - before > BUSY * LOOK_MS * 1000;
+    if (busy && size < YOUNG_BYTES && performance.now() >= restsUntil) {
       doubleYoung();
-      // where the machine or the container has little memory, V8 allows less
-      if (youngBytes() <= size) most = size;
+      tries = youngBytes() > size ? 0 : tries + 1;
+      // where the machine or the container has little memory, V8 allows less, and filling it is in vain
+      if (tries === MOST_TRIES) {
+        tries = 0;
+        restsUntil = performance.now() + REST_MS;
+      }
     }
     // what filling it took is no work
     before = process.cpuUsage().user;
@@ -39,6 +45,9 @@ export function boundMemory(kind: 'least' | 'busy'): void {
 const LOOK_MS = 250;
 /** The share of a core. */
 const BUSY = 0.2;
+/** So often the space is filled in vain before that rests: V8 may grow it a little later than expected. */
+const MOST_TRIES = 4;
+const REST_MS = 60_000;
 
 function youngBytes(): number {
   return getHeapSpaceStatistics().find(({ space_name }) => space_name === 'new_space')?.space_size ?? 0;
@@ -52,7 +61,7 @@ function doubleYoung(): void {
   const size = youngBytes();
   setFlagsFromString('--semi-space-growth-factor=2');
   const kept: unknown[] = new Array(Math.ceil(size / 8 / FILL_BYTES));
-  for (let round = 0; youngBytes() === size && round < (16 * size) / FILL_BYTES + 200; round++) {
+  for (let round = 0; youngBytes() === size && round < 2_000; round++) {
     kept[round % kept.length] = Array.from({ length: 1_000 }, (_, n) => [n]);
   }
   setFlagsFromString('--semi-space-growth-factor=1');
