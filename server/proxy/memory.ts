@@ -22,19 +22,18 @@ export function boundMemory(kind: 'least' | 'busy'): void {
   setFlagsFromString('--heap-growing-percent=100');
   // an idle process gives the space back, and gets it again when it has work
   let { user: before } = process.cpuUsage();
-  let tries = 0;
-  let restsUntil = 0;
+  let fills = 0;
+  let since = performance.now();
   setInterval(() => {
     const size = youngBytes();
     const busy = process.cpuUsage().user - before > BUSY * LOOK_MS * 1000;
-    if (busy && size < YOUNG_BYTES && performance.now() >= restsUntil) {
+    if (performance.now() - since > PERIOD_MS) {
+      fills = 0;
+      since = performance.now();
+    }
+    if (busy && size < YOUNG_BYTES && fills < MOST_FILLS) {
+      fills++;
       doubleYoung();
-      tries = youngBytes() > size ? 0 : tries + 1;
-      // where the machine or the container has little memory, V8 allows less, and filling it is in vain
-      if (tries === MOST_TRIES) {
-        tries = 0;
-        restsUntil = performance.now() + REST_MS;
-      }
     }
     // what filling it took is no work
     before = process.cpuUsage().user;
@@ -45,9 +44,9 @@ export function boundMemory(kind: 'least' | 'busy'): void {
 const LOOK_MS = 250;
 /** The share of a core. */
 const BUSY = 0.2;
-/** So often the space is filled in vain before that rests: V8 may grow it a little later than expected. */
-const MOST_TRIES = 4;
-const REST_MS = 60_000;
+/** Four make 16 MB of 1 MB. Where the machine or the container has little memory, V8 allows less, and filling it is in vain. */
+const MOST_FILLS = 12;
+const PERIOD_MS = 60_000;
 
 function youngBytes(): number {
   return getHeapSpaceStatistics().find(({ space_name }) => space_name === 'new_space')?.space_size ?? 0;
