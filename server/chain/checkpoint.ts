@@ -330,8 +330,10 @@ export class Checkpoints {
         if (this.#stopping.signal.aborted || this.#inspectAgain) return false;
         const began = performance.now();
         try {
-          await this.inspect(tenantId, chain);
+          const { signed, filed, unreadable } = await this.inspect(tenantId, chain);
           inARow = 0;
+          // restored to a moment between a record and its checkpoint: nothing is missing but the signature
+          if (filed > signed && unreadable === undefined) await this.take(tenantId, chain);
         } catch (err) {
           // what this process remembers of it is of no use here any more
           if (err instanceof Departed) this.acknowledged.forget(tenantId, chain);

@@ -37,6 +37,8 @@ export interface Standing {
   readonly losses: readonly AcceptedLoss[];
   /** seq of the newest checkpoint in the database; 0 without one. */
   readonly signed: number;
+  /** seq of the newest checkpoint that the file has and that no accepted loss revoked; 0 without one. */
+  readonly filed: number;
   readonly contradiction: Contradiction | undefined;
   /** In words, what there is that claims to be a checkpoint of this chain and was not signed by any of the keys. */
   readonly unreadable: string | undefined;
@@ -47,7 +49,7 @@ export type KeysOf = (tenantId: string, chain: ChainName) => readonly NoteKey[];
 
 /** What is known of a chain outside its database. Gathered before the chain is read. */
 export interface Knowledge {
-  readonly heads: readonly (KnownHead & { source: string })[];
+  readonly heads: readonly (KnownHead & { source: string; filed?: boolean })[];
   readonly unreadable: string | undefined;
 }
 
@@ -99,7 +101,7 @@ export class Comparison {
         const file = checkpointFile(directory, tenantId, chain);
         for (const { origin, seq, hash, generation = 0 } of await this.#filed.highest(file, keys(tenantId, chain))) {
           if (!isOriginOf(origin, tenantId, chain)) throw new Error('a checkpoint in it is of another chain');
-          heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says' });
+          heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says', filed: true });
         }
         return { heads, unreadable: undefined };
       } catch (error) {
@@ -139,7 +141,7 @@ export class Comparison {
     const losses = acceptedLosses(row.losses ?? [], tenantId, chain, keys);
     const generation = losses.at(-1)?.generation ?? 0;
     let { unreadable } = knowledge;
-    const known = [...knowledge.heads];
+    const known: Knowledge['heads'][number][] = [...knowledge.heads];
     for (const loss of losses) known.push({ ...loss.kept, generation: loss.generation, source: 'kept at a loss' });
     if (row.note !== null) {
       try {
@@ -166,7 +168,7 @@ export class Comparison {
     const { alarm } = row;
     let contradiction: Contradiction | undefined;
     if (missed[0]) {
-      const { source, ...highest } = missed[0];
+      const { source, filed: _, ...highest } = missed[0];
       const lowest = missed.at(-1)!.seq;
       const words = hashes.has(highest.seq) ? 'has another hash than the one that was' : 'is not there; it was';
       contradiction = {
@@ -193,7 +195,11 @@ export class Comparison {
     }
     const knownGeneration = Math.max(0, ...known.map((each) => each.generation), alarm?.known_generation ?? 0);
     const signed = row.signed ?? 0;
-    return { head, last, generation, knownGeneration, losses, signed, contradiction, unreadable };
+    const filed = Math.max(
+      0,
+      ...knowledge.heads.flatMap((each) => (each.filed && binding.includes(each) ? each.seq : [])),
+    );
+    return { head, last, generation, knownGeneration, losses, signed, filed, contradiction, unreadable };
   }
 }
 

@@ -10,6 +10,7 @@ import { AppError, invalid } from '../errors.ts';
 import type { Job } from '../jobs/jobs.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
+import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups } from '../lib/lookups.ts';
@@ -23,8 +24,8 @@ const MOST_IN_FORCE = 500;
 const MOST_AHEAD = 1_000_000;
 /** Acknowledgements are collected for so long, and stored together. */
 const GATHER_MS = 20;
-/** After so long the reach of a stop is recorded, no matter who is still missing. */
-const REACH_MS = 10_000;
+/** After so long, by the clock of the database, the reach of a stop is recorded, no matter who is still missing. */
+const REACH_SECONDS = 10;
 /** How often a tenant's numbers may be raised to those of a proxy. */
 const RAISE_MS = 15_000;
 const CURSOR = 'stops-1';
@@ -423,16 +424,16 @@ export class Stops {
       name: 'stops',
       everySeconds: 1,
       run: async (signal) => {
-        const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string; ended: boolean }>(
-          `select tenant_id, id, coalesce(until <= $1, false) as ended from stop
+        const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string; ended: boolean; due: boolean }>(
+          `select tenant_id, id, coalesce(until <= $1, false) as ended,
+             created_at <= clock_timestamp() - interval '${REACH_SECONDS} s' as due from stop
            where ended_at is null and (until <= $1 or reach is null) limit 1000`,
           [new Date(this.#clock.now())],
         );
-        for (const { tenant_id, id, ended } of rows) {
-          if (signal.aborted) return;
-          if (ended) await this.#expire(tenant_id, id);
-          else await this.#recordReach(tenant_id, id);
-        }
+        // a tenant whose audit chain is closed keeps no other from its turn
+        await each(rows, signal, ({ tenant_id, id, ended, due }) =>
+          ended ? this.#expire(tenant_id, id) : this.#recordReach(tenant_id, id, due),
+        );
       },
     };
   }
@@ -447,12 +448,12 @@ export class Stops {
     });
   }
 
-  async #recordReach(tenantId: string, id: string): Promise<void> {
+  async #recordReach(tenantId: string, id: string, due: boolean): Promise<void> {
     const stop = await this.get(tenantId, id);
     const reach = await this.reach(tenantId, stop);
     const missing = reach.pending.length + reach.unreachable.length;
+    if (missing > 0 && !due) return;
     const now = this.#clock.now();
-    if (missing > 0 && now - Date.parse(stop.created_at) < REACH_MS) return;
     const pending = reach.pending.map(({ proxy_id }) => proxy_id);
     const unreachable = reach.unreachable.map(({ proxy_id }) => proxy_id);
     const recorded: StopReach = { applied: reach.applied, pending, unreachable, slowest_ms: reach.applied_ms_max };

@@ -240,8 +240,13 @@ export class Deliverer {
     const told = new Wake();
     const off = db.notices.on('outbox', () => told.call());
     const find = async () => {
-      const events = await fanOut(db, box, () => this.#now(), only);
-      if (events > 0) this.#work.call();
+      // where a tenant failed, others may have deliveries
+      let events = 1;
+      try {
+        events = await fanOut(db, box, () => this.#now(), only, signal);
+      } finally {
+        if (events > 0) this.#work.call();
+      }
       return events;
     };
     await repeat(find, told, signal).finally(off);

@@ -11,6 +11,7 @@ import {
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
+import { each } from '../lib/each.ts';
 import { deliveryId } from './delivery-id.ts';
 
 /** Events fanned out per transaction, */
@@ -46,16 +47,24 @@ interface CreatedDelivery {
  * Creates deliveries for waiting events: one for each subscription that wants the type and queued events at the time of the
  * event and still does, and one for each notify target of a hold. All deliveries of an event are committed together. Any
  * number of processes may run this concurrently; a lock ensures that only one handles a tenant. Resolves to the number
- * of events. `only`: of this tenant alone.
+ * of events. `only`: of this tenant alone. A tenant that fails keeps no other from its turn; the failure is thrown at the end.
  */
-export async function fanOut(db: Database, box: SecretBox, now: () => number, only?: string): Promise<number> {
+export async function fanOut(
+  db: Database,
+  box: SecretBox,
+  now: () => number,
+  only?: string,
+  signal?: AbortSignal,
+): Promise<number> {
   const { rows } = await db.owner.query<{ tenant_id: string }>(
     `select distinct tenant_id from event_outbox
      where fanned_out_at is null ${only === undefined ? '' : 'and tenant_id = $2'} limit $1`,
     [TENANTS, ...(only === undefined ? [] : [only])],
   );
   let done = 0;
-  for (const { tenant_id } of rows) done += await fanOutTenant(db, box, tenant_id, now());
+  await each(rows, signal, async ({ tenant_id }) => {
+    done += await fanOutTenant(db, box, tenant_id, now());
+  });
   return done;
 }
 

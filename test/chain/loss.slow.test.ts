@@ -291,6 +291,27 @@ describe('a chain that went back', () => {
     }
   });
 
+  test('to between a record and its checkpoint, has lost nothing and is signed again', async () => {
+    const tenantId = await newTenant(box.db);
+    const { writer, checkpoints, verify } = newProcess();
+    await writer.append(tenantId, eventsOf(4));
+    await checkpoints.take(tenantId, 'forensics');
+    await checkpoints.flushed();
+    await writer.stop();
+    await checkpoints.stop();
+    await sql('delete from chain_checkpoint where tenant_id = $1', tenantId);
+    await sql('update chain_head set unsigned = true where tenant_id = $1', tenantId);
+    expect(await verify(tenantId)).toMatchObject({
+      verified: false,
+      reason: expect.stringMatching(/missing in the data/),
+    });
+
+    const after = newProcess();
+    await after.checkpoints.inspectAll();
+    expect(await after.verify(tenantId)).toMatchObject({ verified: true, records_checked: 5, accepted_losses: [] });
+    await expect(after.accept(tenantId)).rejects.toThrow(/agrees with everything/);
+  });
+
   test('a chain that nothing contradicts has no loss to accept', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();

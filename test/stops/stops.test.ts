@@ -148,6 +148,35 @@ describe('a stop', () => {
     expect(found).toMatchObject({ severity: 'warning', detail: 'the tool send' });
   });
 
+  test('of a tenant whose records cannot be written keeps those of no other from being recorded and ended', async () => {
+    const [broken, other] = [await server.tenant(), await server.tenant()];
+    const target = { target_kind: 'agent', target_id: 'bot-1' };
+    await sql(
+      server,
+      `create function refuse() returns trigger language plpgsql as $$ begin
+         if new.tenant_id = '${broken.id}' then raise exception 'refused'; end if;
+         return new;
+       end $$`,
+    );
+    await sql(server, 'create trigger refuse before update on stop for each row execute function refuse()');
+    try {
+      const applied: string[] = [];
+      for (const of of [broken, other]) {
+        const key = await of.key('proxy');
+        await server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id: 'edge' });
+        const { id, seq } = await stop(of.admin, target);
+        await server.call(200, `GET /v1/stops/document?proxy_id=edge&applied_seq=${seq}`, key);
+        applied.push(id);
+      }
+      await until(
+        async () => (await audited(other, applied[1]!)).some(({ action }) => action === 'stop.applied'),
+        'its reach is recorded',
+      );
+    } finally {
+      await sql(server, 'drop function refuse cascade');
+    }
+  });
+
   test('names the decision, and its reason is cut off from nothing', async () => {
     const { id } = await stop(tenant.admin, { target_kind: 'role', target_id: 'clerk' });
     await ask();
@@ -352,6 +381,24 @@ describe('a proxy', () => {
           .status === 403,
       'the proxy denies',
     );
+  });
+
+  test('has ten seconds before it is recorded as missing, whatever clocks say', async () => {
+    // this process's is ahead of the database's
+    server.clock.advance(61_000);
+    const own = await server.tenant();
+    const key = await own.key('proxy');
+    await server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id: 'edge' });
+    const { id, seq } = await stop(own.admin, { target_kind: 'agent', target_id: 'bot-1' });
+    const reach = async () =>
+      (await sql<{ reach: { applied: number } | null }>(server, 'select reach from stop where id = $1', [id]))[0]!
+        .reach;
+    for (let looks = 0; looks < 2; looks++) {
+      await new Promise((resolve) => setTimeout(resolve, 1100));
+      expect(await reach()).toBeNull();
+    }
+    await server.call(200, `GET /v1/stops/document?proxy_id=edge&applied_seq=${seq}`, key);
+    expect(await until(reach, 'it is recorded')).toMatchObject({ applied: 1, pending: [], unreachable: [] });
   });
 
   test('counts from its first poll on, before it has ever reported', async () => {

@@ -5,6 +5,7 @@ import type { Doer } from '../../domain/audit.ts';
 import { AppError, invalid } from '../../errors.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { randomBase62 } from '../../lib/crypto.ts';
+import { each } from '../../lib/each.ts';
 import { type Egress, EgressError } from '../../lib/egress.ts';
 import type { Log } from '../../lib/log.ts';
 
@@ -221,8 +222,7 @@ export class Domains {
        order by v.checked_at limit 1000`,
       [new Date(this.#clock.now() - DAY)],
     );
-    for (const { tenant_id: tenantId, domain, token } of rows) {
-      if (signal.aborted) return;
+    await each(rows, signal, async ({ tenant_id: tenantId, domain, token }) => {
       let found: boolean;
       try {
         found = (await this.#egress.txt(txtName(domain))).includes(txtValue(token));
@@ -232,10 +232,10 @@ export class Domains {
           { tenant_id: tenantId, domain, failure: error.failure },
           'the TXT record of a domain could not be checked',
         );
-        continue;
+        return;
       }
       await this.#noteCheck(tenantId, domain, found, log);
-    }
+    });
   }
 
   async #noteCheck(tenantId: string, domain: string, found: boolean, log: Log): Promise<void> {
