@@ -251,17 +251,54 @@ export const onlyOf =
   (alias) =>
     ` and ${alias === undefined ? '' : `${alias}.`}tenant_id = ${pg.escapeLiteral(tenantId)}`;
 
+/** As much of a database as looks for tenants in it. */
+export interface Tenants {
+  readonly citus: Citus | undefined;
+  readonly owner: Pick<pg.Pool, 'query'>;
+  readonly node?: Pick<pg.Pool, 'query'> | undefined;
+}
+
+/**
+ * What a statement finds among all tenants. While not every server answers, a process beside a node finds what is on that one, part
+ * by part, so that a server that is away stops its own tenants alone; an order or a limit is then that of each part.
+ */
+export async function across<R extends pg.QueryResultRow>(db: Tenants, found: string, values: unknown[]): Promise<R[]> {
+  try {
+    return (await db.owner.query<R>(found, values)).rows;
+  } catch (error) {
+    if (!db.node) throw error;
+    const rows: R[] = [];
+    for (const names of await partsOf(db.node)) {
+      // a part of a table is a table
+      const ofPart = found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
+        const part = names.get(name);
+        return part === undefined ? all : `${word} ${part}`;
+      });
+      rows.push(...(await db.node.query<R>(ofPart, values)).rows);
+    }
+    return rows;
+  }
+}
+
+/** The names of the tables that a node has its tenants' rows in: a list for each range of tenants. */
+async function partsOf(node: Pick<pg.Pool, 'query'>): Promise<Map<string, string>[]> {
+  const { rows } = await node.query<{ range: string; name: string; part: string }>(
+    `select s.shardminvalue as range, c.relname as name, c.relname || '_' || s.shardid as part
+     from pg_dist_shard s join pg_dist_placement p using (shardid) join pg_class c on c.oid = s.logicalrelid
+     where p.groupid = (select groupid from pg_dist_local_group) and p.shardstate = 1 and s.shardminvalue is not null`,
+  );
+  return [...Map.groupBy(rows, ({ range }) => range).values()].map(
+    (ofRange) => new Map(ofRange.map(({ name, part }) => [name, part])),
+  );
+}
+
 /**
  * For a statement that changes or locks rows of several tenants: it is run once, or, where those are on several servers, once
  * for each tenant that `found` finds, in its order. So no statement locks rows of two servers, nor waits for both.
  */
-export async function apart(
-  db: { readonly citus: Citus | undefined; readonly owner: Pick<pg.Pool, 'query'> },
-  found: string,
-  values: unknown[],
-): Promise<Only[]> {
+export async function apart(db: Tenants, found: string, values: unknown[]): Promise<Only[]> {
   if (!db.citus) return [ALL];
-  const { rows } = await db.owner.query<{ tenant_id: string }>(found, values);
+  const rows = await across<{ tenant_id: string }>(db, found, values);
   return rows.map(({ tenant_id }) => onlyOf(tenant_id));
 }
 

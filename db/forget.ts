@@ -1,6 +1,6 @@
 import type pg from 'pg';
 import { each } from '../server/lib/each.ts';
-import { apart, type Citus } from './citus.ts';
+import { apart, type Tenants } from './citus.ts';
 
 /** Rows that one statement deletes. */
 const BATCH = 5000;
@@ -20,7 +20,7 @@ export interface Ended {
  * table or a tenant that fails keeps no other from its turn. May run in several processes at once.
  */
 export function forgetEnded(
-  db: { readonly citus: Citus | undefined; readonly owner: pg.Pool },
+  db: Tenants & { readonly owner: pg.Pool },
   ended: readonly Ended[],
   signal?: AbortSignal,
 ): Promise<void> {

@@ -11,7 +11,7 @@ import { type Citus, CitusClient, citusOf, Places, setTenant, spread } from './c
 import { COLUMN_TYPES, CONNECT_MS, inTransaction, RequestClient, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
-import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
+import { isAwaited, type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
 import { PrimaryClient } from './primary.ts';
 import { Replication } from './replication.ts';
 import { assertBeside, assertSame, connectSession } from './session.ts';
@@ -38,6 +38,13 @@ export interface Database {
    * resolves; it is rolled back when `work` throws. A notice given to `notify` reaches every process after the commit.
    */
   transaction<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
+  /**
+   * The same for a change whose notices nobody waits for: a process beside the node of Citus that has the tenant makes it there,
+   * without the coordinator. Other processes are then told after the commit, and not at all by a process that is killed in
+   * between, or while the coordinator is away. `notify` throws for a topic that somebody waits for. Advisory locks are those of
+   * the server that is asked, so nothing may depend on one.
+   */
+  transactionNear<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
   /** An entity manager for reads of the tenant's rows; each query is a transaction of its own. */
   reader(tenantId: string): EntityManager;
   /** One SQL query as the tenant, past the entity layer: for hot reads, which find their rows by an index. */
@@ -59,9 +66,12 @@ export interface Database {
   readonly aside: pg.Pool;
   /**
    * The owner's as well, for statements about one tenant that send no notice: they go to the node of Citus beside this process, where
-   * there is one, and reach a tenant on another node from there.
+   * there is one, and reach a tenant on another node from there. Those of tenants elsewhere never wait for one another's
+   * connections with those of tenants there, so a node that is away takes none from these.
    */
-  readonly near: pg.Pool;
+  nearOf(tenantId: string): pg.Pool;
+  /** The node of Citus beside this process. */
+  readonly node: pg.Pool | undefined;
   /** Which node has a tenant, where they are spread over several. */
   readonly places: Places | undefined;
   readonly notices: Notices;
@@ -78,7 +88,7 @@ export interface Database {
   installation(): Promise<string>;
   /** A session of the owner's, for listeners. */
   connectOwner(): Promise<pg.Client>;
-  /** A session where `near` leads, for the chain writer. */
+  /** A session where `nearOf` leads, for the chain writer. */
   connectNear(): Promise<pg.Client>;
   close(): Promise<void>;
 }
@@ -91,13 +101,27 @@ export function readsOf(db: Reads, principal: Principal): Reads {
   return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, personOf(principal)) };
 }
 
-const told = new WeakMap<EntityManager, (() => void)[]>();
+interface Transaction {
+  /** Called when it is committed. */
+  readonly committed: (() => void)[];
+  /** Sends a notice of it then, where notices of the server that is asked reach nobody. */
+  readonly elsewhere: ((notice: Notice) => void) | undefined;
+}
+
+const transactions = new WeakMap<EntityManager, Transaction>();
 
 /** Has `tell` called when the transaction that `work` runs with this entity manager is committed. It must not throw. */
 export function afterCommit(em: EntityManager, tell: () => void): void {
-  const list = told.get(em);
-  if (!list) throw new Error('this entity manager has no transaction of Database.transaction');
-  list.push(tell);
+  const transaction = transactions.get(em);
+  if (!transaction) throw new Error('this entity manager has no transaction of Database.transaction');
+  transaction.committed.push(tell);
+}
+
+/** Wakes the workers of every process when the entity manager's transaction is committed: there are events, or deliveries to make. */
+export async function wakeOutbox(em: EntityManager, tenantId: string): Promise<void> {
+  const { committed, elsewhere } = transactions.get(em) ?? {};
+  if (elsewhere) committed?.push(() => elsewhere({ topic: 'outbox', tenantId, id: '' }));
+  else await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
 }
 
 /** Announces a change of the transaction's tenant, and to this process alone the steps that it consists of. */
@@ -150,23 +174,32 @@ export async function openDatabase(
   });
   const asApp = { Client: citus ? CitusClient : RequestClient, ...patience };
   const { nodeUrl } = options;
-  const app = poolOf({ ...asApp, ...(nodeUrl !== undefined && { connectionString: nodeUrl, options: TAKEN_ALONG }) });
-  const near = nodeUrl === undefined ? owner : poolOf({ connectionString: nodeUrl });
+  const appOnNode = { ...asApp, connectionString: nodeUrl, options: TAKEN_ALONG };
+  const app = poolOf(nodeUrl === undefined ? asApp : appOnNode);
+  const node = nodeUrl === undefined ? undefined : poolOf({ connectionString: nodeUrl });
+  // each opens connections when there is something to ask
+  const far = Math.ceil(poolSize / 2);
+  const farApp = nodeUrl === undefined ? app : poolOf({ ...appOnNode, max: far });
+  const farNode = nodeUrl === undefined ? owner : poolOf({ connectionString: nodeUrl, max: far });
   // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
   const aside = sessionUrl === url ? owner : poolOf({ connectionString: sessionUrl, max: ASIDE });
-  const orm = await MikroORM.init({
-    ...commonOptions,
-    ...ormOn(url, asApp),
-    pool: { min: 0, max: poolSize },
-  });
+  const pool = { min: 0, max: poolSize };
+  const orm = await MikroORM.init({ ...commonOptions, ...ormOn(url, asApp), pool });
+  const nearOrm =
+    nodeUrl === undefined
+      ? orm
+      : await MikroORM.init({ ...commonOptions, ...ormOn(nodeUrl, { ...asApp, options: TAKEN_ALONG }), pool });
+  let places: Places | undefined;
+  const isNear = (tenantId: string) => places?.has(tenantId) ?? false;
+  const nearOf = (tenantId: string) => (node && isNear(tenantId) ? node : farNode);
 
-  const fork = (tenantId: string): EntityManager => {
-    const em = orm.em.fork({ session: { variables: { 'app.tenant': tenantId } } }) as EntityManager;
+  const fork = (tenantId: string, from = isNear(tenantId) ? nearOrm : orm): EntityManager => {
+    const em = from.em.fork({ session: { variables: { 'app.tenant': tenantId } } }) as EntityManager;
     em.setFilterParams('tenant', { tenantId });
     return em;
   };
   const asTenant = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, more = ''): Promise<T> =>
-    inTransaction(app, work, `begin read only; ${setTenant(tenantId)}${more}`);
+    inTransaction(isNear(tenantId) ? app : farApp, work, `begin read only; ${setTenant(tenantId)}${more}`);
   const readMs = options.readMs ?? READ_MS;
   const ofTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: READS_WAITING });
   const ofAll = new Turns({ atOnce: Math.ceil(poolSize / 2), mostWaiting: Number.POSITIVE_INFINITY });
@@ -193,24 +226,26 @@ export async function openDatabase(
   const connectOwner = () => connectSession(sessionUrl, { types });
   const connectNear = () => connectSession(nodeUrl ?? sessionUrl, { types });
   const notices = new Notices(connectOwner);
-  let places: Places | undefined;
   const close = () => {
     places?.stop();
-    return Promise.all([notices.close(), orm.close(true), ...[...pools].map((pool) => pool.end())]);
+    const orms = [...new Set([orm, nearOrm])].map((one) => one.close(true));
+    return Promise.all([notices.close(), ...orms, ...[...pools].map((pool) => pool.end())]);
   };
   try {
-    // INVARIANT: requests run as a role that row level security binds, on both of the pools
+    if (nodeUrl !== undefined) await assertBeside(owner, nodeUrl);
+    // INVARIANT: requests run as a role that row level security binds, on all of the pools
     const asked = 'select current_user as role';
     const roles = [
+      ...(await inTransaction(app, (client) => client.query<{ role: string }>(asked))).rows,
       ...(await asTenant('', (client) => client.query<{ role: string }>(asked))).rows,
       ...(await orm.em.transactional((em) => em.execute<{ role: string }[]>(asked))),
+      ...(await nearOrm.em.transactional((em) => em.execute<{ role: string }[]>(asked))),
     ];
-    if (roles.length !== 2 || roles.some(({ role }) => role !== 'svc_app')) {
+    if (roles.length !== 4 || roles.some(({ role }) => role !== 'svc_app')) {
       throw new Error('Requests do not run as the role svc_app.');
     }
     if (sessionUrl !== url) await assertSame(owner, sessionUrl);
-    if (nodeUrl !== undefined) await assertBeside(owner, near);
-    if (citus?.spread) places = await Places.read(near, nodeUrl !== undefined);
+    if (citus?.spread) places = await Places.read(node ?? owner, node !== undefined);
     await notices.start();
   } catch (error) {
     // a standby, for one, takes no listeners: what is open would keep the process
@@ -218,34 +253,52 @@ export async function openDatabase(
     throw error;
   }
   const replication = options.replicated ? await Replication.watch(owner) : undefined;
+  /** `near`: on the node, whose notices nobody hears. */
+  const transact = async <T>(
+    tenantId: string,
+    work: (em: EntityManager, notify: Notify) => Promise<T>,
+    near: boolean,
+  ): Promise<T> => {
+    replication?.assert();
+    const sent: Notice[] = [];
+    const committed: (() => void)[] = [];
+    const elsewhere = near ? (notice: Notice) => notices.tellOthers(notice) : undefined;
+    let result: T;
+    try {
+      result = await fork(tenantId, near ? nearOrm : orm).transactional((em) => {
+        transactions.set(em as EntityManager, { committed, elsewhere });
+        return work(em as EntityManager, async (topic, id = '', steps) => {
+          const { notice, sql, params } = notices.issue(topic, tenantId, id, steps);
+          sent.push(notice);
+          if (near) return;
+          const [row] = await em.execute<{ xid?: string }[]>(sql, params);
+          if (row?.xid !== undefined) notice.xid = Number(row.xid);
+        });
+      });
+      for (const tell of committed) tell();
+    } catch (error) {
+      for (const notice of sent) notices.drop(notice);
+      throw error;
+    }
+    if (elsewhere) for (const notice of sent) elsewhere(notice);
+    await Promise.all(sent.map((notice) => notices.deliver(notice)));
+    return result;
+  };
   return {
     notices,
     citus,
     replication,
-    transaction: async (tenantId, work) => {
-      replication?.assert();
-      const sent: Notice[] = [];
-      const committed: (() => void)[] = [];
-      let result: Awaited<ReturnType<typeof work>>;
-      try {
-        result = await fork(tenantId).transactional((em) => {
-          told.set(em as EntityManager, committed);
-          return work(em as EntityManager, async (topic, id = '', steps) => {
-            const { notice, sql, params } = notices.issue(topic, tenantId, id, steps);
-            sent.push(notice);
-            const [row] = await em.execute<{ xid?: string }[]>(sql, params);
-            if (row?.xid !== undefined) notice.xid = Number(row.xid);
-          });
+    transaction: (tenantId, work) => transact(tenantId, work, false),
+    transactionNear: (tenantId, work) => {
+      const quiet: typeof work = (em, notify) =>
+        work(em, (topic, ...more) => {
+          // also where there is one server, so that every test finds it
+          if (isAwaited(topic)) throw new Error(`somebody waits for notices of ${topic}`);
+          return notify(topic, ...more);
         });
-        for (const tell of committed) tell();
-      } catch (error) {
-        for (const notice of sent) notices.drop(notice);
-        throw error;
-      }
-      await Promise.all(sent.map((notice) => notices.deliver(notice)));
-      return result;
+      return transact(tenantId, quiet, isNear(tenantId));
     },
-    reader: fork,
+    reader: (tenantId) => fork(tenantId),
     readOnly: (tenantId, work, who) =>
       inTurn(
         [...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]), [ofTenant, tenantId], [ofAll, '']],
@@ -271,7 +324,8 @@ export async function openDatabase(
       asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
     aside,
-    near,
+    nearOf,
+    node,
     places,
     horizon: async () => {
       const { rows } = await owner.query<{ run: string; xmin: string }>(

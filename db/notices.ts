@@ -88,6 +88,11 @@ const AWAITED: ReadonlySet<Topic> = new Set([
   'stops',
   'destinations',
 ]);
+/** Whether the makers of such changes wait until every process has heard of them. */
+export function isAwaited(topic: Topic): boolean {
+  return AWAITED.has(topic);
+}
+
 /** How often the listening connection is asked for an answer, which comes after all notices before it. */
 const BEAT_MS = 400;
 /**
@@ -174,6 +179,12 @@ export class Notices {
   tellHere(topic: Topic, tenantId: string, id: string, steps: readonly Step[]): void {
     if (!this.#handlers.get(topic)?.size) return;
     void this.#tell({ topic, tenantId, id, steps }, true);
+  }
+
+  /** Sends a notice of a change that is committed without it, as long as notices arrive here. */
+  tellOthers({ topic, tenantId, id }: Notice): void {
+    if (!this.#client) return;
+    this.#ask(this.#client, 'select pg_notify($1, $2)', [CHANNEL, `${topic} ${tenantId} ${id}`]).catch(() => undefined);
   }
 
   /** Forgets a notice whose transaction was rolled back. */

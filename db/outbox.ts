@@ -3,6 +3,7 @@ import type pg from 'pg';
 import type { EventPayload, EventType } from '../server/domain/events.ts';
 import type { MailKind } from '../server/domain/mail.ts';
 import { newId } from '../server/lib/ids.ts';
+import { wakeOutbox } from './index.ts';
 
 export interface OutboxEvent<T extends EventType = EventType> {
   type: T;
@@ -23,9 +24,6 @@ export function outboxRow<T extends EventType>(
   return [tenantId, id, event.type, JSON.stringify(payload), new Date(event.at)];
 }
 
-/** The workers listen for it: see db/notices.ts. */
-const notice = (tenantId: string) => `outbox ${tenantId} `;
-
 /**
  * Writes an event within the caller's transaction: it is told if and only if that commits, to every subscription that
  * exists then and asks for it.
@@ -36,7 +34,7 @@ export async function addEvent<T extends EventType>(
   event: OutboxEvent<T>,
 ): Promise<void> {
   await em.execute(`${INSERT} (?, ?, ?, ?, ?)`, outboxRow(tenantId, event));
-  await em.execute(`select pg_notify('svc_notice', ?)`, [notice(tenantId)]);
+  await wakeOutbox(em, tenantId);
 }
 
 /** The same on a connection of the owner's, within the caller's transaction there. */
@@ -46,7 +44,7 @@ export async function addEventBy<T extends EventType>(
   event: OutboxEvent<T>,
 ): Promise<void> {
   await client.query(`${INSERT} ($1, $2, $3, $4, $5)`, outboxRow(tenantId, event));
-  await client.query(`select pg_notify('svc_notice', $1)`, [notice(tenantId)]);
+  await client.query(`select pg_notify('svc_notice', $1)`, [`outbox ${tenantId} `]);
 }
 
 /** What people are mailed about who asked for it. */

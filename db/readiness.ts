@@ -9,27 +9,53 @@ const SLOW_MS = 2000;
 /** What was found is good for so long: asking often costs nothing. */
 const FRESH_MS = 1000;
 
+export interface Readiness {
+  /** Whether requests should be sent here. */
+  readonly ready: boolean;
+  /** What does not work; also where the rest does. */
+  readonly reason?: string | undefined;
+}
+
 /**
- * Asks whether the database stores what is written: resolves with the reason why not, or undefined. It flushes, accepts
- * writes, and acknowledges one within two seconds, which it does not when it waits for a standby that is gone. Where a
- * synchronous standby is demanded, one is there.
+ * Asks whether the database stores what is written. It flushes, accepts writes, and acknowledges one within two seconds, which it
+ * does not when it waits for a standby that is gone. Where a synchronous standby is demanded, one is there.
+ *
+ * A process beside a node of Citus is ready while the node is: it serves proxies and agents of tenants there without the
+ * coordinator, and the reason says that the coordinator is away.
  */
 export function readinessOf({
   owner,
-  near,
+  node,
   replication,
-}: Pick<Database, 'owner' | 'near' | 'replication'>): () => Promise<string | undefined> {
+}: Pick<Database, 'owner' | 'node' | 'replication'>): () => Promise<Readiness> {
+  const asked = probed(owner);
+  const beside = node && probed(node);
+  return async () => {
+    const { missing } = replication ?? {};
+    if (missing !== undefined) return { ready: false, reason: new Unreplicated(missing).message };
+    if (!beside) {
+      const reason = await asked();
+      return { ready: reason === undefined, reason };
+    }
+    const [coordinator, here] = await Promise.all([asked(), beside()]);
+    const parts = Object.entries({ node: here, coordinator }).flatMap(([part, fault]) =>
+      fault ? [`${part}: ${fault}`] : [],
+    );
+    return { ready: here === undefined, ...(parts.length > 0 && { reason: parts.join('; ') }) };
+  };
+}
+
+/** Resolves with why a database does not store what is written, or undefined. */
+function probed(pool: pg.Pool): () => Promise<string | undefined> {
   let pending: Promise<string | undefined> | undefined;
   let known: { reason: string | undefined; until: number } | undefined;
   const probe = async () => {
-    const reason = (await attempt(owner)) ?? (near === owner ? undefined : await attempt(near));
+    const reason = await attempt(pool);
     known = { reason, until: performance.now() + FRESH_MS };
     pending = undefined;
     return reason;
   };
   return async () => {
-    const { missing } = replication ?? {};
-    if (missing !== undefined) return new Unreplicated(missing).message;
     if (known && performance.now() < known.until) return known.reason;
     pending ??= probe();
     const patience = new AbortController();
@@ -44,9 +70,9 @@ export function readinessOf({
 }
 
 /** Never rejects. */
-async function attempt(owner: pg.Pool): Promise<string | undefined> {
+async function attempt(pool: pg.Pool): Promise<string | undefined> {
   try {
-    return await inTransaction(owner, async (client) => {
+    return await inTransaction(pool, async (client) => {
       const { rows } = await client.query<{ name: string }>(
         `select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by name`,
       );

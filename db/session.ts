@@ -2,8 +2,10 @@ import type pg from 'pg';
 import { CONNECT_MS, SteadyClient } from './client.ts';
 import type { PrimaryClient } from './primary.ts';
 
-/** How often two connections that a pooler may share are compared. */
+/** How often connections that a pooler may share are compared. */
 const LOOKS = 5;
+/** How many clients are looked at: behind one address may be several poolers, and those of different ones share nothing. */
+const CLIENTS = 5;
 
 /** A session of the database is needed, and the settings do not lead to one. The message says what to do. */
 export class NoSession extends Error {
@@ -48,26 +50,29 @@ export async function connectSession(
 /**
  * Whether the connection of PostgreSQL behind `client` is given to others between its transactions. PostgreSQL says the
  * number of its process twice: at connect, which a pooler answers itself with a number of its own, and when it is asked.
- * Where they differ, there is something in between; then two clients are looked at. In a session each keeps its process.
+ * Where they differ, there is something in between; then several clients are looked at. In a session each keeps its process.
  */
 export async function isShared(client: pg.Client, open: () => Promise<pg.Client>): Promise<boolean> {
   const processOf = async (one: pg.Client) =>
     (await one.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid;
   const own = await processOf(client);
   if (own === (client as pg.Client & { processID: number | null }).processID) return false;
-  const other = await open();
+  const known: [pg.Client, number][] = [[client, own]];
   try {
-    const others = await processOf(other);
-    if (others === own) return true;
-    for (let look = 0; look < LOOKS; look++) {
-      // each twice: of connections that are taken in turn, two clients in turn would always get their own
-      for (const [one, first] of [[client, own] as const, [other, others] as const]) {
-        if ((await processOf(one)) !== first || (await processOf(one)) !== first) return true;
+    while (known.length < CLIENTS) {
+      const other = await open();
+      known.push([other, await processOf(other)]);
+      if (new Set(known.map(([, pid]) => pid)).size < known.length) return true;
+      for (let look = 0; look < LOOKS; look++) {
+        // each twice: of connections that are taken in turn, clients in turn would always get their own
+        for (const [one, pid] of known) {
+          if ((await processOf(one)) !== pid || (await processOf(one)) !== pid) return true;
+        }
       }
     }
     return false;
   } finally {
-    await other.end();
+    await Promise.all(known.slice(1).map(([other]) => other.end()));
   }
 }
 
@@ -86,16 +91,22 @@ export async function assertSame(shared: Pick<pg.Client, 'query'>, sessionUrl: s
   throw new NoSession('DATABASE_URL and DATABASE_SESSION_URL lead to different databases: correct one of them');
 }
 
-/** Throws NoSession where `node` does not lead to a node of the Citus that `owner` leads to. */
-export async function assertBeside(
-  owner: Pick<pg.ClientBase, 'query'>,
-  node: Pick<pg.ClientBase, 'query'>,
-): Promise<void> {
+/** Throws NoSession where `nodeUrl` does not lead to a node of the Citus that `owner` leads to, or to a pooler in front of it. */
+export async function assertBeside(owner: Pick<pg.ClientBase, 'query'>, nodeUrl: string): Promise<void> {
   const identity = `select system_identifier || '/' || current_database() as id from pg_control_system()`;
-  const { rows: own } = await node.query<{ id: string }>(identity);
-  const { rows: known } = await owner.query<{ node: string }>('select result as node from run_command_on_workers($1)', [
-    identity,
-  ]);
-  if (known.some(({ node: one }) => one === own[0]!.id)) return;
+  const node = await connectSession(nodeUrl).catch((error: Error) => {
+    if (!(error instanceof NoSession)) throw error;
+    throw new NoSession('DATABASE_NODE_URL leads to a pooler that shares connections: set it to the node itself');
+  });
+  try {
+    const { rows: own } = await node.query<{ id: string }>(identity);
+    const { rows: known } = await owner.query<{ node: string }>(
+      'select result as node from run_command_on_workers($1)',
+      [identity],
+    );
+    if (known.some(({ node: one }) => one === own[0]!.id)) return;
+  } finally {
+    node.end().catch(() => undefined);
+  }
   throw new NoSession('DATABASE_NODE_URL does not lead to a node of the database of DATABASE_URL: correct one of them');
 }

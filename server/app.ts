@@ -335,7 +335,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     keys: keysOf,
     directory,
     acknowledged,
-    departure: (tenantId) => departureOf(db.near, box, tenantId),
+    departure: (tenantId) => departureOf(db.nearOf(tenantId), box, tenantId),
   });
   const acceptLossOf: Core['acceptLoss'] = (...what) =>
     acceptLoss(

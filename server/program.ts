@@ -91,9 +91,9 @@ export async function createProgram(parts: Parts): Promise<Program> {
   mountStatus(app, {
     registry,
     ready: async () => {
-      if (!core) return 'sealed: the master key does not open the keys';
-      if (stopping) return 'stopping';
-      return stores?.();
+      if (!stores) return { ready: false, reason: 'sealed: the master key does not open the keys' };
+      if (stopping) return { ready: false, reason: 'stopping' };
+      return stores();
     },
   });
   if (core) {
@@ -195,7 +195,9 @@ export async function createProgram(parts: Parts): Promise<Program> {
 
 function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: Log): Authenticator {
   const shared = redis && new RedisLookups<FoundCredential | null>(redis, 'credential', () => db.horizon());
-  return new Authenticator(db, sessions, clock, log, shared, (tenantId) => departureOf(db.near, box, tenantId));
+  return new Authenticator(db, sessions, clock, log, shared, (tenantId) =>
+    departureOf(db.nearOf(tenantId), box, tenantId),
+  );
 }
 
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */

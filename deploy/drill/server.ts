@@ -134,7 +134,10 @@ export class Server {
   }
 
   async ready(): Promise<void> {
-    await eventually('the server is ready', async () => (await fetch(`${this.url}/readyz`)).ok);
+    await eventually('the server is ready', async () => {
+      const { status } = (await (await fetch(`${this.url}/readyz`)).json()) as { status: string };
+      return status === 'ready';
+    });
   }
 
   /** Sends one event. Resolves with whether it is acknowledged; every other answer asks to send it again. */

@@ -1,9 +1,15 @@
 import type { FastifyInstance } from 'fastify';
 import type { Registry } from 'prom-client';
 import { z } from 'zod';
+import type { Readiness } from '../../db/readiness.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 
-const Ready = z.object({ status: z.enum(['ready', 'not_ready']), reason: z.string().optional() });
+const Ready = z.object({
+  status: z
+    .enum(['ready', 'degraded', 'not_ready'])
+    .describe('degraded: proxies and agents are served, and something else does not work'),
+  reason: z.string().optional(),
+});
 
 /** The routes of `mountStatus`, and the OpenAPI document: public, and mounted separately from the API. */
 export const statusRoutes: readonly PlainDescription[] = [
@@ -45,13 +51,13 @@ export const statusRoutes: readonly PlainDescription[] = [
 /** Health, readiness and metrics: public, and served even while the server is sealed. */
 export function mountStatus(
   app: FastifyInstance,
-  parts: { registry: Registry; ready: () => Promise<string | undefined> },
+  parts: { registry: Registry; ready: () => Promise<Readiness> },
 ): void {
   app.get('/healthz', async () => ({ status: 'ok' }));
   app.get('/readyz', async (_request, reply) => {
-    const reason = await parts.ready();
-    if (!reason) return { status: 'ready' };
-    return reply.code(503).send({ status: 'not_ready', reason });
+    const { ready, reason } = await parts.ready();
+    if (!ready) return reply.code(503).send({ status: 'not_ready', reason });
+    return reason === undefined ? { status: 'ready' } : { status: 'degraded', reason };
   });
   app.get('/metrics', async (_request, reply) => {
     return reply.type(parts.registry.contentType).send(await parts.registry.metrics());

@@ -113,7 +113,9 @@ export class Authenticator {
     const departure = await this.#departure?.(tenantId);
     if (!departure) return found;
     const now = this.#clock.now();
-    const until = found ? found.until : await validUntil(this.#db.near, tenantId, secretHash(secret), new Date(now));
+    const until = found
+      ? found.until
+      : await validUntil(this.#db.nearOf(tenantId), tenantId, secretHash(secret), new Date(now));
     if (until === undefined || until <= now) return null;
     if (departure.state === 'moved') return { tenantId, movedTo: departure.address, until };
     throw unavailable('the tenant is moving to another installation', '2');
@@ -136,7 +138,8 @@ export class Authenticator {
 
   #touch({ kind, tenantId, id }: Principal, now: number): void {
     const table = kind;
-    this.#db.near
+    this.#db
+      .nearOf(tenantId)
       .query(
         `update ${table} set last_used_at = $1${table === 'agent_key' ? ', last_used_by = null' : ''}
          where tenant_id = $2 and id = $3 and (last_used_at is null or last_used_at < $4)`,
@@ -148,7 +151,7 @@ export class Authenticator {
   async #lookUp(tenantId: string, secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
     // only admins create keys and trust workloads, and neither ever has more rights than the current roles of its creator
-    const { rows } = await this.#db.near.query<{
+    const { rows } = await this.#db.nearOf(tenantId).query<{
       kind: string;
       tenant_id: string;
       id: string;

@@ -66,14 +66,14 @@ export interface Appender {
 }
 
 export interface AppenderOptions {
-  db: Pick<Database, 'near' | 'connectNear'> & Partial<Pick<Database, 'replication' | 'citus' | 'places'>>;
+  db: Pick<Database, 'nearOf' | 'connectNear'> & Partial<Pick<Database, 'replication' | 'citus' | 'places'>>;
   clock: Clock;
   log: Log;
   /** `sha256:<hex>` of the current public key, for the genesis record of a new chain. */
   fingerprint: () => string;
   /** Without it no checkpoints are signed on the way, and a chain is compared with nothing when it is opened. */
   checkpoints?: Checkpoints | undefined;
-  /** Writer connections; tenants are spread over them. */
+  /** Writer connections to a server; its tenants are spread over them. */
   shards?: number;
   /** Event ids remembered per shard, so that a proxy's retry costs no look-up. */
   recentIds?: number;
@@ -92,27 +92,47 @@ export interface AppenderHooks {
   committed?(): void;
 }
 
+/** Where tenants are on several servers, each server has writers of its own: one that is away stops its own tenants alone. */
 export function openAppender(options: AppenderOptions): Appender {
-  const writers = Array.from({ length: options.shards ?? 1 }, () => new Writer(options));
-  const of = (tenantId: string) => writers[(idHash(tenantId) >>> 0) % writers.length]!;
+  const { places } = options.db;
+  const shards = options.shards ?? 1;
+  const byNode = new Map<number | undefined, Writer[]>();
+  let stopped = false;
+  const on = (node: number | undefined) => {
+    let writers = byNode.get(node);
+    if (!writers) {
+      writers = Array.from({ length: shards }, () => new Writer(options));
+      byNode.set(node, writers);
+      if (stopped) for (const writer of writers) void writer.stop();
+    }
+    return writers;
+  };
+  const ofTenant = (writers: readonly Writer[], tenantId: string) => writers[(idHash(tenantId) >>> 0) % shards]!;
+  const of = (tenantId: string) => ofTenant(on(places?.nodeOf(tenantId)), tenantId);
+  const all = () => [...byNode.values()].flat();
   return {
     append: (tenantId, events) => of(tenantId).append(tenantId, events),
     connect: () => {
-      for (const writer of writers) writer.connect();
+      const nodes = places && (places.here === undefined ? places.nodes : [places.here]);
+      for (const writer of (nodes ?? [undefined]).flatMap(on)) writer.connect();
     },
     open: (tenantId) => of(tenantId).open(tenantId),
-    release: (tenantId) => of(tenantId).release(tenantId),
+    release: (tenantId) => {
+      // it may have moved to another node since
+      for (const writers of byNode.values()) ofTenant(writers, tenantId).release(tenantId);
+    },
     get waiting() {
-      return writers.reduce((sum, writer) => sum + writer.waiting, 0);
+      return all().reduce((sum, writer) => sum + writer.waiting, 0);
     },
     get oldestMs() {
-      return Math.max(...writers.map((writer) => writer.oldestMs));
+      return Math.max(0, ...all().map((writer) => writer.oldestMs));
     },
     get busy() {
-      return writers.some((writer) => writer.busy);
+      return all().some((writer) => writer.busy);
     },
     stop: async () => {
-      await Promise.all(writers.map((writer) => writer.stop()));
+      stopped = true;
+      await Promise.all(all().map((writer) => writer.stop()));
     },
   };
 }

@@ -34,7 +34,7 @@ export interface Signer {
 }
 
 export interface CheckpointOptions {
-  db: Pick<Database, 'owner' | 'aside' | 'near'>;
+  db: Pick<Database, 'owner' | 'aside' | 'nearOf'>;
   clock: Clock;
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
@@ -269,7 +269,7 @@ export class Checkpoints {
   /** Compares a chain with all that is known about it. Rejects with ChainClosed, and raises the alarm, when they differ. */
   async inspect(tenantId: string, chain: ChainName): Promise<Standing> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
-    const standing = await this.comparison.standing(this.#options.db.near, tenantId, chain, knowledge);
+    const standing = await this.comparison.standing(this.#options.db.nearOf(tenantId), tenantId, chain, knowledge);
     await this.#judge(tenantId, chain, standing, knowledge);
     return standing;
   }

@@ -189,7 +189,7 @@ export class Writer {
    * former owner that holds the head; one that comes later fails its compare-and-swap. So what is read stays true.
    */
   async #open(tenantId: string): Promise<Chain> {
-    const { near } = this.#options.db;
+    const near = this.#options.db.nearOf(tenantId);
     const { checkpoints } = this.#options;
     checkpoints?.assertOpen(tenantId, 'forensics');
     try {
@@ -578,10 +578,12 @@ export class Writer {
   }
 
   async #stored({ tenantId }: Chain, ids: readonly string[]) {
-    const { rows } = await this.#options.db.near.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
-      'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
-      [tenantId, ids],
-    );
+    const { rows } = await this.#options.db
+      .nearOf(tenantId)
+      .query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
+        'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
+        [tenantId, ids],
+      );
     return rows;
   }
 
@@ -590,10 +592,12 @@ export class Writer {
     for (const chain of new Set(batches.map((batch) => batch.chain))) {
       const { rows } = await within(
         CONNECT_MS,
-        this.#options.db.near.query<{ seq: number; hash: Buffer; fence: number }>(
-          `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
-          [chain.tenantId],
-        ),
+        this.#options.db
+          .nearOf(chain.tenantId)
+          .query<{ seq: number; hash: Buffer; fence: number }>(
+            `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
+            [chain.tenantId],
+          ),
       );
       const head = rows[0];
       if (head?.fence !== chain.fence) {

@@ -78,7 +78,7 @@ export class Calls {
     const now = this.#clock.now();
     const holder = randomUUID();
     const key = [tenantId, agentId, callId];
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transactionNear(tenantId, async (em) => {
       await em.execute(UNFLUSHED);
       const fresh = { agentId, callId, eventId, holder, holdId: null, consumed: false };
       const values = [asked, eventId, holder, new Date(now + KNOWN_MS)];
@@ -128,7 +128,7 @@ export class Calls {
   /** Claims a call that was answered, to decide it again under a new id. Undefined when it was answered again since. */
   async again(tenantId: string, call: Call, eventId: string): Promise<Call | undefined> {
     const holder = randomUUID();
-    const claimed = await this.#db.transaction(tenantId, (em) =>
+    const claimed = await this.#db.transactionNear(tenantId, (em) =>
       em.execute<unknown[]>(
         `update agent_call set event_id = ?, holder = ?, busy_until = ${LEASE_END}, answers = '[]'
          where tenant_id = ? and agent_id = ? and call_id = ? and event_id = ? and holder = ? returning call_id`,
@@ -155,7 +155,7 @@ export class Calls {
 
   /** The call waits for no hold: that was withdrawn. */
   async unheld(tenantId: string, call: Call): Promise<void> {
-    await this.#db.transaction(tenantId, (em) => this.#set(em, tenantId, call, 'hold_id = null', []));
+    await this.#db.transactionNear(tenantId, (em) => this.#set(em, tenantId, call, 'hold_id = null', []));
   }
 
   /**
@@ -164,7 +164,7 @@ export class Calls {
    */
   async answer(tenantId: string, call: Call, kept: KeptAnswer): Promise<void> {
     const until = new Date(this.#clock.now() + KNOWN_MS);
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transactionNear(tenantId, async (em) => {
       await em.execute(UNFLUSHED);
       await this.#set(em, tenantId, call, `${ADD_ANSWER}, expires_at = greatest(expires_at, ?)`, [
         JSON.stringify([kept]),
@@ -175,7 +175,7 @@ export class Calls {
 
   /** Lets others decide the call: this process could not. */
   async release(tenantId: string, { agentId, callId, holder }: Call): Promise<void> {
-    await this.#db.transaction(tenantId, (em) =>
+    await this.#db.transactionNear(tenantId, (em) =>
       em.execute(
         `update agent_call set busy_until = null where tenant_id = ? and agent_id = ? and call_id = ? and holder = ?`,
         [...[tenantId, agentId, callId], holder],

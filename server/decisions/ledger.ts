@@ -57,12 +57,12 @@ export class SessionLedger {
   async remember(tenantId: string, all: readonly Remembered[]): Promise<void> {
     const rows = this.#rowsOf(all);
     if (rows.length === 0) return;
-    await this.#db.transaction(tenantId, (em) => put(em, tenantId, rows));
+    await this.#db.transactionNear(tenantId, (em) => put(em, tenantId, rows));
   }
 
   /** The same, once for an event that the agent reports about. False when it was reported before with other content. */
   async report(tenantId: string, remembered: Remembered, hash: string): Promise<'stored' | 'known' | 'conflict'> {
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transactionNear(tenantId, async (em) => {
       const inserted = await em.execute<unknown[]>(
         `insert into reported_outcome (tenant_id, event_id, hash, reported_at) values (?, ?, ?, ?)
          on conflict do nothing returning event_id`,

@@ -62,7 +62,7 @@ export class Limits {
     const now = this.#clock.now();
     let known = false;
     try {
-      const taken = await this.#db.transaction(tenantId, async (em) => {
+      const taken = await this.#db.transactionNear(tenantId, async (em) => {
         if (take.id !== undefined) {
           const before = await this.#begin(em, tenantId, take, take.id, now);
           known = before !== undefined;
@@ -112,7 +112,7 @@ export class Limits {
 
   /** Gives back what was taken under this id, once, as far as its windows are still open. */
   async giveBackTake(tenantId: string, source: string, id: string): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transactionNear(tenantId, async (em) => {
       const rows = await em.execute<{ counts: TakenLimit[] }[]>(
         'delete from limit_take where tenant_id = ? and id = ? and source = ? returning counts',
         [tenantId, id, source],
@@ -124,7 +124,7 @@ export class Limits {
   /** Gives back what `take` took without an id, or with this one. */
   async giveBack(tenantId: string, source: string, taken: readonly TakenLimit[], id?: string): Promise<void> {
     if (id !== undefined) return this.giveBackTake(tenantId, source, id);
-    await this.#db.transaction(tenantId, (em) => this.#giveBack(em, tenantId, source, taken));
+    await this.#db.transactionNear(tenantId, (em) => this.#giveBack(em, tenantId, source, taken));
   }
 
   /** Deletes windows that ended, and what was noted of calls in them. */

@@ -1,5 +1,6 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
 import type pg from 'pg';
+import { across } from '../../db/citus.ts';
 import { Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { unreadableHolds } from '../../machines/escrow.ts';
@@ -90,7 +91,7 @@ export class Holds {
       return { hold, opened };
     };
     return this.#retry(() =>
-      this.#db.transaction(tenantId, async (em, notify) => {
+      this.#db.transactionNear(tenantId, async (em, notify) => {
         const now = await timeOf(em, this.#clock);
         const released = await this.#released(em, request, now);
         if (released) return found(em, released, false);
@@ -151,7 +152,7 @@ export class Holds {
     const key = more.idempotencyKey;
     const idempotency = key === undefined ? undefined : { key, hash: sha256Tag(canonicalJson(request)) };
     return this.#retry(() =>
-      this.#db.transaction(tenantId, async (em, notify) => {
+      this.#db.transactionNear(tenantId, async (em, notify) => {
         const now = await timeOf(em, this.#clock);
         if (idempotency) {
           const known = await em.findOne(Hold, { createdBy: by.actor.id, idempotencyKey: idempotency.key });
@@ -286,7 +287,7 @@ export class Holds {
    * of the attempts. Where there are many credentials, the later ones share a count.
    */
   async refusedUse(tenantId: string, id: string, by: Doer, refusal: AppError): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transactionNear(tenantId, async (em) => {
       const hold = await lockHold(em, id);
       const own = `${refusal.problem} ${by.actor.id}`;
       const counted = Object.keys(hold.refusedUses);
@@ -307,7 +308,7 @@ export class Holds {
 
   /** Records that a hold was consumed for a decision that was then not recorded: the agent did not act on it. */
   async consumedWithoutRecord(tenantId: string, id: string, detail: string): Promise<void> {
-    await this.#db.transaction(tenantId, (em) =>
+    await this.#db.transactionNear(tenantId, (em) =>
       this.#audit(em, tenantId, {
         ...SYSTEM,
         action: 'escrow.consume_unrecorded',
@@ -341,7 +342,7 @@ export class Holds {
     );
     let changed = 0;
     for (const { id } of rows) {
-      const [before, after] = await this.#db.transaction(tenantId, async (em, notify) => {
+      const [before, after] = await this.#db.transactionNear(tenantId, async (em, notify) => {
         const hold = await lockHold(em, id);
         const was = hold.rowVersion;
         const at = await timeOf(em, this.#clock);
@@ -370,18 +371,21 @@ export class Holds {
    */
   async due(limit: number, except: readonly string[] = []): Promise<{ holds: DueHold[]; next: number | null }> {
     // now() and not clock_timestamp(): only a stable value is looked up in the index
-    const { rows } = await this.#db.owner.query<DueHold>(
+    const holds = await across<DueHold>(
+      this.#db,
       `select tenant_id, id from escrow_hold where wake_at <= coalesce($1::timestamptz, now())
          and not id = any($3::text[]) order by wake_at limit $2`,
       [this.#fixed(), limit, except],
     );
-    if (rows.length > 0) return { holds: rows, next: null };
-    const { rows: wait } = await this.#db.owner.query<{ ms: number | null }>(
+    if (holds.length > 0) return { holds, next: null };
+    const waits = await across<{ ms: number | null }>(
+      this.#db,
       `select (extract(epoch from min(wake_at) - coalesce($1::timestamptz, now())) * 1000)::float8 as ms
        from escrow_hold where wake_at is not null and not id = any($2::text[])`,
       [this.#fixed(), except],
     );
-    return { holds: [], next: wait[0]!.ms };
+    const known = waits.flatMap(({ ms }) => ms ?? []);
+    return { holds: [], next: known.length > 0 ? Math.min(...known) : null };
   }
 
   /**
@@ -389,7 +393,7 @@ export class Holds {
    * does the same. Resolves to how many changed. May run twice, and in several processes at once.
    */
   async wake(tenantId: string, ids: readonly string[]): Promise<number> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
+    return this.#db.transactionNear(tenantId, async (em, notify) => {
       // in the order of the ids, so that two of these never wait for each other
       const holds = await em.find(
         Hold,
@@ -438,7 +442,7 @@ export class Holds {
 
   /** The hold as it is by now. NOT_FOUND when the tenant has no such hold. */
   async get(tenantId: string, id: string): Promise<HoldView> {
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transactionNear(tenantId, async (em) => {
       const hold = await em.findOne(Hold, { id });
       if (!hold) throw holdNotFound();
       return showHold(em, hold, await timeOf(em, this.#clock));
@@ -462,7 +466,7 @@ export class Holds {
 
   /** One event for one hold. Rejects with the reason in the refusal table when the machine does not take it. */
   async #change(tenantId: string, id: string, by: Doer, change: Change): Promise<HoldView> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
+    return this.#db.transactionNear(tenantId, async (em, notify) => {
       const hold = await lockHold(em, id);
       const now = await timeOf(em, this.#clock);
       await this.#steps.take(em, notify, hold, now, by, change);

@@ -62,6 +62,14 @@ interface Kept<V> {
   readonly until: number;
 }
 
+interface Turn<V> {
+  readonly found: Promise<V>;
+  /** The look-up after it, for those who asked since it began. */
+  next: Promise<V> | undefined;
+}
+
+const nothing = () => undefined;
+
 /** How long a change is remembered by its tag. Then all that is older than it counts as changed. */
 const REMEMBERED_MS = 120_000;
 const MOST_REMEMBERED = 20_000;
@@ -82,6 +90,8 @@ export class Lookups<V> {
   readonly #byTag = new Map<string, Set<string>>();
   /** Look-ups under way that a new caller may join: none that began before the last invalidation. */
   readonly #flights = new Map<string, Promise<V>>();
+  /** Look-ups of which nothing is kept. */
+  readonly #turns = new Map<string, Turn<V>>();
   /** Counts invalidations: the epoch. */
   #epoch = 0;
   /** The tags of recent changes, the oldest first. */
@@ -103,7 +113,7 @@ export class Lookups<V> {
   async get(key: string, lookUp: () => Promise<V>): Promise<V> {
     const kept = this.peek(key);
     if (kept !== undefined) return kept;
-    if (!this.#options.notices.healthy) return lookUp();
+    if (!this.#options.notices.healthy) return this.#fresh(key, lookUp);
     const known = this.#flights.get(key);
     if (known) return known;
     const flight = this.#find(key, lookUp).finally(() => {
@@ -158,6 +168,26 @@ export class Lookups<V> {
     this.#floor = { epoch: ++this.#epoch, xid: 0 };
     this.#kept.clear();
     this.#byTag.clear();
+  }
+
+  /**
+   * While nothing may be remembered: one look-up of a key at a time. Whoever asks meanwhile shares the next one, which
+   * begins after they asked; so what is looked up costs no more than that, however many ask.
+   */
+  #fresh(key: string, lookUp: () => Promise<V>): Promise<V> {
+    const turn = this.#turns.get(key);
+    if (!turn) return this.#begin(key, lookUp);
+    turn.next ??= turn.found.then(nothing, nothing).then(() => this.#begin(key, lookUp));
+    return turn.next;
+  }
+
+  #begin(key: string, lookUp: () => Promise<V>): Promise<V> {
+    const turn: Turn<V> = { found: lookUp(), next: undefined };
+    this.#turns.set(key, turn);
+    void turn.found.then(nothing, nothing).then(() => {
+      if (!turn.next) this.#turns.delete(key);
+    });
+    return turn.found;
   }
 
   async #find(key: string, lookUp: () => Promise<V>): Promise<V> {

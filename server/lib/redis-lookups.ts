@@ -21,9 +21,10 @@ export class RedisLookups<V> implements SharedLookups<V> {
     this.#horizon = horizon;
   }
 
-  /** Undefined while Redis is unavailable, when nothing can be stored. Rejects on a database error. */
+  /** Undefined while Redis is unavailable, when nothing can be stored, or while the database does not say. Never rejects. */
   async horizon(): Promise<Horizon | undefined> {
-    return this.#redis.commands.status === 'ready' ? this.#horizon() : undefined;
+    if (this.#redis.commands.status !== 'ready') return undefined;
+    return inTime(this.#attempt(this.#horizon), () => undefined);
   }
 
   async read(key: string): Promise<{ value: V; until: number; horizon: Horizon } | undefined> {
@@ -41,17 +42,12 @@ export class RedisLookups<V> implements SharedLookups<V> {
 
   async #get(name: string): Promise<unknown> {
     if (this.#hangs !== 0 && performance.now() < this.#hangs) return undefined;
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<undefined>((resolve) => {
-      timer = setTimeout(() => {
+    return inTime(
+      this.#attempt(() => this.#redis.tracked.get(name)),
+      () => {
         this.#hangs = performance.now() + HANG_MS;
-        resolve(undefined);
-      }, ANSWER_MS);
-    });
-    const asked = this.#attempt(() => this.#redis.tracked.get(name));
-    const answer = await Promise.race([asked, late]);
-    clearTimeout(timer);
-    return answer;
+      },
+    );
   }
 
   /** The link has logged why it is away; here that only means: not known. */
@@ -61,6 +57,22 @@ export class RedisLookups<V> implements SharedLookups<V> {
     } catch {
       return undefined;
     }
+  }
+}
+
+/** The answer, or undefined after a while, when `late` is called. */
+async function inTime<T>(answer: Promise<T | undefined>, late: () => void): Promise<T | undefined> {
+  let timer: NodeJS.Timeout | undefined;
+  const end = new Promise<undefined>((resolve) => {
+    timer = setTimeout(() => {
+      late();
+      resolve(undefined);
+    }, ANSWER_MS);
+  });
+  try {
+    return await Promise.race([answer, end]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

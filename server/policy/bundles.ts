@@ -21,6 +21,8 @@ const BUNDLE_SECONDS = 30 * 24 * 3600;
 const MAX_SETS_PER_KEY = 50;
 /** Bundles per tenant kept in memory, one per scope set; the least recently used is evicted first. */
 const MAX_IN_MEMORY = 100;
+/** How often a bundle is built while others store theirs. */
+const MOST_TRIES = 5;
 
 export interface PublishedBundle {
   hash: string;
@@ -158,9 +160,41 @@ export class Bundles {
     keyId: string | undefined,
   ): Promise<PublishedBundle> {
     const types = await this.#actionTypes(tenantId);
-    return this.#db.transaction(tenantId, async (em) => {
-      // one builder at a time, so that seq increases by one for each new bundle
+    for (let tries = 1; ; tries++) {
+      const built = await this.#tryToBuild(tenantId, scopes, scopeSet, keyId, types);
+      if (built) return built;
+      if (tries === MOST_TRIES) {
+        throw new AppError('UNAVAILABLE', 'the bundle is being built elsewhere', { headers: { 'retry-after': '1' } });
+      }
+    }
+  }
+
+  /** Undefined when another process was quicker to store one. */
+  #tryToBuild(
+    tenantId: string,
+    scopes: string[] | null,
+    scopeSet: string,
+    keyId: string | undefined,
+    types: CustomActionTypes,
+  ): Promise<PublishedBundle | undefined> {
+    return this.#db.transactionNear(tenantId, async (em) => {
+      // one builder at a time, so that no two do the same; see transactionNear for why it decides nothing
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
+      // INVARIANT: before what it is made of. Whoever stored a bundle since then took its number, so none of older policies
+      // follows one of newer ones
+      const last = await em.execute<
+        { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
+      >(
+        `select seq, hash, kid, bytes, not_after, key_id from policy_bundle where tenant_id = ? and scope_set = ?
+         order by seq desc limit 1`,
+        [tenantId, scopeSet],
+      );
+      const newest = last[0];
+      const [tenant] = await em.execute<{ bundle_floor: number | string }[]>(
+        'select bundle_floor from tenant where tenant_id = ?',
+        [tenantId],
+      );
+      const floor = Number(tenant?.bundle_floor ?? 0);
       const live = await em.execute<LivePolicy[]>(LIVE_POLICIES, [tenantId, tenantId]);
       const approved = await approvedStatements(tenantId, live, this.#log);
       const named = listsNamed(approved.flatMap(({ statements }) => statements));
@@ -184,21 +218,8 @@ export class Bundles {
             { version, content_hash: revisionHash(dsl_source, tests_source) },
           ]),
       );
-      const last = await em.execute<
-        { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
-      >(
-        `select seq, hash, kid, bytes, not_after, key_id from policy_bundle where tenant_id = ? and scope_set = ?
-         order by seq desc limit 1`,
-        [tenantId, scopeSet],
-      );
       const signer = this.#signer();
       const now = this.#clock.now();
-      const newest = last[0];
-      const [tenant] = await em.execute<{ bundle_floor: number | string }[]>(
-        'select bundle_floor from tenant where tenant_id = ?',
-        [tenantId],
-      );
-      const floor = Number(tenant?.bundle_floor ?? 0);
       const newer = newest && Number(newest.seq) > floor;
       if (newer && newest.hash === hash && newest.kid === signer.kid) {
         const notAfter = new Date(newest.not_after);
@@ -219,9 +240,9 @@ export class Bundles {
       const seq = Math.max(Number(newest?.seq ?? 0), floor) + 1;
       const notAfter = new Date(now + BUNDLE_SECONDS * 1000);
       const packed = await packBundle(content, { seq, not_after: notAfter.toISOString(), ...signer });
-      await em.execute(
+      const stored = await em.execute<unknown[]>(
         `insert into policy_bundle (tenant_id, scope_set, seq, hash, kid, bytes, built_at, not_after, key_id)
-         values (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (tenant_id, scope_set, seq) do nothing returning seq`,
         [
           tenantId,
           scopeSet,
@@ -235,7 +256,7 @@ export class Bundles {
           newest ? newest.key_id : (keyId ?? null),
         ],
       );
-      return { hash: packed.hash, seq, bytes: packed.bytes, notAfter, policies };
+      return stored.length === 0 ? undefined : { hash: packed.hash, seq, bytes: packed.bytes, notAfter, policies };
     });
   }
 }

@@ -1,4 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { across } from '../../db/citus.ts';
 import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
 import type { Database, Reads, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
@@ -206,7 +207,8 @@ export class Fleet {
 
   /** The tenants with proxies that may have fallen silent. */
   async due(): Promise<string[]> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+    const rows = await across<{ tenant_id: string }>(
+      this.#db,
       'select distinct tenant_id from proxy_instance where offline_at is null and silent_at <= $1',
       [new Date(this.#clock.now())],
     );

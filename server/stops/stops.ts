@@ -1,6 +1,7 @@
 import type { KeyObject } from 'node:crypto';
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { CompactSign } from 'jose';
+import { across } from '../../db/citus.ts';
 import { StopEntity, type StopReach, type StopRow } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
@@ -424,7 +425,8 @@ export class Stops {
       name: 'stops',
       everySeconds: 1,
       run: async (signal) => {
-        const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string; ended: boolean; due: boolean }>(
+        const rows = await across<{ tenant_id: string; id: string; ended: boolean; due: boolean }>(
+          this.#db,
           `select tenant_id, id, coalesce(until <= $1, false) as ended,
              created_at <= clock_timestamp() - interval '${REACH_SECONDS} s' as due from stop
            where ended_at is null and (until <= $1 or reach is null) limit 1000`,

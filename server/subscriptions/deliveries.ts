@@ -1,5 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import { afterCommit, type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
 import type { Notices, Step } from '../../db/notices.ts';
 import {
   DELIVERY_MACHINE_VERSION,
@@ -79,7 +79,9 @@ export interface DeliveryRow {
   history: EarlierAttempt[] | null;
 }
 
-interface EarlierAttempt extends Omit<AttemptView, keyof Exchange> {
+interface EarlierAttempt extends Omit<AttemptView, keyof Exchange | 'at'> {
+  /** In milliseconds. */
+  at: number;
   /** As PostgreSQL writes bytes. */
   sent: string | null;
   answer: Answer | null;
@@ -322,7 +324,7 @@ export class Deliveries {
          where tenant_id = ? and id = ?`,
         [now, now, tenantId, id],
       );
-      await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
+      await wakeOutbox(em, tenantId);
       await this.#audit(em, tenantId, {
         ...by,
         action: 'subscription.redelivered',

@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import { across } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
@@ -56,7 +57,8 @@ export async function fanOut(
   only?: string,
   signal?: AbortSignal,
 ): Promise<number> {
-  const { rows } = await db.owner.query<{ tenant_id: string }>(
+  const rows = await across<{ tenant_id: string }>(
+    db,
     `select distinct tenant_id from event_outbox
      where fanned_out_at is null ${only === undefined ? '' : 'and tenant_id = $2'} limit $1`,
     [TENANTS, ...(only === undefined ? [] : [only])],

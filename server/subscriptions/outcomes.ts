@@ -47,11 +47,17 @@ export const unflushed = (db: Pick<Database, 'citus'>): string =>
  */
 const KEPT_ATTEMPTS = 50;
 
-/** The history with the attempt that was the last one so far. Citus takes no such function of columns in an update: there it is not kept. */
+/** Of the attempt that was the last one so far: Citus takes none but immutable functions of columns in an update. */
+const LAST_AT = `(extract(epoch from d.last_attempt_at - timestamptz '1970-01-01 00:00:00+00') * 1000)::bigint`;
+const LAST_ATTEMPT = `('{"at":' || ${LAST_AT}::text || ',"http_status":' || coalesce(d.http_status::text, 'null')
+      || ',"duration_ms":' || coalesce(d.duration_ms::text, 'null') || '}')::jsonb
+    || jsonb_object(array['result', 'reason', 'sent'], array[d.result, d.failure_reason, '\\x' || encode(d.sent, 'hex')])
+    || coalesce(jsonb_set('{}', '{answer}', d.answer), '{"answer":null}')`;
+
+/** The history with that attempt. */
 const HISTORY = `case when d.last_attempt_at is not null then
     case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS - 1} then d.history else coalesce(d.history - 0, '[]') end
-      || jsonb_build_object('at', d.last_attempt_at, 'result', d.result, 'http_status', d.http_status, 'reason', d.failure_reason,
-        'duration_ms', d.duration_ms, 'sent', d.sent, 'answer', d.answer) end`;
+      || (${LAST_ATTEMPT}) end`;
 
 /**
  * Stores the outcomes of many lanes, of each in the order of its attempts. Resolves to one result for each: true when it is
@@ -110,7 +116,7 @@ update delivery d set status = x.status, machine_context = x.machine_context, ma
   failure_reason = x.failure_reason, sent = x.sent, answer = x.answer,
   next_attempt_at = to_timestamp((x.machine_context->>'nextAt')::double precision / 1000), last_attempt_at = x.attempted_at,
   duration_ms = x.duration_ms,
-  history = ${db.citus ? 'd.history' : HISTORY}
+  history = ${HISTORY}
 from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id
   and d.status = 'retrying' ${only('d')} ${unflushed(db)}

@@ -1,6 +1,6 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { Subscription } from '../../db/entities/index.ts';
-import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import { afterCommit, type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
 import {
   DELIVERY_MACHINE_VERSION,
   type DeliveryEvent,
@@ -158,7 +158,7 @@ export class Resends {
            where tenant_id = ? and id = ?`,
           [now, now, tenantId, id],
         );
-        await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
+        await wakeOutbox(em, tenantId);
       }
       return !ended;
     });

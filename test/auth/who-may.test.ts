@@ -65,9 +65,10 @@ class Gate {
       ...db,
       notices: db.notices,
       owner,
-      near: owner,
+      nearOf: () => owner,
       query: (...args) => pass(db.query(...args)) as never,
       transaction: (...args) => pass(db.transaction(...args)),
+      transactionNear: (...args) => pass(db.transactionNear(...args)),
     };
   }
 }

@@ -412,7 +412,7 @@ describe('a connection that breaks', () => {
     const tenantId = await newTenant(box.db);
     let away = false;
     const db = {
-      near: box.db.owner,
+      nearOf: () => box.db.owner,
       connectNear: () => (away ? Promise.reject(new Error('connection refused')) : box.db.connectOwner()),
     };
     const writer = appender({ db, patienceMs: 300 });
@@ -487,7 +487,7 @@ describe('bounds', () => {
       connections++;
       return box.db.connectOwner();
     };
-    const db = { near: box.db.owner, connectNear };
+    const db = { nearOf: () => box.db.owner, connectNear };
     const [told, opening] = [appender({ db }), appender({ db })];
     told.connect();
     expect(connections).toBe(1);
@@ -511,7 +511,7 @@ describe('bounds', () => {
         return () => Promise.reject(new Error('connection refused'));
       },
     });
-    const writer = appender({ db: { near, connectNear: () => box.db.connectOwner() } });
+    const writer = appender({ db: { nearOf: () => near, connectNear: () => box.db.connectOwner() } });
     // those who wait for one opening fail together, and none of them is held against the next
     const two = await Promise.allSettled([1, 2].map(() => writer.append(tenantId, eventsOf(1))));
     expect(two.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
@@ -573,7 +573,7 @@ describe('bounds', () => {
     const tenantId = await newTenant(box.db);
     const seen: string[] = [];
     const db = {
-      near: box.db.owner,
+      nearOf: () => box.db.owner,
       connectNear: async () => {
         const client = await box.db.connectOwner();
         const query = client.query.bind(client) as (...args: unknown[]) => Promise<{ rows: { now: string }[] }>;

@@ -11,15 +11,18 @@ import { svcHere } from '../cli/svc.ts';
 import {
   allowed,
   BODIES,
+  deploy,
   document,
   event,
   fill,
+  GUARD,
   idOf,
   makeWorld,
   operations,
   queryOf,
   type World,
 } from '../helpers/api.ts';
+import { noPgBouncer, PgBouncer } from '../helpers/pgbouncer.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
@@ -28,20 +31,23 @@ import { ROUNDS, SIEGE } from '../siege/rounds.ts';
 const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 30_000, interval: 100 });
 
 /** A process beside each of two nodes with Citus, and a coordinator. */
-const absent = noCitus() ?? noRedis;
+const absent = noCitus() ?? noRedis ?? noPgBouncer;
 if (absent !== undefined) console.warn(`SKIPPED: tests on Citus, because ${absent}`);
 
 describe.skipIf(absent !== undefined)('Citus', () => {
   let cluster: Cluster;
   let redis: TestRedis;
+  let pooler: PgBouncer;
   let migrated: Awaited<ReturnType<typeof migrate>>;
   beforeAll(async () => {
     redis = await TestRedis.start();
     const settings = { session_preload_libraries: 'auto_explain', 'auto_explain.log_min_duration': '0' };
     cluster = await Cluster.start({ nodes: 2, shards: 4, settings });
     migrated = await migrate(cluster.url);
+    pooler = await PgBouncer.start(cluster.url, { connections: 10 });
   }, 300_000);
   afterAll(async () => {
+    await pooler?.stop();
     await cluster?.stop();
     await redis?.stop();
   });
@@ -57,6 +63,16 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     );
   const server = beside(1);
   const second = beside(2);
+  /** Beside none of them, behind PgBouncer in transaction mode. */
+  const pooled = useServer(
+    () => ({
+      DATABASE_URL: pooler.url(cluster.url),
+      DATABASE_SESSION_URL: cluster.url,
+      REDIS_URL: redis.url,
+      SVC_EGRESS_ALLOW: '127.0.0.1/32',
+    }),
+    { database: () => cluster.url },
+  );
   /** A tenant on each node. */
   const onNodes = async () => {
     const on = new Map<number, TestTenant>();
@@ -202,8 +218,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     const owned = () => [ownedBy(server), ownedBy(second)] as const;
     const before = owned();
     for (const tenant of on.values()) {
-      // a machine with other work may take longer than a caller waits: sent again, as a proxy does
-      for (const to of [server, second]) await eventually(() => ingest(to, tenant, `${to.url} first`)).toEqual(ok);
+      for (const to of [server, second]) expect(await ingest(to, tenant, `${to.url} first`)).toEqual(ok);
     }
     expect(owned()).toEqual([before[0] + 1, before[1] + 1]);
     for (const { id } of on.values()) {
@@ -247,6 +262,36 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     }
   });
 
+  test('PgBouncer in front of the coordinator serves; one in front of the node beside a process is refused', async () => {
+    for (const tenant of (await onNodes()).values()) {
+      const agent = await tenant.agent('agent-1', 'clerk');
+      await deploy(pooled, tenant.admin, 'guard', GUARD);
+      for (const [tool_name, decision] of [
+        ['read', 'allow'],
+        ['pay', 'escrow'],
+        ['write', 'deny'],
+      ]) {
+        const { body } = await pooled.call(200, 'POST /v1/evaluate', agent, { action_type: 'tool_call', tool_name });
+        expect(body).toMatchObject({ decision });
+      }
+      expect(await ingest(pooled, tenant, 'pooled')).toEqual(ok);
+      const { body } = await pooled.call(200, 'GET /v1/forensics/verify', tenant.admin);
+      expect(body).toMatchObject({ verified: true, linear: true });
+      expect(await pooled.core.db.query('nobody', 'select from tenant')).toEqual([]);
+      expect(await pooled.core.db.query(tenant.id, 'select from tenant')).toEqual([{}]);
+    }
+    const before = await PgBouncer.start(cluster.urlOf(1), { connections: 4 });
+    try {
+      const nodeUrl = before.url(cluster.urlOf(1));
+      const refusal = 'DATABASE_NODE_URL leads to a pooler that shares connections: set it to the node itself';
+      await expect(openDatabase(cluster.url, { nodeUrl })).rejects.toThrow(refusal);
+      const env = { DATABASE_URL: cluster.url, DATABASE_NODE_URL: nodeUrl, SVC_MASTER_KEY: '07'.repeat(32) };
+      expect((await svcHere(1, env, 'doctor')).stdout).toContain(refusal);
+    } finally {
+      await before.stop();
+    }
+  }, 120_000);
+
   if (SIEGE) {
     test('many kills of every kind of node lose nothing and store nothing twice', async () => {
       const args = ['deploy/drill/citus.ts', '--json', '--rounds', String(ROUNDS.nodes), '--seconds', '1'];
@@ -263,18 +308,25 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     }, 3_600_000);
   }
 
+  const subscribe = async (receiver: Receiver, { admin }: TestTenant) => {
+    const body = { url: receiver.url(), secret: 'a signing secret', event_types: ['svc.test'] };
+    return (await second.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, body)).body;
+  };
+  const tell = ({ id }: TestTenant, subscription: string, message: string) =>
+    second.core.db.transaction(id, (em) =>
+      addEvent(em, id, {
+        ...{ type: 'svc.test', at: second.clock.now() },
+        payload: { subscription_id: subscription, message, created_at: new Date().toISOString() },
+      }),
+    );
+
   test('delivers events of tenants on every node, and stores how each attempt ended', async () => {
     const receiver = await Receiver.start(204);
-    for (const { id, admin } of (await onNodes()).values()) {
+    for (const tenant of (await onNodes()).values()) {
+      const { admin } = tenant;
       receiver.received.length = 0;
-      const body = { url: receiver.url(), secret: 'a signing secret', event_types: ['svc.test'] };
-      const { body: made } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, body);
-      await server.core.db.transaction(id, (em) =>
-        addEvent(em, id, {
-          ...{ type: 'svc.test', at: server.clock.now() },
-          payload: { subscription_id: made.id, message: 'hello', created_at: new Date().toISOString() },
-        }),
-      );
+      const made = await subscribe(receiver, tenant);
+      await tell(tenant, made.id, 'hello');
       const listed = async () =>
         (
           await server.call<{ deliveries: { id: string; status: string; attempts: number; http_status: number }[] }>(
@@ -288,15 +340,80 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       await server.call(200, `POST /v1/subscriptions/${made.id}/deliveries/${delivery!.id}/redeliver`, admin, {});
       await eventually(listed).toMatchObject([{ status: 'delivered', attempts: 2, http_status: 204 }]);
       expect(receiver.received.map(({ json }) => json.message)).toEqual(['hello', 'hello']);
+      const { body: shown } = await server.call<{ history: object[] }>(
+        200,
+        `GET /v1/subscriptions/${made.id}/deliveries/${delivery!.id}`,
+        admin,
+      );
+      const attempt = { result: 'DELIVERED', http_status: 204, reason: null };
+      expect(shown.history).toMatchObject([attempt, attempt]);
     }
     await receiver.stop();
   }, 60_000);
+
+  test('while the coordinator is dead, processes beside nodes serve proxies and agents of their tenants, and say what is missing', async () => {
+    const beside = new Map([
+      [1, server],
+      [2, second],
+    ]);
+    const policy = `@rate("3/h") permit(principal in AgentRole::"clerk", action, resource == Tool::"read");
+      @escrow("single") @ttl("1h") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");`;
+    const made = [];
+    for (const [node, tenant] of await onNodes()) {
+      const at = beside.get(node)!;
+      const agent = await tenant.agent('agent-1', 'clerk');
+      const revoked = await tenant.agent('agent-2', 'clerk');
+      await deploy(at, tenant.admin, 'guard', policy);
+      const evaluate = async (tool_name: string, who = agent, expected = 200) => {
+        const asked = { action_type: 'tool_call', tool_name };
+        return (await at.call<{ decision: string }>(expected, 'POST /v1/evaluate', who, asked)).body.decision;
+      };
+      // a key that is remembered
+      expect(await evaluate('read', revoked)).toBe('allow');
+      made.push({ node, at, tenant, revoked, evaluate });
+    }
+    const readiness = async (at: TestServer) => {
+      const answer = await fetch(`${at.url}/readyz`);
+      return [answer.status, await answer.json()];
+    };
+    await cluster.kill(0);
+    for (const { node, at, tenant, revoked, evaluate } of made) {
+      expect(await ingest(at, tenant, 'without a coordinator')).toEqual(ok);
+      for (let n = 0; n < 3; n++) expect(await evaluate('read')).toBe('allow');
+      expect(await evaluate('read')).toBe('rate_limited');
+      expect(await evaluate('write')).toBe('deny');
+      expect(await evaluate('pay')).toBe('escrow');
+      expect(await readiness(at)).toEqual([
+        200,
+        { status: 'degraded', reason: 'coordinator: the database does not answer' },
+      ]);
+      await at.call(503, 'POST /v1/agent-keys', tenant.admin, BODIES['POST /v1/agent-keys']);
+      // by a process that reaches the coordinator, when it is this one alone that does not
+      const revoke = 'update agent_key set revoked_at = now() where tenant_id = $1 and agent_id = $2';
+      await cluster.query(revoke, [tenant.id, 'agent-2'], node);
+      await evaluate('read', revoked, 401);
+    }
+    await cluster.revive(0);
+    for (const { at, tenant, evaluate } of made) {
+      await eventually(() => readiness(at)).toEqual([200, { status: 'ready' }]);
+      expect(await evaluate('pay')).toBe('escrow');
+      const { body } = await at.call(200, 'GET /v1/forensics/verify', tenant.admin);
+      expect(body).toMatchObject({ verified: true, linear: true });
+    }
+  }, 120_000);
 
   test('a node that dies stops its own tenants alone, and nothing acknowledged is lost', async () => {
     const on = await onNodes();
     const send = (node: number, event_id: string) => ingest(second, on.get(node)!, event_id);
     expect([await send(1, 'before'), await send(2, 'before')]).toEqual([ok, ok]);
+    const receiver = await Receiver.start(204);
+    const subscription = await subscribe(receiver, on.get(2)!);
     await cluster.kill(1);
+    // what jobs look for among all tenants
+    await tell(on.get(2)!, subscription.id, 'meanwhile');
+    await eventually(async () => receiver.received.map(({ json }) => json.message)).toEqual(['meanwhile']);
+    expect((await second.core.holds.due(1)).next).toBeGreaterThan(0);
+    await receiver.stop();
     expect([await send(1, 'meanwhile'), await send(2, 'meanwhile')]).toEqual([{ status: 503, again: true }, ok]);
     expect((await svc(1, 'doctor')).stdout).toMatch(/^FAIL +Citus +127\.0\.0\.1:\d+ does not answer/m);
     await cluster.revive(1);

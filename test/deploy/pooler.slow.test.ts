@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { RequestClient } from '../../db/client.ts';
@@ -76,6 +78,60 @@ describe.skipIf(noPgBouncer)('with PgBouncer in front of the database', () => {
     } finally {
       for (const client of clients) await client.end();
       await turning.stop();
+    }
+  });
+
+  test('of several poolers behind one address, any may be met: those that share are refused as sessions, the others serve', async () => {
+    const poolers: PgBouncer[] = [];
+    const closed: (() => void)[] = [];
+    const behindOneAddress = async (mode: 'transaction' | 'session', connections: number) => {
+      const ports: number[] = [];
+      for (let n = 0; n < 2; n++) {
+        const one = await PgBouncer.start(box.url, { mode, connections });
+        poolers.push(one);
+        ports.push(Number(new URL(one.url(box.url)).port));
+      }
+      let next = 0;
+      const balancer = createServer((from) => {
+        const to = connect(ports[next++ % ports.length]!, '127.0.0.1');
+        for (const [one, other] of [
+          [from, to],
+          [to, from],
+        ] as const) {
+          one.on('error', () => other.destroy());
+          one.on('close', () => other.destroy());
+          one.pipe(other);
+        }
+      });
+      balancer.listen(0, '127.0.0.1');
+      await once(balancer, 'listening');
+      closed.push(() => balancer.close());
+      const address = new URL(box.url);
+      address.host = `127.0.0.1:${(balancer.address() as AddressInfo).port}`;
+      return address.href;
+    };
+    try {
+      const requests = await behindOneAddress('transaction', 1);
+      await expect(connectSession(requests)).rejects.toThrow(SHARES);
+      const sessionUrl = await behindOneAddress('session', 20);
+      const db = await openDatabase(requests, { sessionUrl, poolSize: 4 });
+      try {
+        await db.owner.query(`insert into tenant values ('many', 'many', '{}', now())`);
+        const told: string[] = [];
+        db.notices.on('settings', ({ tenantId }) => told.push(tenantId));
+        const change = () => db.transaction('many', async (_, notify) => notify('settings'));
+        await Promise.all(Array.from({ length: 8 }, change));
+        expect(told.filter((id) => id === 'many').length).toBeGreaterThanOrEqual(8);
+        const seen = await Promise.all(
+          Array.from({ length: 8 }, () => db.query<{ id: string }>('many', 'select tenant_id as id from tenant')),
+        );
+        expect(seen).toEqual(Array.from({ length: 8 }, () => [{ id: 'many' }]));
+      } finally {
+        await db.close();
+      }
+    } finally {
+      for (const close of closed) close();
+      for (const one of poolers) await one.stop();
     }
   });
 

@@ -61,21 +61,34 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
     expect(named('NetworkPolicy', 'outside').spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
   }, 60_000);
 
-  test('the overlay for Citus is that for high availability, and reaches the coordinator alone', () => {
+  test('the overlay for Citus is that for high availability, with web beside the nodes; all else reaches the coordinator alone', () => {
     const [ha, citus] = [build('overlays/ha'), build('overlays/citus')];
     const name = ({ kind, metadata }: { kind: string; metadata: { name: string } }) => `${kind} ${metadata.name}`;
-    expect(citus.map(name)).toEqual(ha.map(name));
-    const changed = citus.filter((one, index) => JSON.stringify(one) !== JSON.stringify(ha[index]));
-    expect(changed.map(name)).toEqual(['NetworkPolicy stores']);
-    const rules = changed[0].spec.egress.filter((rule: object) => JSON.stringify(rule).includes('5432'));
-    expect(rules.map(({ to }: { to: object[] }) => to)).toEqual([
+    const changed = citus.filter((one) => !ha.some((before) => JSON.stringify(before) === JSON.stringify(one)));
+    expect(changed.map(name)).toEqual(['StatefulSet web', 'NetworkPolicy nodes', 'NetworkPolicy stores']);
+    expect(citus.map(name).filter((one) => one !== 'NetworkPolicy nodes')).toEqual(ha.map(name));
+
+    const [web, nodes, stores] = changed;
+    const { env, volumeMounts } = web.spec.template.spec.containers[0];
+    const file = env.find((one: { name: string }) => one.name === 'DATABASE_NODE_URL_FILE').value;
+    expect(file).toBe(`${volumeMounts[0].mountPath}/database-node-url-$(POD_NAME)`);
+    // what a value names stands before it
+    const names = env.map((one: { name: string }) => one.name);
+    expect(names.indexOf('POD_NAME')).toBeLessThan(names.indexOf('DATABASE_NODE_URL_FILE'));
+
+    const databases = ({ spec }: { spec: { egress: { to: object[] }[] } }) =>
+      spec.egress.filter((rule) => JSON.stringify(rule).includes('5432')).map(({ to }) => to);
+    const reaching = (label: string) => [
       [
         {
           namespaceSelector: { matchLabels: { 'agent-governance/database': 'true' } },
-          podSelector: { matchLabels: { 'agent-governance/coordinator': 'true' } },
+          podSelector: { matchLabels: { [label]: 'true' } },
         },
       ],
-    ]);
+    ];
+    expect(databases(stores)).toEqual(reaching('agent-governance/coordinator'));
+    expect(databases(nodes)).toEqual(reaching('agent-governance/node'));
+    expect(nodes.spec.podSelector).toEqual({ matchLabels: { 'app.kubernetes.io/component': 'web' } });
   }, 60_000);
 });
 

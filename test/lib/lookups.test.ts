@@ -134,6 +134,34 @@ describe('what is looked up', () => {
     expect(all.peek('k')).toBeUndefined();
   });
 
+  test('is looked up once at a time while notices do not arrive; who asks meanwhile gets what is looked up afterwards', async () => {
+    const all = cache();
+    const { asked, lookUp } = source();
+    wire.healthy = false;
+    const first = all.get('k', lookUp);
+    const meanwhile = [all.get('k', lookUp), all.get('k', lookUp)];
+    const other = all.get('another', lookUp);
+    await turn();
+    expect(asked).toHaveLength(2);
+    asked[1]!.answer('other');
+    asked[0]!.fail(new Error('away'));
+    await expect(first).rejects.toThrow('away');
+    expect(await other).toBe('other');
+    await turn();
+    expect(asked).toHaveLength(3);
+    const last = all.get('k', lookUp);
+    asked[2]!.answer('b');
+    expect(await Promise.all(meanwhile)).toEqual(['b', 'b']);
+    await turn();
+    asked[3]!.answer('c');
+    expect(await last).toBe('c');
+    await turn();
+    // nothing of it is kept
+    const again = all.get('k', lookUp);
+    asked[4]!.answer('d');
+    expect(await again).toBe('d');
+  });
+
   test('expires by itself, and undefined is no value', async () => {
     const all = cache({ until: (value: string) => now + value.length * 1000, mostMs: 3000 });
     const fill = (key: string, value: string | null) => all.get(key, async () => value);

@@ -288,7 +288,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   const first = { result: 'TIMEOUT', http_status: null, reason: 'It took too long.', duration_ms: 3, answer: null };
   expect(row).toEqual({
     ...{ status: 'retrying', attempts: 1, answer: null },
-    history: [{ ...first, at: expect.any(String), sent: '\\x0102' }],
+    history: [{ ...first, at: at.getTime(), sent: '\\x0102' }],
   });
   // once more: it is no longer due
   expect((await storeOutcomes(db, outcomes)).slice(0, 2)).toEqual([false, true]);

@@ -16612,8 +16612,11 @@ export interface operations {
                      *     }
                      */
                     "application/json": {
-                        /** @enum {string} */
-                        status: "ready" | "not_ready";
+                        /**
+                         * @description degraded: proxies and agents are served, and something else does not work
+                         * @enum {string}
+                         */
+                        status: "ready" | "degraded" | "not_ready";
                         reason?: string;
                     };
                 };
@@ -16626,8 +16629,11 @@ export interface operations {
                 };
                 content: {
                     "application/json": {
-                        /** @enum {string} */
-                        status: "ready" | "not_ready";
+                        /**
+                         * @description degraded: proxies and agents are served, and something else does not work
+                         * @enum {string}
+                         */
+                        status: "ready" | "degraded" | "not_ready";
                         reason?: string;
                     };
                 };

@@ -13,7 +13,9 @@ export async function checkServer(config: Config, report: Report): Promise<void>
   try {
     const answer = await fetch(`${address}/readyz`, { signal: AbortSignal.timeout(3000) });
     const text = (await answer.text()).trim().slice(0, 200);
-    if (answer.ok) report('ok', 'server', `ready at ${address}`);
+    if (answer.ok && text.includes('"degraded"')) {
+      report('warn', 'server', `${address} serves agents and proxies alone: ${text}`, 'see its log');
+    } else if (answer.ok) report('ok', 'server', `ready at ${address}`);
     else report('FAIL', 'server', `${address} is not ready: ${answer.status} ${text}`, 'see its log');
   } catch {
     // not a failure: doctor also runs before the first start
