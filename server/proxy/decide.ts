@@ -62,6 +62,11 @@ export interface Attempt
   asks?: { mcp?: string; http?: string };
   /** What it was permitted as, and is under way; a stop cuts it. */
   cuts?: string;
+  /**
+   * Called where it is permitted without masks, while its record is written to the disk: for what takes time. Nothing that the
+   * tool could act on may leave the proxy before `rule` resolves.
+   */
+  meanwhile?: () => void;
 }
 
 /**
@@ -244,7 +249,7 @@ export class Enforcer {
 
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
-    const { agent, asks, cuts, escrowId, refused, resume, summary, trace, unholdable } = attempt;
+    const { agent, asks, cuts, escrowId, meanwhile, refused, resume, summary, trace, unholdable } = attempt;
     const valued = attempt.value && actionValue(attempt.arguments, attempt.value);
     const doubt = valued?.doubt;
     const request: ActionRequest = {
@@ -344,7 +349,7 @@ export class Enforcer {
         consumedWithoutRecord: async ({ id }) =>
           this.#log.error({ hold: id, eventId }, 'a hold was consumed for a decision without a record'),
         elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: async (fields, kept) => {
+        record: async (fields, kept, { verdict }) => {
           const own: PointFields = {
             proxy_id: this.#proxyId,
             // the control plane knows which credential brings the event; a bundle has no hashes of single policies
@@ -362,7 +367,10 @@ export class Enforcer {
           event.event_type = `decision.${fields.decision}`;
           if (session_facts.length > 0) event.session_facts = session_facts;
           const open = permits(fields.decision) && cuts === undefined;
-          const seq = await this.#spool.append(() => event, open, kept && { event_id: eventId, ...kept });
+          const stored = this.#spool.append(() => event, open, kept && { event_id: eventId, ...kept });
+          // after the flush has begun, which is in the next microtask
+          if (open && meanwhile && !verdict.masks?.length) queueMicrotask(() => this.#while(meanwhile));
+          const seq = await stored;
           this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
           return seq;
         },
@@ -424,6 +432,15 @@ export class Enforcer {
             this.#spool.settle(stored, { outcome, total_latency_ms, ...learned });
           },
         };
+    }
+  }
+
+  /** What cannot be prepared fails again when it is done, where that is answered. */
+  #while(meanwhile: () => void): void {
+    try {
+      meanwhile();
+    } catch (err) {
+      this.#log.debug({ err }, 'a request to an upstream could not be prepared');
     }
   }
 

@@ -29,7 +29,7 @@ import {
   trustedAddresses,
   upstreamUrl,
 } from './requests.ts';
-import { type Call, type Credential, Upstreams } from './upstream.ts';
+import { type Call, type Credential, type Headers, type Prepared, Upstreams } from './upstream.ts';
 
 /** Serves a request on a route to an MCP server. */
 export type ServeMcp = (
@@ -206,6 +206,7 @@ export class HttpFront {
     const reads = this.#enforcer.readsAnswer(route.tool, route.server);
     const trace = traceOf(request.headers.traceparent, request.headers.tracestate);
     const call: Call = { ...came, ...(await this.#ownHeaders(route)), reads, trace };
+    const ahead: { headers?: Headers; prepared?: Prepared } = {};
     const ruled = this.#enforcer.rule({
       agent,
       trace,
@@ -222,10 +223,15 @@ export class HttpFront {
       summary: `${method} ${url.origin}${url.pathname}`,
       escrowId: named(request.headers['x-svc-escrow-id'], 'X-Svc-Escrow-Id'),
       ...(streamed && { unholdable: 'a body that is streamed cannot be held: it must be whole to be approved' }),
+      meanwhile: () => {
+        ahead.headers = this.#upstreams.headers(call, url, body, []);
+        ahead.prepared = this.#upstreams.prepare({ call, url, headers: ahead.headers, bytes: body?.bytes });
+      },
     });
-    // while the disk is waited for
-    const unmasked = this.#upstreams.headers(call, url, body, []);
-    const ruling = await ruled;
+    const ruling = await ruled.catch((error) => {
+      ahead.prepared?.sent.destroy();
+      throw error;
+    });
     const said = ['x-svc-decision', ruling.decision, 'x-svc-event-id', ruling.eventId];
     const say = () => {
       for (let n = 0; n < said.length; n += 2) response.setHeader(said[n]!, said[n + 1]!);
@@ -245,8 +251,8 @@ export class HttpFront {
         }
         bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
       }
-      const headers = masks.length === 0 ? unmasked : this.#upstreams.headers(call, url, body, masks);
-      await this.#upstreams.forward({ call, url, headers, said, bytes, masks, done, onCut });
+      const { headers = this.#upstreams.headers(call, url, body, masks), prepared } = ahead;
+      await this.#upstreams.forward({ call, url, headers, said, bytes, masks, done, onCut, prepared });
     } catch (error) {
       if (!response.headersSent) say();
       throw error;

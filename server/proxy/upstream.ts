@@ -83,7 +83,7 @@ function isAnswered(name: string): boolean {
 }
 
 /** Names with their values, one after the other: the form that Node prints without looking at it once more. */
-type Headers = (string | string[])[];
+export type Headers = (string | string[])[];
 
 /** A request from an agent on its way to an upstream. */
 export interface Call {
@@ -126,11 +126,24 @@ interface Forwarding {
   /** Called once, with what became of it. */
   done: Done;
   onCut: OnCut;
+  /** Made by `prepare`, where there was time for it. */
+  prepared: Prepared | undefined;
   /** The request under way, to be given up when its time is over or the client has gone. */
   sent?: http.ClientRequest;
   /** It had a connection, so that the upstream may have done what it asked for. */
   reached?: boolean;
   givenUp?: boolean;
+}
+
+/** A request to an upstream which has a connection, or is making one. Nothing of it was sent. */
+export interface Prepared {
+  readonly sent: http.ClientRequest;
+  /** The head of the answer; rejects when there will be none. */
+  readonly answered: Promise<IncomingMessage>;
+  /** It has the connection. */
+  connected: boolean;
+  /** There is no connection any more. */
+  over: boolean;
 }
 
 /**
@@ -308,53 +321,77 @@ export class Upstreams {
     throw withheld;
   }
 
+  /** A request of which nothing is sent before `end` is called on it: what takes time is done before the upstream may know. */
+  prepare({ call, url, headers, bytes }: Pick<Forwarding, 'call' | 'url' | 'headers' | 'bytes'>): Prepared {
+    const protocol = url.protocol as 'http:' | 'https:';
+    const { hostname } = url;
+    const options = {
+      protocol,
+      hostname: hostname.startsWith('[') ? hostname.slice(1, -1) : hostname,
+      port: url.port || undefined,
+      path: url.pathname + url.search,
+      method: call.method,
+      // as a list, which Node prints at once and sends with the first bytes of the body
+      headers: headers.concat(framingOf(call, bytes)) as string[],
+      agent: this.#pools[protocol],
+    };
+    const sent = (protocol === 'https:' ? https : http).request(options);
+    let begun = false;
+    const answered = new Promise<IncomingMessage>((resolve, reject) => {
+      const lost = (error: Error) => {
+        prepared.over = true;
+        reject(error);
+      };
+      sent.once('response', (head) => {
+        begun = true;
+        resolve(head);
+      });
+      sent.once('error', lost);
+      sent.once('close', () => begun || lost(new Error('the request was given up')));
+      // nobody asked for it, and Node leaves the connection to anyone who listens
+      sent.once('upgrade', (_head, socket) => {
+        socket.destroy();
+        reject(new Error('the upstream wants another protocol'));
+      });
+    });
+    // it may fail before anyone waits for it
+    answered.catch(() => {});
+    const prepared: Prepared = { sent, answered, connected: false, over: false };
+    sent.once('socket', (socket) => {
+      if (sent.reusedSocket) prepared.connected = true;
+      else socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => (prepared.connected = true));
+    });
+    return prepared;
+  }
+
   /** Sends the request; resolves to the head of the answer. */
   async #send(forwarding: Forwarding): Promise<IncomingMessage> {
-    const { call, url, headers, bytes } = forwarding;
-    const { request, method } = call;
+    const { bytes } = forwarding;
+    const { request, method } = forwarding.call;
     const safe = method === 'GET' || method === 'HEAD' || method === 'OPTIONS';
     for (let again = false; ; again = true) {
-      if (forwarding.givenUp) throw new Error('the request was given up');
-      const protocol = url.protocol as 'http:' | 'https:';
-      const { hostname } = url;
-      const options = {
-        protocol,
-        hostname: hostname.startsWith('[') ? hostname.slice(1, -1) : hostname,
-        port: url.port || undefined,
-        path: url.pathname + url.search,
-        method,
-        headers: headers.concat(framingOf(call, bytes)) as string[],
-        agent: this.#pools[protocol],
-      };
-      const sent = (protocol === 'https:' ? https : http).request(options);
+      const { prepared } = forwarding;
+      forwarding.prepared = undefined;
+      if (forwarding.givenUp) {
+        prepared?.sent.destroy();
+        throw new Error('the request was given up');
+      }
+      // a kept connection may have been closed before anything was sent
+      const usable = prepared && !(prepared.over && prepared.sent.reusedSocket);
+      const attempt = usable ? prepared : this.prepare(forwarding);
+      const { sent } = attempt;
       forwarding.sent = sent;
-      sent.once('socket', (socket) => {
-        if (sent.reusedSocket) forwarding.reached = true;
-        else socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => (forwarding.reached = true));
-      });
-      let begun = false;
-      const answered = new Promise<IncomingMessage>((resolve, reject) => {
-        sent.once('response', (head) => {
-          begun = true;
-          resolve(head);
-        });
-        sent.once('error', reject);
-        sent.once('close', () => begun || reject(new Error('the request was given up')));
-        // nobody asked for it, and Node leaves the connection to anyone who listens
-        sent.once('upgrade', (_head, socket) => {
-          socket.destroy();
-          reject(new Error('the upstream wants another protocol'));
-        });
-      });
       if (bytes) sent.end(bytes);
       else pipeline(request, sent).catch((error) => sent.destroy(error));
       try {
-        return await answered;
+        return await attempt.answered;
       } catch (error) {
         // A kept connection may have been closed by the other side just then. What changes nothing may be asked again
         // (RFC 9110 §9.2.2); of anything else nobody knows whether it was done.
         const stale = (error as NodeJS.ErrnoException).code === 'ECONNRESET' && sent.reusedSocket;
         if (!safe || !stale || again || !bytes || forwarding.givenUp) throw error;
+      } finally {
+        forwarding.reached ||= attempt.connected;
       }
     }
   }
