@@ -7,7 +7,7 @@ import { NoSession } from '../db/session.ts';
 import type { Core } from './app.ts';
 import { readConfig } from './config.ts';
 import { AppError } from './errors.ts';
-import { collectStart } from './lib/collect.ts';
+import { collectStart, collectWhenQuiet } from './lib/collect.ts';
 import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
 import { ConfigError } from './lib/settings.ts';
@@ -76,6 +76,7 @@ async function main(): Promise<void> {
     running.push(program);
     if (stopping) return;
     collectStart();
+    collectWhenQuiet();
 
     const { core } = program;
     const first = core && (await core.tenants.none());

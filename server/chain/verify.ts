@@ -336,6 +336,7 @@ function equal32(a: Uint8Array, b: Uint8Array): boolean {
 }
 
 const QUOTE = 34;
+const COMMA = 44;
 const BACKSLASH = 92;
 
 /**
@@ -364,6 +365,8 @@ export class FastLine {
   #date = '';
   #ms = Number.NaN;
   readonly #time = new Uint8Array(26);
+  /** Where the string ends that was hashed last. */
+  #end = -1;
 
   constructor(tenantId: string) {
     this.#tenant = Buffer.from(JSON.stringify(tenantId));
@@ -375,14 +378,17 @@ export class FastLine {
     for (let i = 0; i < VERSION_END.length; i++) {
       if (line[length - VERSION_END.length + i] !== VERSION_END[i]) return false;
     }
+    /** Where the value before ends. */
     let at = 0;
     for (const key of this.#keys) {
       const value = this.#value(line, key, at);
       if (value < 0) {
         if (!key.optional || (columns && key.column && columns[key.column] !== 0)) return false;
         if (key.block >= 0) this.fields[key.block] = 0;
-      } else if (this.#holds(key, seq, line, value, columns)) at = value;
-      else return false;
+      } else {
+        at = this.#heldUntil(key, seq, line, value, columns);
+        if (at < 0) return false;
+      }
     }
     return true;
   }
@@ -392,36 +398,51 @@ export class FastLine {
     for (const [n, field] of BLOCK_FIELDS.entries()) this.fields[n] = hashOf(record[field]);
   }
 
-  #holds(key: FastKey, seq: number, line: Uint8Array, at: number, columns: DecisionColumns | undefined): boolean {
+  /** Where the value that begins at `at` ends, which must be what is known of it; else -1. */
+  #heldUntil(key: FastKey, seq: number, line: Uint8Array, at: number, columns: DecisionColumns | undefined): number {
     switch (key.check) {
       case 'hash': {
         const hash = this.#hashOf(line, at);
+        if (this.#end < 0 || (columns && key.column && hash !== columns[key.column])) return -1;
         if (key.block >= 0) this.fields[key.block] = hash;
-        return columns && key.column ? hash === columns[key.column] : !Number.isNaN(hash);
+        return this.#end;
       }
-      case 'decision':
+      case 'decision': {
         if (!columns) {
           this.fields[key.block] = this.#hashOf(line, at);
-          return true;
+          return this.#end;
         }
         this.fields[key.block] = DECISION_HASHES[columns.decision] ?? 0;
-        return isString(line, at, DECISIONS[columns.decision]);
+        return endOfString(line, at, DECISIONS[columns.decision]);
+      }
       case 'id':
-        return columns ? isId(line, at, columns.event_id) : line[at] === QUOTE;
+        if (!columns) return line[at] === QUOTE ? at : -1;
+        return endOfId(line, at, columns.event_id);
       case 'received_at':
-        return !columns || this.#isTime(line, at, columns.received_at_ms);
+        if (!columns) return at;
+        return this.#isTime(line, at, columns.received_at_ms) ? at + this.#time.length : -1;
       case 'seq':
-        return isNumber(line, at, seq);
+        return endOfNumber(line, at, seq);
       case 'tenant_id':
-        return startsWith(line, at, this.#tenant);
+        return startsWith(line, at, this.#tenant) ? at + this.#tenant.length : -1;
     }
   }
 
-  /** Where the value of a key begins; keys are asked for in their order. -1 when the line has no such member. */
+  /**
+   * Where the value of a key begins, which is after `from`, the end of the value of a key before it in the order of keys; -1
+   * when the line has no such member. Often it is the very next one, or the next one shows that there is none.
+   */
   #value(line: Uint8Array, { bytes, steps }: FastKey, from: number): number {
-    // Horspool's search: from the byte where the key would end it follows how far on it can end at the earliest
     const { length } = line;
     const last = bytes.length - 1;
+    if ((from === 0 || line[from] === COMMA) && line[from + 1] === QUOTE) {
+      let i = 1;
+      while (i <= last && line[from + 1 + i] === bytes[i]) i++;
+      if (i > last) return from + 1 + bytes.length;
+      // keys are in order, and a name that goes on is after one that ends
+      if (bytes[i] === QUOTE || (line[from + 1 + i] !== QUOTE && line[from + 1 + i]! > bytes[i]!)) return -1;
+    }
+    // Horspool's search: from the byte where the key would end it follows how far on it can end at the earliest
     for (let end = from + last; end < length; ) {
       const step = steps[line[end]!]!;
       if (step > 0) end += step;
@@ -435,17 +456,21 @@ export class FastLine {
     return -1;
   }
 
-  /** The idHash of a string of ASCII without escapes; NaN for any other. */
+  /** The idHash of a string of ASCII without escapes, whose end is then #end; -1 for that of any other. */
   #hashOf(line: Uint8Array, at: number): number {
-    if (line[at] !== QUOTE) return Number.NaN;
+    this.#end = -1;
+    if (line[at] !== QUOTE) return 0;
     let h = 0x811c9dc5;
     for (let i = at + 1; i < line.length; i++) {
       const byte = line[i]!;
-      if (byte === QUOTE) return h | 0;
+      if (byte === QUOTE) {
+        this.#end = i + 1;
+        return h | 0;
+      }
       if (byte === BACKSLASH || byte > 126) break;
       h = Math.imul(h ^ byte, 0x01000193);
     }
-    return Number.NaN;
+    return 0;
   }
 
   /** Many records in a row were received in the same millisecond: then it is the text that was found right before. */
@@ -533,29 +558,31 @@ function startsWith(line: Uint8Array, at: number, bytes: Uint8Array): boolean {
   return true;
 }
 
-function isString(line: Uint8Array, at: number, text: string | undefined): boolean {
-  if (typeof text !== 'string' || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return false;
+// Each of these: where the value ends that begins at `at` if it is the one that is given, else -1.
+
+function endOfString(line: Uint8Array, at: number, text: string | undefined): number {
+  if (typeof text !== 'string' || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return -1;
   for (let i = 0; i < text.length; i++) {
     const code = text.charCodeAt(i);
-    if (code !== line[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return false;
+    if (code !== line[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return -1;
   }
-  return true;
+  return at + 2 + text.length;
 }
 
-function isId(line: Uint8Array, at: number, id: Uint8Array | string): boolean {
-  if (!(id instanceof Uint8Array)) return isString(line, at, id);
+function endOfId(line: Uint8Array, at: number, id: Uint8Array | string): number {
+  if (!(id instanceof Uint8Array)) return endOfString(line, at, id);
   const { length } = id;
-  if (line[at] !== QUOTE || line[at + 1 + length] !== QUOTE) return false;
+  if (line[at] !== QUOTE || line[at + 1 + length] !== QUOTE) return -1;
   for (let i = 0; i < length; i++) {
     const byte = id[i]!;
-    if (byte !== line[at + 1 + i] || byte === QUOTE || byte === BACKSLASH) return false;
+    if (byte !== line[at + 1 + i] || byte === QUOTE || byte === BACKSLASH) return -1;
   }
-  return true;
+  return at + 2 + length;
 }
 
-function isNumber(line: Uint8Array, at: number, value: number): boolean {
+function endOfNumber(line: Uint8Array, at: number, value: number): number {
   let read = 0;
   let i = at;
   for (; line[i]! >= 48 && line[i]! <= 57; i++) read = read * 10 + line[i]! - 48;
-  return read === value && line[at] !== 48 && line[i] === 44;
+  return read === value && line[at] !== 48 && line[i] === COMMA ? i : -1;
 }

@@ -134,9 +134,8 @@ async function fill(pool: pg.Pool, pattern: string, many: number): Promise<void>
 async function measure(ctx: BenchContext, pool: pg.Pool, seconds: number) {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-idle-'));
   const port = await freePort();
-  // with what `npm start` gives to Node
-  const flags = ['--max-semi-space-size=64', '--gc-memory-reducer-start-delay-ms=4000'];
-  const child: ChildProcess = spawn(process.execPath, [...flags, 'server/main.ts'], {
+  // `npm run bench` gives the same to Node as `npm start` does
+  const child: ChildProcess = spawn(process.execPath, [...process.execArgv, 'server/main.ts'], {
     stdio: ['ignore', 'ignore', 'inherit'],
     env: {
       ...{ PATH: process.env.PATH, MALLOC_ARENA_MAX: '2', LOG_LEVEL: 'error', PORT: String(port) },

@@ -53,7 +53,7 @@ function started(program: string, env: Record<string, string>): { port: number; 
   return program.endsWith('svc-proxy') ? readProxyConfig(here(env), { routes: true }) : readConfig(here(env));
 }
 
-test('the server of the image starts Node as npm does', () => {
+test('the server of the image and the benchmarks start Node as npm does', () => {
   const { scripts } = JSON.parse(readFileSync(path.join(root, 'package.json'), 'utf8')) as {
     scripts: Record<string, string>;
   };
@@ -64,6 +64,7 @@ test('the server of the image starts Node as npm does', () => {
   expect(script).toContain(`MALLOC_ARENA_MAX:-${arenas}`);
   for (const name of ['start', 'web'])
     expect(scripts[name]).toContain(`MALLOC_ARENA_MAX=${arenas} node ${flags} server/main.ts`);
+  expect(scripts.bench).toContain(`MALLOC_ARENA_MAX=${arenas} node ${flags} test/bench/run.ts`);
 });
 
 describe('Kubernetes', () => {
