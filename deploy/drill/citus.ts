@@ -5,20 +5,23 @@ import { Cluster, noCitus } from './cluster.ts';
 import { eventually, freePort } from './pair.ts';
 import { BATCH, Load, Server } from './server.ts';
 
-const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--moves N] [--seconds N] [--away MS] [--nodes N]
-                                 [--writers N] [--json]
+const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--moves N] [--rebalances N] [--seconds N] [--away MS]
+                                 [--nodes N] [--writers N] [--json]
        npm run drill:citus -- --compare N [--nodes N] [--writers N]
 
 Starts a coordinator and nodes with Citus, and the server on them, writes decisions of tenants on every node, kills
 one of the databases with SIGKILL, starts it again, and counts what was acknowledged, lost and stored twice. Rounds
-take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node. Everything runs on
-loopback in a directory of its own, which is removed at the end. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
+take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node, and has Citus
+rebalance. Everything runs on loopback in a directory of its own, which is removed at the end. All databases share the disk
+of that: one that recovers has the others wait for it, as it would not on a machine of its own. TMPDIR=/dev/shm
+keeps them in memory. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
 with --beside.
 
   --beside      a server beside each node (DATABASE_NODE_URL) in the place of one at the coordinator; clients ask the one
                 beside the node of their tenant
   --rounds N    how often something is killed (default: each database once)
   --moves N     how often the shard of a tenant is moved to another node, after the kills (default 0)
+  --rebalances N  how often Citus rebalances, after the shard of a tenant was moved away (default 0)
   --seconds N   how long decisions are written before each kill or move (default 2)
   --away MS     how long a killed database stays away (default 1000)
   --nodes N     nodes beside the coordinator (default 2)
@@ -35,6 +38,7 @@ const { values: flags } = parseArgs({
     beside: { type: 'boolean', default: false },
     rounds: { type: 'string' },
     moves: { type: 'string', default: '0' },
+    rebalances: { type: 'string', default: '0' },
     seconds: { type: 'string', default: '2' },
     away: { type: 'string', default: '1000' },
     nodes: { type: 'string', default: '2' },
@@ -72,8 +76,10 @@ async function drill(): Promise<number> {
   const nodes = Number(flags.nodes);
   const rounds = Number(flags.rounds ?? nodes + 1);
   const moves = Number(flags.moves);
+  const rebalances = Number(flags.rebalances);
   const [seconds, away, writers] = [flags.seconds, flags.away, flags.writers].map(Number) as [number, number, number];
-  if (![nodes, rounds + moves, seconds, writers].every((n) => n > 0 && n <= 1000))
+  const all = rounds + moves + rebalances;
+  if (![nodes, all, seconds, writers].every((n) => n > 0 && n <= 1000))
     throw new Error('numbers must be from 1 to 1000');
   const absent = noCitus();
   if (absent !== undefined) throw new Error(absent);
@@ -85,14 +91,19 @@ async function drill(): Promise<number> {
   try {
     await servers.start(cluster, flags.beside ? nodes : 0);
     const tenants = await tenantsOn(cluster, servers.first, nodes);
-    for (let round = 0; round < rounds + moves; round++) {
+    for (let round = 0; round < all; round++) {
       await servers.ready();
       const killed = (round + 1) % (nodes + 1);
       const [[node, tenant]] = [...tenants] as [[number, string]];
+      const other = (node % nodes) + 1;
       const fault =
         round < rounds
           ? killing(cluster, killed, killed === 0 ? undefined : tenants.get(killed)!, away)
-          : moving(cluster, tenant, (round - rounds) % 2 === 0 ? (node % nodes) + 1 : node);
+          : round < rounds + moves
+            ? moving(cluster, tenant, (round - rounds) % 2 === 0 ? other : node)
+            : rebalancing(cluster);
+      // so that there is something to do
+      if (round >= rounds + moves) await cluster.move(tenant, (await cluster.nodeOf(tenant)) === node ? other : node);
       const result = await suffer(cluster, servers, tenants, fault, { seconds, writers });
       done.push(result);
       say(
@@ -287,6 +298,10 @@ function moving(cluster: Cluster, tenant: string, to: number): Fault {
     of: tenant,
     run: () => cluster.move(tenant, to, 'force_logical'),
   };
+}
+
+function rebalancing(cluster: Cluster): Fault {
+  return { name: 'rebalanced', of: undefined, run: () => cluster.rebalance() };
 }
 
 async function suffer(

@@ -159,11 +159,27 @@ export class Cluster {
 
   /** Moves the shard of a tenant to another node: `block_writes` refuses writes meanwhile, `force_logical` but for a moment. */
   async move(tenantId: string, to: number, mode: 'block_writes' | 'force_logical' = 'block_writes'): Promise<void> {
+    await this.#tidied();
     await this.query(
       `select citus_move_shard_placement(shardid, nodename, nodeport, '127.0.0.1', $2::int, $3::citus.shard_transfer_mode)
        from citus_shards where shardid = get_shard_id_for_distribution_column('tenant', $1::text)`,
       [tenantId, this.#nodes[to]!.port, mode],
     );
+  }
+
+  /** Has Citus move shards until each node has as many. */
+  async rebalance(): Promise<void> {
+    await this.#tidied();
+    await this.query(`select citus_rebalance_start(shard_transfer_mode => 'force_logical')`);
+    await this.query('select citus_rebalance_wait()');
+  }
+
+  /** A shard does not come back to a node where its former rows are not deleted yet. */
+  async #tidied(): Promise<void> {
+    await eventually('what earlier moves left behind is deleted', async () => {
+      await this.query('call citus_cleanup_orphaned_resources()');
+      return (await this.query('select from pg_dist_cleanup')).length === 0;
+    });
   }
 
   /** Ends all processes of a node at once. */

@@ -146,6 +146,16 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     expect(body).toMatchObject({ verified: true, linear: true });
   }, 120_000);
 
+  test('compares every chain of every node with what is known, also those of which only a file tells', async () => {
+    const inspected = async (at: TestServer) => {
+      const before = at.logged.length;
+      await at.core.checkpoints.inspectAll();
+      return at.logged.slice(before).filter((line) => line.includes('could not be compared'));
+    };
+    // what was exported is signed, in files of the process that did it
+    for (const at of [server, second]) expect(await inspected(at)).toEqual([]);
+  }, 60_000);
+
   // what jobs ask to find out which tenants have something to do, and the looks over all tenants at the start
   const ACROSS = [
     /^select (?:distinct )?(?:[a-z]\.)?tenant_id\b(?!.*\bfor (?:update|share|no key))/,
