@@ -43,6 +43,8 @@ export interface ReviewRecord {
   thread?: string;
   /** The line that a thread is about, as it was written there. */
   place?: CommentPlace;
+  /** What a comment would have stand there in place of the line: none, one or several lines. */
+  suggestion?: string;
   /** Who said last that the thread is settled. */
   resolved?: { by: string; at: string };
 }

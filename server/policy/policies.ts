@@ -226,15 +226,15 @@ export class Policies {
 
   /**
    * Comments on the newest version without deciding anything: begins a thread, on a line of it or of an older version, or
-   * answers one. NOT_FOUND when there is no such line or thread.
+   * answers one. A suggestion for the line is kept with it, and changes nothing. NOT_FOUND when there is no such line or thread.
    */
   comment(
     tenantId: string,
     id: string,
-    { version, comment, reply_to, place }: NewComment,
+    { version, comment, reply_to, place, suggestion }: NewComment,
     by: By,
   ): Promise<PolicyView> {
-    const more = { thread: reply_to, place };
+    const more = { thread: reply_to, place, suggestion };
     return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment, more });
   }
 
@@ -386,6 +386,7 @@ export class Policies {
         ...(status === 'commented' && { id: newId('cmt', now) }),
         ...(more.thread !== undefined && { thread: more.thread }),
         ...(place && { place }),
+        ...(more.suggestion !== undefined && { suggestion: more.suggestion }),
       };
       revision.reviews = [...revision.reviews, last];
     }
@@ -602,7 +603,8 @@ export class Policies {
 /** A comment that is to be written. */
 export interface NewComment extends Omit<Commented, 'thread'> {
   version: number;
-  comment: string;
+  /** Absent where the suggestion says it all. */
+  comment?: string | undefined;
   /** The comment that began a thread. */
   reply_to?: string | undefined;
 }
@@ -610,6 +612,7 @@ export interface NewComment extends Omit<Commented, 'thread'> {
 interface Commented {
   thread?: string | undefined;
   place?: { part: 'text' | 'tests'; line: number; version?: number | undefined } | undefined;
+  suggestion?: string | undefined;
 }
 
 /** Characters of a line that stand with a comment on it. */
@@ -629,8 +632,8 @@ async function assertThread(em: EntityManager, { tenantId, id }: PolicyRow, thre
   if (found.length === 0) throw new AppError('NOT_FOUND', 'the policy has no such thread');
 }
 
-const commentWords = ({ id, place }: ReviewRecord): string =>
-  `comment ${id}${place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : ''}`;
+const commentWords = ({ id, place, suggestion }: ReviewRecord): string =>
+  `comment ${id}${suggestion === undefined ? '' : ' with a suggestion'}${place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : ''}`;
 
 /** The place of a comment with the line as it stands there: of the version itself, or of an older one. */
 async function placeIn(

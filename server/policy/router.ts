@@ -86,6 +86,10 @@ const ReviewOut = z.object({
     .object({ part: z.enum(['text', 'tests']), version: z.int(), line: z.int(), quote: z.string() })
     .optional()
     .describe('the line that a thread is about'),
+  suggestion: z
+    .string()
+    .optional()
+    .describe('what the comment would have stand there in place of the line; may be empty'),
   resolved: z
     .object({ by: z.string(), at: z.iso.datetime() })
     .optional()
@@ -714,7 +718,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       {
         summary: 'Comment on the newest version without deciding',
         description:
-          'A comment begins a thread, or answers one. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.',
+          'A comment begins a thread, or answers one. On a line of the newest version it may suggest what should stand there instead; nothing changes until somebody saves a version with it. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.',
         tag,
         problems: ['NOT_FOUND', 'VERSION_CHANGED', 'CONFLICT'],
       },
@@ -724,7 +728,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           .strictObject({
             ...Id,
             version: Version,
-            comment: text(2000),
+            comment: text(2000).optional().describe('required without a suggestion'),
             reply_to: text(64).optional().describe('the comment that began a thread, of this version or an older one'),
             place: z
               .strictObject({
@@ -734,11 +738,23 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
               })
               .optional()
               .describe('the line that it is about'),
+            suggestion: text(2000, 0)
+              .optional()
+              .describe('what should stand in place of the line, which is one of the newest version; empty: nothing'),
           })
           .refine(({ reply_to, place }) => reply_to === undefined || place === undefined, {
             path: ['place'],
             message: 'cannot be combined with reply_to',
-          }),
+          })
+          .refine(({ comment, suggestion }) => comment !== undefined || suggestion !== undefined, {
+            path: ['comment'],
+            message: 'is required without a suggestion',
+          })
+          .refine(
+            ({ suggestion, version, place }) =>
+              suggestion === undefined || (place !== undefined && (place.version ?? version) === version),
+            { path: ['suggestion'], message: 'must be for a line of the newest version' },
+          ),
       )
       .output(PolicyOut)
       .mutation(({ ctx, input: { id, ...comment } }) => policies.comment(ctx.tenantId, id, comment, by(ctx))),

@@ -478,6 +478,40 @@ describe('a review', () => {
     );
   });
 
+  test('keeps what a comment suggests in place of a line, character by character, and changes nothing by it', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const author = await tenant.person('author');
+    const approver = await tenant.person('approver');
+    const dsl_source = `${PERMIT}\n${FORBID}`;
+    await server.call(201, 'POST /v1/policies', author, { id: 'p', dsl_source });
+    await server.call(200, 'PUT /v1/policies/p', author, { dsl_source: `${dsl_source}\n// more` });
+    const say = (status: number, body: object, version = 2) =>
+      server.call<{ status: string }>(status, 'POST /v1/policies/p/comments', approver, { version, ...body });
+    const place = { part: 'text', line: 2 };
+    const suggestion = '\t forbid(principal, action, resource);  \n';
+    const { body } = await say(200, { place, suggestion });
+    expect(body).toMatchObject({ version: 2, dsl_source: `${dsl_source}\n// more` });
+    await say(200, { place, suggestion: '', comment: 'it is not needed' });
+    await say(400, { place });
+    await say(400, { suggestion });
+    await say(400, { suggestion: 'a\0b', place });
+    await say(400, { suggestion, place: { ...place, version: 1 } });
+    await say(409, { suggestion, place }, 1);
+    const read = await server.call<{ reviews: object[] }>(200, 'GET /v1/policies/p/versions/2', author);
+    expect(read.body.reviews).toEqual([
+      expect.objectContaining({ suggestion, place: { ...place, version: 2, quote: FORBID } }),
+      expect.objectContaining({ suggestion: '', comment: 'it is not needed' }),
+    ]);
+    expect(read.body.reviews[0]).not.toHaveProperty('comment');
+    const log = await server.call<{ records: { detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=policy.commented&limit=1',
+      author,
+    );
+    expect(log.body.records[0]!.detail).toMatch(/^version 2, comment cmt_\S+ with a suggestion on line 2 of the text/);
+  });
+
   test('says in words what each changed rule does, before and after', async () => {
     const { admin } = await server.tenant();
     const rule = (limit: string) =>

@@ -283,6 +283,13 @@ describeInBrowser('finding decisions', () => {
     await line.getByText('as agreed').waitFor();
     await line.getByRole('link', { name: 'the hold' }).waitFor();
     await look(viewer.page, 'decision-held');
+
+    // its own page says at the top what happened, and whose key it came with
+    await viewer.open(`/decisions/${body.event_id}`);
+    await viewer.page.getByRole('heading', { level: 1, name: 'Held wire' }).waitFor();
+    expect(await viewer.page.title()).toBe('Held: wire · Agent Governance');
+    await viewer.page.getByText(/^key “.*desk-bot.*”/).waitFor();
+    await viewer.assertAccessible();
   });
 
   test('from any page, by keyboard alone: what has a name, an id or a hash, and only what the role may see', async () => {

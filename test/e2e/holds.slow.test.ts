@@ -33,6 +33,11 @@ describeInBrowser('a held action', () => {
     await second.open(`/approvals/${escrow!.id}?vote=approve`);
     await second.page.getByText('Nothing is decided until you confirm it here').waitFor();
     await second.assertAccessible();
+    // a link for a colleague prepares no vote for them
+    await second.context.grantPermissions(['clipboard-read', 'clipboard-write']);
+    await second.page.getByRole('button', { name: 'Copy link' }).click();
+    await second.page.getByRole('button', { name: 'Copied' }).waitFor();
+    expect(await second.page.evaluate('navigator.clipboard.readText()')).toBe(`${server.url}/approvals/${escrow!.id}`);
     await second.page.getByRole('button', { name: 'Approve' }).click();
     await second.page.getByRole('dialog').getByText('does not release the action yet').waitFor();
     await second.page.getByRole('dialog').getByLabel('Reason').fill('matches the contract');

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { BODIES, deploy, GUARD } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate, write } from './act.ts';
 
@@ -300,6 +300,59 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await submit(rule('60.0'));
     await page.getByRole('button', { name: 'Review version 3' }).click();
     await rules.getByText(/60\.0/).waitFor();
+  });
+
+  test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
+    const tenant = await server.tenant();
+    const reads = (...tools: string[]) =>
+      tools.map((tool) => `permit(principal, action, resource == Tool::"${tool}");`).join('\r\n');
+    await deploy(server, tenant.admin, 'reads', reads('read'));
+    await tenant.set({ approval_required: true });
+    const author = await tenant.person('author');
+    await server.call(200, 'PUT /v1/policies/reads', author, { dsl_source: reads('read', 'write', 'search') });
+    await server.call(200, 'POST /v1/policies/reads/submit', author, {});
+    const reviewer = await browser.visitor(await tenant.person('approver'));
+    const { page } = reviewer;
+    await reviewer.open('/review/reads');
+    const suggest = async (line: number, text: string, comment?: string) => {
+      await page.getByRole('button', { name: `Comment on line ${line} of the text` }).click();
+      await page.getByRole('button', { name: 'Suggest a change' }).click();
+      const field = page.getByRole('textbox', { name: 'Suggested in place of the line' });
+      expect(await page.getByRole('button', { name: 'Comment', exact: true }).isDisabled()).toBe(true);
+      await field.fill(text);
+      if (comment) await page.getByRole('textbox', { name: `Comment on line ${line}` }).fill(comment);
+      await page.getByRole('button', { name: 'Comment', exact: true }).click();
+      await field.waitFor({ state: 'detached' });
+    };
+    await suggest(2, reads('list'), 'Nobody writes.');
+    await suggest(3, '');
+    await reviewer.assertAccessible();
+    await look(page, 'suggestion');
+
+    const own = await browser.visitor(author);
+    await own.open('/review/reads');
+    const first = own.page.getByRole('article', { name: 'Suggestion for line 2' }).first();
+    await first.getByText('It saves version 3, a draft, with you as its author.').waitFor();
+    await first.getByRole('button', { name: 'Apply' }).click();
+    await own.page.getByText('Version 3 saved').waitFor();
+    const stands = async () => (await server.call(200, 'GET /v1/policies/reads', author)).body;
+    expect(await stands()).toMatchObject({ version: 3, status: 'draft', dsl_source: reads('read', 'list', 'search') });
+    // the other one is for a line of the version before, which still stands as it was
+    await own.page.getByRole('button', { name: 'Review version 3' }).click();
+    const second = own.page.getByRole('article', { name: 'Suggestion for line 3' }).first();
+    await second.getByText('The line is removed.').waitFor();
+    await second.getByRole('button', { name: 'Apply' }).click();
+    await own.page.getByText('Version 4 saved').waitFor();
+    expect(await stands()).toMatchObject({ version: 4, dsl_source: reads('read', 'list') });
+    await own.page.getByRole('region', { name: 'Checks' }).getByText('none is open').waitFor();
+
+    // what was changed meanwhile is not changed again
+    await page.getByRole('button', { name: 'Review version 4' }).click();
+    await suggest(2, reads('find'));
+    await server.call(200, 'PUT /v1/policies/reads', author, { dsl_source: reads('read', 'fetch') });
+    const late = own.page.getByRole('article', { name: 'Suggestion for line 2' });
+    await late.getByText('The line has changed since').first().waitFor();
+    expect(await late.getByRole('button', { name: 'Apply' }).first().isDisabled()).toBe(true);
   });
 
   test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {

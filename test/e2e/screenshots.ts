@@ -17,6 +17,8 @@ interface Screen {
   who?: keyof Demo['people'] | null;
   /** Opens what is shown: a drawer, a dialog, a tab. */
   prepare?: (page: Page, demo: Demo) => Promise<unknown>;
+  /** As it is printed. */
+  paper?: true;
 }
 
 const SCREENS: Record<string, Screen> = {
@@ -115,9 +117,19 @@ const SCREENS: Record<string, Screen> = {
   'policy-rules': { path: '/policies/payments?tab=rules' },
   'policy-history': { path: '/policies/refunds?tab=history' },
   'review-queue': { path: '/review', who: 'aisha' },
-  review: { path: '/review/refunds', who: 'aisha', prepare: editor },
-  'review-own': { path: '/review/refunds', who: 'tomas', prepare: editor },
-  'review-glass': { path: '/review/freeze-vouchers', who: 'aisha', prepare: editor },
+  review: { path: '/review/refunds', who: 'aisha', prepare: changes },
+  'review-own': { path: '/review/refunds', who: 'tomas', prepare: changes },
+  'review-glass': { path: '/review/freeze-vouchers', who: 'aisha', prepare: changes },
+  'review-suggest': {
+    path: '/review/refunds',
+    who: 'aisha',
+    prepare: async (page) => {
+      await changes(page);
+      await page.getByRole('button', { name: 'Comment on line 8 of the text' }).click();
+      await page.getByRole('button', { name: 'Suggest a change' }).click();
+      await page.getByRole('textbox', { name: 'Suggested in place of the line' }).scrollIntoViewIfNeeded();
+    },
+  },
   approvals: { path: '/approvals', who: 'aisha' },
   'approvals-grouped': { path: '/approvals?group=tool', who: 'aisha' },
   'approvals-keys': {
@@ -237,10 +249,18 @@ const SCREENS: Record<string, Screen> = {
   'team-groups': { path: '/team?tab=groups' },
   'sign-on': { path: '/sign-on' },
   account: { path: '/account' },
+  'other-organization': { path: '/other-organization?next=%2Fapprovals%3Ftenant%3Dnordwind' },
+  'hold-printed': { path: (demo) => `/approvals/${demo.hold}`, who: 'aisha', paper: true },
+  'decision-printed': { path: (demo) => `/decisions/${demo.denied}`, paper: true },
+  'package-printed': { path: (demo) => `/forensics/packages/${demo.evidence}`, paper: true },
 };
 
 async function editor(page: Page): Promise<void> {
   await page.locator('.cm-content').first().waitFor();
+}
+
+async function changes(page: Page): Promise<void> {
+  await page.locator('.review-diff').first().waitFor();
 }
 
 const VIEWS = {
@@ -281,7 +301,9 @@ describeInBrowser('pictures of', () => {
         // of a long list its beginning says enough
         const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
         if (whole > size.height && whole < 1700) await page.setViewportSize({ ...size, height: whole });
+        if (screen.paper) await page.emulateMedia({ media: 'print', colorScheme });
         await page.screenshot({ path: path.join(directory, `${name}-${view}.png`) });
+        await page.emulateMedia({ media: 'screen', colorScheme, reducedMotion: 'reduce' });
         // in both color schemes
         if (view !== 'dark') await assertAccessible();
       }

@@ -95,6 +95,39 @@ describeInBrowser('the shell', () => {
     await visitor.page.getByRole('heading', { name: 'Sign in' }).waitFor();
   });
 
+  test('lists on every page the keys that do something there, goes by two of them, and to no page of a higher role', async () => {
+    const tenant = await server.tenant();
+    const visitor = await browser.visitor(await tenant.person('viewer'));
+    const { page } = visitor;
+    await visitor.open('/policies');
+    await page.keyboard.press('?');
+    const keys = page.getByRole('dialog', { name: 'Keys on this page' });
+    await keys.getByText('Go to Decisions').waitFor();
+    expect(await keys.getByText('Next hold').count()).toBe(0);
+    await visitor.assertAccessible();
+    await page.keyboard.press('Escape');
+    await keys.waitFor({ state: 'detached' });
+    for (const key of ['g', 'd']) await page.keyboard.press(key);
+    await page.waitForURL(/\/decisions$/);
+    // each key that the list names leads somewhere
+    await page.getByRole('button', { name: 'Keys on this page' }).click();
+    const lines = await keys.getByRole('term').allTextContents();
+    const pairs = lines.filter((line) => /^g\w$/.test(line));
+    expect(pairs.length).toBeGreaterThan(5);
+    expect(new Set(pairs).size).toBe(pairs.length);
+    await page.keyboard.press('Escape');
+    await keys.waitFor({ state: 'detached' });
+    // while somebody types they are letters
+    await page.getByLabel('Tool', { exact: true }).focus();
+    await page.keyboard.type('gp');
+    expect(await page.getByLabel('Tool', { exact: true }).inputValue()).toBe('gp');
+    expect(page.url()).toContain('/decisions');
+    // the navigation has room for what it shows: nothing lies under the button below it
+    const [last, stop] = [page.getByRole('link', { name: 'Documentation' }), page.getByText('viewer ·')];
+    const bottom = async (of: typeof last) => (await of.boundingBox())!;
+    expect((await bottom(last)).y + (await bottom(last)).height).toBeLessThan((await bottom(stop)).y);
+  });
+
   test('does not say on the overview that all is well where it could not be loaded', async () => {
     const tenant = await server.tenant();
     const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('viewer'));

@@ -1,3 +1,5 @@
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
 import { Webhook } from 'standardwebhooks';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
@@ -70,7 +72,7 @@ describeInBrowser('subscriptions', () => {
     await row.getByText('retrying').waitFor();
     await row.getByText('403', { exact: true }).waitFor();
     await assertAccessible();
-    await page.getByText('0 % in 24 h, 0 % in 7 d').waitFor();
+    await page.getByText('0% in 24 h, 0% in 7 d').waitFor();
     await page.getByRole('term').filter({ hasText: 'Last failure' }).waitFor();
     receiver.behavior = 200;
     await row.getByRole('button', { name: 'Send again' }).click();
@@ -93,6 +95,13 @@ describeInBrowser('subscriptions', () => {
     await page.getByText('The bytes that are signed').click();
     await page.getByRole('region', { name: 'bytes' }).getByText('"policy_id"').waitFor();
     expect(await page.getByRole('region', { name: 'bytes' }).innerText()).toBe(last.body);
+    // as a command it is the same request, with a signature that the receiver accepts
+    await page.getByText('The last request as curl').click();
+    const command = await page.getByRole('region', { name: 'curl' }).innerText();
+    receiver.received.length = 0;
+    await promisify(execFile)('sh', ['-c', command]);
+    expect(receiver.received.map(({ body }) => body)).toEqual([last.body]);
+    new Webhook(SECRET).verify(receiver.received[0]!.body, receiver.received[0]!.headers as Record<string, string>);
     await page.getByRole('heading', { name: 'Now delivered: next steps' }).waitFor();
     const next = page.getByRole('listitem').filter({ hasText: 'send again' });
     await next.getByText('allowed for you').waitFor();

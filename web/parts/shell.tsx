@@ -3,6 +3,7 @@ import { useDisclosure, useHotkeys, useNetwork } from '@mantine/hooks';
 import {
   IconBook,
   IconBrightnessAuto,
+  IconKeyboard,
   IconLogout,
   IconMoon,
   IconSearch,
@@ -11,8 +12,9 @@ import {
   IconWorldOff,
 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
-import { Link, Outlet, useRouterState } from '@tanstack/react-router';
+import { Link, Outlet, useNavigate, useRouterState } from '@tanstack/react-router';
 import { Fragment, lazy, Suspense, useEffect, useRef } from 'react';
+import { type Keys, keysList, useKeys } from '../lib/keys.ts';
 import { startLive, useLive } from '../lib/live.ts';
 import { useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
@@ -25,6 +27,7 @@ import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
 const Palette = lazy(() => import('./palette.tsx'));
+const KeysList = lazy(() => import('./keys-list.tsx'));
 
 /** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
@@ -33,7 +36,21 @@ export function Shell() {
   useHotkeys([['mod+K', find.open]], [], true);
   const [opened, menu] = useDisclosure();
   const path = useRouterState({ select: (state) => state.location.pathname });
-  const { id, tenant } = useMe();
+  const { id, tenant, has } = useMe();
+  const [listing, list] = useDisclosure();
+  const navigate = useNavigate();
+  const keys: Keys = {
+    ...Object.fromEntries(
+      NAV.flatMap(({ to, label, least, key }) =>
+        key && has(least) ? [[`g ${key}`, [`Go to ${label}`, () => void navigate({ to })]]] : [],
+      ),
+    ),
+    '?': ['These keys', list.open],
+  };
+  useKeys(keys);
+  useEffect(() => {
+    keysList.open = list.open;
+  }, [list.open]);
   const who = id && `${tenant}/${id}`;
   useEffect(() => (who ? startLive(who) : undefined), [who]);
   const shown = useRef(path);
@@ -76,7 +93,7 @@ export function Shell() {
         <AppShell.Section grow style={{ overflowY: 'auto' }}>
           <Navigation />
         </AppShell.Section>
-        <AppShell.Section>
+        <AppShell.Section pt={8} style={{ borderTop: '1px solid var(--line)' }}>
           <StopButton fullWidth />
           <Person />
         </AppShell.Section>
@@ -89,6 +106,11 @@ export function Shell() {
       {finding ? (
         <Suspense>
           <Palette onClose={find.close} />
+        </Suspense>
+      ) : null}
+      {listing ? (
+        <Suspense>
+          <KeysList everywhere={Object.keys(keys)} onClose={list.close} />
         </Suspense>
       ) : null}
     </AppShell>
@@ -196,6 +218,16 @@ function Person() {
           onClick={() => setColorScheme(next[colorScheme])}
         >
           <Scheme size={17} stroke={1.7} />
+        </ActionIcon>
+        <ActionIcon
+          variant="subtle"
+          color="gray"
+          visibleFrom="sm"
+          aria-label="Keys on this page"
+          title="Keys on this page"
+          onClick={keysList.open}
+        >
+          <IconKeyboard size={17} stroke={1.7} />
         </ActionIcon>
         <ActionIcon variant="subtle" color="gray" aria-label="Sign out" title="Sign out" onClick={() => void signOut()}>
           <IconLogout size={17} stroke={1.7} />

@@ -2,6 +2,7 @@ import './simulation.css';
 import { Button, Group, Paper, Text, Title, VisuallyHidden } from '@mantine/core';
 import { IconHistory } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
 import type { Decision } from '../../server/domain/decision.ts';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
@@ -216,6 +217,7 @@ function Verdict({ found }: { found: Found }) {
 
 function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }) {
   const { was, becomes, tools, agents, ranges, examples, simulated, unpriced } = group;
+  const [open, setOpen] = useState(false);
   const sums = Object.entries(group.money);
   return (
     <li>
@@ -263,7 +265,7 @@ function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }
           )}
         </span>
       </div>
-      <details>
+      <details onToggle={(event) => setOpen(event.currentTarget.open)}>
         <summary>
           {examples.length < group.count
             ? `The newest ${examples.length}`
@@ -274,15 +276,31 @@ function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }
         <ul className="plain-list simulation-examples">
           {examples.map((event) => (
             <li key={event}>
-              <PageLink to="/decisions" search={{ event }} className="mono">
-                {event}
-              </PageLink>{' '}
+              <Example id={event} shown={open} />{' '}
               <MakeTest compact decision={{ event_id: event, decision: was.decision, policyId }} />
             </li>
           ))}
         </ul>
       </details>
     </li>
+  );
+}
+
+/** A decision by who asked and when, as soon as somebody looks. */
+function Example({ id, shown }: { id: string; shown: boolean }) {
+  const { data } = useQuery(
+    trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY, enabled: shown }),
+  );
+  return (
+    <PageLink to="/decisions" search={{ event: id }} title={id}>
+      {data ? (
+        <>
+          <Hostile text={data.agent_id} />, <When at={data.timestamp} exact />
+        </>
+      ) : (
+        <span className="mono">{id}</span>
+      )}
+    </PageLink>
   );
 }
 

@@ -4,6 +4,7 @@ import { IconLinkOff, IconRosetteDiscountCheck, IconShieldSearch } from '@tabler
 import { useQuery } from '@tanstack/react-query';
 import { Fragment, useEffect, useRef, useState } from 'react';
 import { toastProblem } from '../lib/errors.tsx';
+import { usePeople } from '../lib/people.ts';
 import { queryClient } from '../lib/query.ts';
 import { eventsOf } from '../lib/sse.ts';
 import { duration } from '../lib/time.ts';
@@ -121,6 +122,7 @@ function Closed({ chain }: { chain: Chain }) {
 /** The result of the last verification by anyone. */
 function LastVerification({ chain }: { chain: Chain }) {
   const { record: last } = useLastVerified(chain);
+  const name = usePeople();
   if (last === undefined) return null;
   if (last === null) return <Text c="dimmed">No one has verified it yet.</Text>;
   const whole = last.action === 'forensics.verified';
@@ -132,7 +134,8 @@ function LastVerification({ chain }: { chain: Chain }) {
         The chain was {whole ? 'intact' : 'broken'} <When at={last.created_at} />
       </strong>
       <div>
-        {last.actor.email ?? `${last.actor.type.replaceAll('_', ' ')} ${last.actor.id}`} verified {last.detail}
+        {last.actor.type === 'user' ? name(last.actor.id) : `${last.actor.type.replaceAll('_', ' ')} ${last.actor.id}`}{' '}
+        verified {last.detail}
         {last.reason ? `: ${last.reason}` : ''}.
       </div>
     </div>

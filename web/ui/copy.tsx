@@ -1,6 +1,6 @@
-import { ActionIcon } from '@mantine/core';
+import { ActionIcon, Button } from '@mantine/core';
 import { useClipboard } from '@mantine/hooks';
-import { IconCheck, IconCopy } from '@tabler/icons-react';
+import { IconCheck, IconCopy, IconLink } from '@tabler/icons-react';
 
 /** A copy button whose icon and name confirm the copy. */
 export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
@@ -33,5 +33,20 @@ export function Id({ value, length = 18 }: { value: string; length?: number }) {
       </span>
       <CopyButton text={value} label={`Copy ${value}`} />
     </span>
+  );
+}
+
+/** Copies the address of this page, without what only this visit has chosen, such as the vote of a mailed link. */
+export function CopyLink() {
+  const clipboard = useClipboard({ timeout: 1500 });
+  const Shape = clipboard.copied ? IconCheck : IconLink;
+  return (
+    <Button
+      variant="default"
+      leftSection={<Shape size={16} aria-hidden />}
+      onClick={() => clipboard.copy(window.location.origin + window.location.pathname)}
+    >
+      {clipboard.copied ? 'Copied' : 'Copy link'}
+    </Button>
   );
 }

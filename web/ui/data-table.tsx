@@ -94,6 +94,7 @@ export function DataTable<Row>({
                     key={column.header}
                     data-label={column.bare || column.header === ACTIONS ? undefined : column.header}
                     data-main={column.main || undefined}
+                    data-actions={column.header === ACTIONS || undefined}
                     data-align={column.align}
                   >
                     {column.cell(row)}

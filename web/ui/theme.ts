@@ -76,6 +76,9 @@ export const theme = createTheme({
         closeButtonProps: { 'aria-label': 'Close' },
       },
     },
+    // the banner is that of the page
+    ModalHeader: { defaultProps: { role: 'presentation' } },
+    DrawerHeader: { defaultProps: { role: 'presentation' } },
     // the reason why a form was refused is read out
     InputError: { defaultProps: { role: 'alert' } },
     Drawer: { defaultProps: { padding: 'xs', closeButtonProps: { 'aria-label': 'Close' } } },

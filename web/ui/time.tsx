@@ -1,12 +1,12 @@
 import { clockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
 
-/** A relative time, with the full time as tooltip and for assistive technology. */
+/** A relative time, or an exact one; the other one is its tooltip. */
 export function When({ at, exact = false }: { at: string; exact?: boolean }) {
   const [zone] = useZone();
-  const now = useNow(exact ? 3_600_000 : 15_000);
+  const now = useNow(15_000);
   const full = fullTime(at, zone);
   return (
-    <time dateTime={at} title={full}>
+    <time dateTime={at} title={exact ? relativeTime(at, now) : full}>
       {exact ? full : relativeTime(at, now)}
     </time>
   );

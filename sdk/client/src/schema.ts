@@ -978,7 +978,7 @@ export interface paths {
         put?: never;
         /**
          * Comment on the newest version without deciding
-         * @description A comment begins a thread, or answers one. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.
+         * @description A comment begins a thread, or answers one. On a line of the newest version it may suggest what should stand there instead; nothing changes until somebody saves a version with it. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.
          */
         post: operations["policies-comment"];
         delete?: never;
@@ -4179,6 +4179,8 @@ export interface components {
                     line: number;
                     quote: string;
                 };
+                /** @description what the comment would have stand there in place of the line; may be empty */
+                suggestion?: string;
                 /** @description who said that the thread is settled; absent while it is not */
                 resolved?: {
                     by: string;
@@ -4205,6 +4207,8 @@ export interface components {
                     line: number;
                     quote: string;
                 };
+                /** @description what the comment would have stand there in place of the line; may be empty */
+                suggestion?: string;
                 /** @description who said that the thread is settled; absent while it is not */
                 resolved?: {
                     by: string;
@@ -9873,7 +9877,8 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
-                    comment: string;
+                    /** @description required without a suggestion */
+                    comment?: string;
                     /** @description the comment that began a thread, of this version or an older one */
                     reply_to?: string;
                     /** @description the line that it is about */
@@ -9884,6 +9889,8 @@ export interface operations {
                         /** @description an older version whose line it is; default: the reviewed one */
                         version?: number;
                     };
+                    /** @description what should stand in place of the line, which is one of the newest version; empty: nothing */
+                    suggestion?: string;
                 };
             };
         };
@@ -10043,6 +10050,8 @@ export interface operations {
                                 line: number;
                                 quote: string;
                             };
+                            /** @description what the comment would have stand there in place of the line; may be empty */
+                            suggestion?: string;
                             /** @description who said that the thread is settled; absent while it is not */
                             resolved?: {
                                 by: string;
@@ -10069,6 +10078,8 @@ export interface operations {
                                 line: number;
                                 quote: string;
                             };
+                            /** @description what the comment would have stand there in place of the line; may be empty */
+                            suggestion?: string;
                             /** @description who said that the thread is settled; absent while it is not */
                             resolved?: {
                                 by: string;

@@ -73,7 +73,7 @@ export function Agents() {
             header: 'Agent',
             main: true,
             cell: ({ id }) => (
-              <strong className="mono">
+              <strong className="mono whole">
                 <AgentLink id={id} plain />
               </strong>
             ),

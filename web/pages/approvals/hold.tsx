@@ -3,8 +3,10 @@ import { getRouteApi } from '@tanstack/react-router';
 import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { ActionTarget, ActionTitle, actionText } from '../../parts/action.tsx';
+import { AsCurl } from '../../parts/curl.tsx';
 import { PrintButton, PrintSheet } from '../../parts/print.tsx';
 import { Broken } from '../../ui/broken.tsx';
+import { CopyLink } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
@@ -41,12 +43,17 @@ export function HoldPage() {
       }
       actions={
         <>
+          <CopyLink />
           <PrintButton />
           <CancelHold hold={hold} />
         </>
       }
     >
       <HoldView key={id} hold={hold} prepared={vote} />
+      <details className="hold-curl no-print">
+        <summary>As curl</summary>
+        <AsCurl path={['escrow', id]} />
+      </details>
       <PrintSheet
         values={{
           Hold: hold.id,

@@ -1,12 +1,12 @@
-import { Button, Group, Modal, NativeSelect, Text, Title } from '@mantine/core';
+import { Button, Group, NativeSelect, Text, Title } from '@mantine/core';
 import { useMediaQuery } from '@mantine/hooks';
 import { IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { Fragment, useEffect, useRef, useState } from 'react';
+import { useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { toastDone } from '../../lib/errors.tsx';
-import { useKeys, useSingleKeys } from '../../lib/keys.ts';
+import { keysList, useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { MOST_SINGLE, onHint, PAGES } from '../../lib/live.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
@@ -14,7 +14,6 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { useAside } from '../../lib/use-aside.ts';
 import { count, money, risk } from '../../lib/words.ts';
 import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
-import { SingleKeys } from '../../parts/single-keys.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { rescueFocus } from '../../ui/focus.ts';
@@ -50,7 +49,6 @@ export function Inbox() {
   const { status = 'held', agent_role, agent_id, tool_server, tool_name, rule_id, mine } = search;
   const navigate = route.useNavigate();
   const wide = useMediaQuery(WIDE) ?? false;
-  const [help, setHelp] = useState(false);
   const order = search.order ?? (status === 'held' ? 'expires_at' : 'created_at');
   const of = { agent_role, agent_id, tool_server, tool_name, rule_id };
   const filter = { status: mine === 'voted' ? search.status : status, mine, order, ...of } as const;
@@ -103,21 +101,26 @@ export function Inbox() {
     const { data } = await query.fetchNextPage();
     choose(inView(data?.pages.flatMap(({ holds }) => holds))?.[at + 1]);
   };
-  useKeys({
-    '?': () => setHelp(true),
-    j: () => wide && void further(),
-    k: () => wide && at > 0 && choose(rows?.[at - 1]),
-    h: () => {
-      const row = rows?.[at];
-      if (!wide || !row || status !== 'held' || !me.has('approver')) return;
-      // the page of a hold offers no way back to those who voted on it
-      if (row.votes?.some(({ user_id }) => user_id === me.id)) return;
-      if (!aside.possible(row)) return toastDone('Not set aside', 'It expires too soon.');
-      aside.put(row, '1 h');
-      toastAside();
-      onward();
-    },
-  });
+  /** Sets the chosen hold aside, and goes on. */
+  const putAside = () => {
+    const row = rows?.[at];
+    // the page of a hold offers no way back to those who voted on it
+    if (!row || row.votes?.some(({ user_id }) => user_id === me.id)) return;
+    if (!aside.possible(row)) return toastDone('Not set aside', 'It expires too soon.');
+    aside.put(row, '1 h');
+    toastAside();
+    onward();
+  };
+  useKeys(
+    wide
+      ? {
+          j: ['Next hold', further],
+          k: ['Previous hold', () => at > 0 && choose(rows?.[at - 1])],
+          ...(status === 'held' &&
+            me.has('approver') && { h: ['Set aside for up to an hour, for you alone', putAside] as const }),
+        }
+      : {},
+  );
   const columns: Column<Row>[] = [
     {
       header: 'Action',
@@ -275,7 +278,7 @@ export function Inbox() {
       docs={[['holds', 'What an approval covers']]}
       actions={
         wide ? (
-          <Button variant="default" rightSection={keys === 'on' ? <kbd>?</kbd> : null} onClick={() => setHelp(true)}>
+          <Button variant="default" rightSection={keys === 'on' ? <kbd>?</kbd> : null} onClick={() => keysList.open()}>
             Keys
           </Button>
         ) : null
@@ -346,22 +349,6 @@ export function Inbox() {
       ) : (
         list
       )}
-      <Modal opened={help} onClose={() => setHelp(false)} title={<strong>Keys on this page</strong>}>
-        <dl className="facts keys">
-          {KEYS.map(([key, does]) => (
-            <Fragment key={key}>
-              <dt>
-                <kbd>{key}</kbd>
-              </dt>
-              <dd>{does}</dd>
-            </Fragment>
-          ))}
-        </dl>
-        <Text size="sm" c="dimmed" my="sm">
-          They do nothing while you type in a field.
-        </Text>
-        <SingleKeys />
-      </Modal>
     </Page>
   );
 }
@@ -372,15 +359,6 @@ const IN_ORDER: Record<HoldOrder, string> = {
   value: 'highest stated value first',
   risk: 'highest stated risk first',
 };
-
-const KEYS = [
-  ['j', 'Next hold'],
-  ['k', 'Previous hold'],
-  ['a', 'Approve: asks first, then Enter confirms'],
-  ['r', 'Reject: asks first, then Enter confirms'],
-  ['h', 'Set aside for up to an hour, for you alone'],
-  ['?', 'These keys'],
-] as const;
 
 /**
  * The hold that stands beside the list: the one that was asked for, or else the one that came first when the list was opened.

@@ -50,10 +50,14 @@ export function Vote({
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && settings.data !== undefined && !mine && barred === undefined;
-  useKeys({
-    a: () => ready && ask('approve', true),
-    r: () => ready && ask('reject', true),
-  });
+  useKeys(
+    ready
+      ? {
+          a: ['Approve: asks first, then Enter confirms', () => ask('approve', true)],
+          r: ['Reject: asks first, then Enter confirms', () => ask('reject', true)],
+        }
+      : {},
+  );
 
   // the buttons disappear after the vote, and focus with them
   const voted = mine !== undefined;

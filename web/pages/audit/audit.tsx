@@ -170,8 +170,14 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
 }
 
 function Actor({ actor }: { actor: AuditRecord['actor'] }) {
-  if (actor.email) return <Hostile text={actor.email} />;
-  return <Named type={actor.type} id={actor.id} />;
+  const name = useNames().of(actor.id);
+  if (actor.type === 'operator' || actor.type === 'system') return <>the {actor.type}</>;
+  if (!actor.email) return <Named type={actor.type} id={actor.id} />;
+  return (
+    <span title={actor.email}>
+      <Hostile text={name ?? actor.email} />
+    </span>
+  );
 }
 
 /** What it is, with its name where it has one, and else its id. */

@@ -3,9 +3,11 @@ import { getRouteApi } from '@tanstack/react-router';
 import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { CopyLink } from '../../ui/copy.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
-import { Details } from './details.tsx';
+import { DECISION } from '../../ui/status.tsx';
+import { Asked, Details, Outcome } from './details.tsx';
 import './decisions.css';
 
 const route = getRouteApi('/app/decisions/$id');
@@ -16,9 +18,12 @@ export function DecisionPage() {
   const { data: event } = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <Page
-      title="Decision"
+      title={event ? <Outcome event={event} /> : 'Decision'}
+      tab={event ? `${DECISION[event.decision][0]}: ${event.tool_name}` : 'Decision'}
+      lead={event ? <Asked event={event} /> : undefined}
       actions={
         <>
+          <CopyLink />
           <ButtonLink to="/decisions" search={{ event: id }} variant="default">
             In the list
           </ButtonLink>
@@ -27,7 +32,7 @@ export function DecisionPage() {
       }
     >
       <div className="decision-page">
-        <Details id={id} />
+        <Details id={id} named />
       </div>
       {event ? (
         <PrintSheet

@@ -209,8 +209,8 @@ function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string;
   const [keys] = useSingleKeys();
   useKeys(
     {
-      j: () => older !== undefined && open(older),
-      k: () => newer !== undefined && open(newer),
+      j: ['Older decision', () => older !== undefined && open(older)],
+      k: ['Newer decision', () => newer !== undefined && open(newer)],
     },
     { inDialog: true },
   );
@@ -277,12 +277,12 @@ function Beginnings({ filter }: { filter: Filter }) {
 }
 
 const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
-  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 84 },
-  { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 150 },
+  { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 80 },
+  { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 160 },
   {
     header: 'Tool',
     main: true,
-    width: 155,
+    width: 140,
     cell: (row) => (
       <RowButton
         onClick={() => open(row.id)}
@@ -296,22 +296,19 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
   },
   {
     header: 'Agent',
-    width: 150,
+    width: 145,
     cell: (row) => (
       <Line>
-        <AgentLink id={row.agent_id} plain />{' '}
-        <span className="dim">
-          <Hostile text={row.agent_role} />
-        </span>
+        <AgentLink id={row.agent_id} plain />
       </Line>
     ),
   },
   {
     header: 'Policy',
-    width: 110,
+    width: 125,
     cell: (row) =>
       row.policy_id ? (
-        <Line className="mono">
+        <Line>
           <Hostile text={row.policy_id} />
         </Line>
       ) : (

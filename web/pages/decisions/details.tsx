@@ -7,8 +7,10 @@ import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { exactly } from '../../../server/domain/sought.ts';
 import { handRequest } from '../../lib/handed-request.ts';
 import { RECORDED } from '../../lib/live.ts';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { AsCurl } from '../../parts/curl.tsx';
 import { MakeTest } from '../../parts/make-test.tsx';
 import { AgentLink, RuleLink, ToolLink } from '../../parts/names.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
@@ -79,6 +81,7 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
         {more ? ' and more' : ''}
       </span>
     ) : null,
+  key_id: ({ key_id: id }) => (id ? <Credential id={id} /> : null),
   hits_truncated: null,
   facts: ({ facts }) => (facts ? <Facts facts={facts} /> : null),
   input_hash: ({ input_hash: hash }) =>
@@ -126,8 +129,42 @@ function shownValue(event: Detail, name: FieldName): ReactNode {
   );
 }
 
+/** What was decided on which tool. */
+export const Outcome = ({ event }: { event: Pick<Detail, 'decision' | 'tool_name' | 'tool_server'> }) => (
+  <>
+    <DecisionTag decision={event.decision} /> <ToolLink name={event.tool_name} server={event.tool_server} plain />
+  </>
+);
+
+/** Who asked, and when. */
+export const Asked = ({ event }: { event: Pick<Detail, 'agent_id' | 'timestamp'> }) => (
+  <>
+    <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />, <When at={event.timestamp} />
+  </>
+);
+
+/** The key that a record came with, by its name. */
+function Credential({ id }: { id: string }) {
+  const name = usePeople()(id);
+  return (
+    <>
+      {name === id ? null : `${name} `}
+      <Id value={id} length={34} />
+    </>
+  );
+}
+
 /** All that is known of a decision: what came of it and why, its request, its time line, and its place in the chain. */
-export function Details({ id, step }: { id: string; step?: ReactNode }) {
+export function Details({
+  id,
+  step,
+  named = false,
+}: {
+  id: string;
+  step?: ReactNode;
+  /** The page already says what was decided. */
+  named?: boolean;
+}) {
   const query = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <>
@@ -135,13 +172,16 @@ export function Details({ id, step }: { id: string; step?: ReactNode }) {
       <Shown query={query} lines={14}>
         {(event) => (
           <>
-            <Text mb={4} size="lg" fw={650}>
-              <DecisionTag decision={event.decision} />{' '}
-              <ToolLink name={event.tool_name} server={event.tool_server} plain />
-            </Text>
-            <Text mb="sm" size="sm" className="dim">
-              <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />
-            </Text>
+            {named ? null : (
+              <>
+                <Text mb={4} size="lg" fw={650}>
+                  <Outcome event={event} />
+                </Text>
+                <Text mb="sm" size="sm" className="dim">
+                  <Asked event={event} />
+                </Text>
+              </>
+            )}
             {event.agent_id === PRACTICE_AGENT ? (
               <Text mb="sm" size="sm">
                 This is practice: a person asked in place of an agent, and nothing acted on the answer.
@@ -176,11 +216,7 @@ export function Details({ id, step }: { id: string; step?: ReactNode }) {
               <Title order={2} className="part">
                 As curl
               </Title>
-              <CodeBlock
-                label="curl"
-                wrap
-                text={`curl -sS -H "Authorization: Bearer $KEY" \\\n  '${window.location.origin}/v1/events/${encodeURIComponent(event.id).replaceAll("'", '%27')}'`}
-              />
+              <AsCurl path={['events', event.id]} />
             </div>
           </>
         )}

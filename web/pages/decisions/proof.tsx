@@ -37,7 +37,7 @@ export function Proof({ event: { chain } }: { event: Answers['events']['get'] })
         <dd>
           {covered ? (
             <>
-              through #{covered.seq.toLocaleString()} by <span className="mono">{covered.kid}</span>,{' '}
+              through #{covered.seq.toLocaleString()} by the key <Id value={covered.kid} length={12} />,{' '}
               <When at={covered.created_at} exact />
             </>
           ) : newest.isPending ? (

@@ -65,7 +65,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
             cell: ({ label, prefix }) => (
               <div>
                 <div>{label}</div>
-                <span className="mono dim">{prefix}…</span>
+                <span className="mono dim whole">{prefix}…</span>
               </div>
             ),
           },

@@ -76,7 +76,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
             cell: ({ label, prefix }) => (
               <div>
                 <div style={{ fontWeight: 600 }}>{label}</div>
-                <span className="mono dim">{prefix}…</span>
+                <span className="mono dim whole">{prefix}…</span>
               </div>
             ),
           },

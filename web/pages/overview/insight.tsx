@@ -102,7 +102,7 @@ function Figures({ summary: { decided, states } }: { summary: Summary }) {
           <dd>{time(decided.p50_seconds)}</dd>
         </div>
         <div>
-          <dt>95 % within</dt>
+          <dt>95% within</dt>
           <dd>{time(decided.p95_seconds)}</dd>
         </div>
         <div>

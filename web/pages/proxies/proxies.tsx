@@ -74,9 +74,9 @@ export function Proxies() {
                   <Hostile text={proxy_id} />
                 </PageLink>
                 {version ? (
-                  <span className="dim">
+                  <div className="dim">
                     version <Hostile text={version} />
-                  </span>
+                  </div>
                 ) : null}
               </div>
             ),

@@ -9,12 +9,11 @@ import { cedar } from '../../ui/editor/cedar.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 // the colors of the language
 import '../../ui/editor/editor.css';
+import { MOST_EDITS } from './place.ts';
 import { CommentForm, type Place, type Thread, ThreadView } from './threads.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 
-/** The longest edit script that is searched for; the time grows with its square. */
-const MOST_EDITS = 1_000;
 const CONTEXT = 3;
 
 interface Row {
@@ -161,6 +160,7 @@ export function ReviewDiff({
                         input={{ place }}
                         label={`Comment on line ${line}`}
                         action="Comment"
+                        {...(kind !== '-' && { line: text })}
                         close={() => write(undefined)}
                       />
                     </div>

@@ -8,6 +8,7 @@ import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Said } from '../../ui/hostile.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { Suggestion } from './suggestion.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 type Review = NonNullable<PolicyDetail['versions'][number]['reviews']>[number];
@@ -89,9 +90,14 @@ export function ThreadView({
                   version {one.version}, <When at={one.decided_at} />
                 </Text>
               </Group>
-              <div className="remark">
-                <Said text={one.comment ?? ''} />
-              </div>
+              {one.comment === undefined ? null : (
+                <div className="remark">
+                  <Said text={one.comment} />
+                </div>
+              )}
+              {one.suggestion === undefined || !one.place ? null : (
+                <Suggestion policy={policy} thread={thread} place={one.place} suggestion={one.suggestion} />
+              )}
             </div>
           ))}
         </>
@@ -126,15 +132,19 @@ export function CommentForm({
   input,
   label,
   action,
+  line,
   close,
 }: {
   policy: PolicyDetail;
   input: Pick<Inputs['policies']['comment'], 'reply_to' | 'place'>;
   label: string;
   action: string;
+  /** The line that it is about, where something else can be suggested in its place. */
+  line?: string;
   close?: () => void;
 }) {
   const [text, setText] = useState('');
+  const [suggestion, suggest] = useState<string>();
   const id = useId();
   const comment = useMutation(
     trpc.policies.comment.mutationOptions({
@@ -145,12 +155,18 @@ export function CommentForm({
     }),
   );
   const written = filled(text);
+  const suggests = suggestion !== undefined && suggestion !== line;
   return (
     <form
       className="thread-form"
       onSubmit={(event) => {
         event.preventDefault();
-        if (written) comment.mutate({ id: policy.id, version: policy.version, comment: written, ...input });
+        if (!written && !suggests) return;
+        comment.mutate({
+          ...{ id: policy.id, version: policy.version, ...input },
+          ...(written && { comment: written }),
+          ...(suggests && { suggestion }),
+        });
       }}
     >
       <Textarea
@@ -163,13 +179,37 @@ export function CommentForm({
         autoFocus={close !== undefined}
         onChange={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.key === 'Escape' && !written) close?.();
+          if (event.key === 'Escape' && !written && !suggests) close?.();
         }}
       />
+      {suggestion === undefined ? null : (
+        <Textarea
+          label="Suggested in place of the line"
+          description="Empty removes the line. The author applies it, or not."
+          classNames={{ input: 'mono' }}
+          mt={6}
+          autosize
+          autoFocus
+          maxLength={2000}
+          spellCheck={false}
+          value={suggestion}
+          onChange={(event) => suggest(event.currentTarget.value)}
+        />
+      )}
       <Group gap="xs" mt={6}>
-        <Button type="submit" size="compact-sm" disabled={!written} loading={comment.isPending}>
+        <Button type="submit" size="compact-sm" disabled={!written && !suggests} loading={comment.isPending}>
           {action}
         </Button>
+        {line === undefined ? null : (
+          <Button
+            size="compact-sm"
+            variant="default"
+            aria-pressed={suggestion !== undefined}
+            onClick={() => suggest(suggestion === undefined ? line : undefined)}
+          >
+            Suggest a change
+          </Button>
+        )}
         {close ? (
           <Button size="compact-sm" variant="default" onClick={close}>
             Cancel

@@ -26,8 +26,8 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
       : 'A version can be enforced without a test, and with tests that fail.',
   min_coverage: (after, before) =>
     after < before
-      ? `A version may be enforced whose tests cover ${after} % of its statements, instead of ${before} %.`
-      : `A version whose tests cover less than ${after} % of its statements can no longer be enforced.`,
+      ? `A version may be enforced whose tests cover ${after}% of its statements, instead of ${before}%.`
+      : `A version whose tests cover less than ${after}% of its statements can no longer be enforced.`,
   simulation_required: (on) =>
     on
       ? 'A version can no longer be submitted or enforced before it was simulated on past decisions.'

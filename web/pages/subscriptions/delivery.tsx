@@ -4,12 +4,13 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { lazy, type ReactNode, Suspense } from 'react';
 import { kindOf } from '../../../server/domain/destinations.ts';
+import { postCommand } from '../../lib/curl.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
-import { Id } from '../../ui/copy.tsx';
+import { CopyLink, Id } from '../../ui/copy.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
@@ -79,22 +80,24 @@ export function DeliveryPage() {
       }
       docs={[['webhooks', 'Webhooks, Slack and Teams']]}
       actions={
-        <Button
-          variant="default"
-          leftSection={<IconRefresh size={16} aria-hidden />}
-          loading={redeliver.isPending}
-          disabled={to === undefined || paused}
-          title={paused ? 'Resume the subscription first' : undefined}
-          onClick={() => redeliver.mutate(which)}
-        >
-          Send again
-        </Button>
+        <>
+          <CopyLink />
+          <Button
+            leftSection={<IconRefresh size={16} aria-hidden />}
+            loading={redeliver.isPending}
+            disabled={to === undefined || paused}
+            title={paused ? 'Resume the subscription first' : undefined}
+            onClick={() => redeliver.mutate(which)}
+          >
+            Send again
+          </Button>
+        </>
       }
     >
       <Stack gap="lg">
         <Facts delivery={delivery} paused={paused} />
         <Attempts delivery={delivery} />
-        <Sent delivery={delivery} />
+        <Sent delivery={delivery} to={to && kindOf(to.destination_type).proof === 'signature' ? to.url : undefined} />
         <Suspense fallback={<Loading lines={5} />}>
           <CurrentState machine="delivery" query={standing} />
         </Suspense>
@@ -257,7 +260,17 @@ function AttemptLines({ attempt, note, open }: { attempt: Attempt; note: string 
   );
 }
 
-function Sent({ delivery: { body, payload, attempts } }: { delivery: DeliveryDetail }) {
+/** What was sent. `to` is where, if a signature is its proof: the address of a chat is a secret in itself. */
+function Sent({
+  delivery: { body, payload, attempts, history },
+  to,
+}: {
+  delivery: DeliveryDetail;
+  to?: string | undefined;
+}) {
+  const headers = Object.entries(history[0]?.headers ?? {}).flatMap(([name, value]) =>
+    value === null ? [] : [[name, value] as const],
+  );
   return (
     <Paper component="section" aria-labelledby="sent-title">
       <Title order={2} size="h3" id="sent-title" mb="xs">
@@ -278,6 +291,12 @@ function Sent({ delivery: { body, payload, attempts } }: { delivery: DeliveryDet
         <details style={{ marginTop: 8 }}>
           <summary>The bytes that are signed</summary>
           <CodeBlock text={body} label="bytes" wrap maxHeight={320} />
+        </details>
+      )}
+      {body === null || to === undefined || headers.length === 0 ? null : (
+        <details style={{ marginTop: 8 }}>
+          <summary>The last request as curl</summary>
+          <CodeBlock text={postCommand(to, Object.fromEntries(headers), body)} label="curl" wrap maxHeight={320} />
         </details>
       )}
     </Paper>

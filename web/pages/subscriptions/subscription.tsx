@@ -49,12 +49,8 @@ export function SubscriptionPage() {
       actions={
         shown ? (
           <>
-            <Button
-              leftSection={<IconSend size={16} aria-hidden />}
-              loading={test.isPending}
-              onClick={() => test.mutate({ id })}
-            >
-              Send a test
+            <Button variant="default" onClick={() => setOpen('remove')}>
+              Delete
             </Button>
             <Button variant="default" onClick={() => setOpen('edit')}>
               Edit
@@ -78,8 +74,12 @@ export function SubscriptionPage() {
                 Rotate secret
               </Button>
             ) : null}
-            <Button variant="default" onClick={() => setOpen('remove')}>
-              Delete
+            <Button
+              leftSection={<IconSend size={16} aria-hidden />}
+              loading={test.isPending}
+              onClick={() => test.mutate({ id })}
+            >
+              Send a test
             </Button>
           </>
         ) : null
@@ -149,7 +149,7 @@ function Facts({ subscription }: { subscription: Subscription }) {
           {failing_since && !disabled_at ? (
             <>
               {' '}
-              failing since <When at={failing_since} />
+              first failed <When at={failing_since} />
             </>
           ) : null}
         </dd>
@@ -160,7 +160,7 @@ function Facts({ subscription }: { subscription: Subscription }) {
               <Arrived summary={summary} />
               {summary.p50_ms === null || summary.p95_ms === null
                 ? ''
-                : `; half within ${summary.p50_ms} ms, 95 % within ${summary.p95_ms} ms`}
+                : `; half within ${summary.p50_ms} ms, 95% within ${summary.p95_ms} ms`}
             </dd>
             {summary.waiting > 0 ? (
               <>

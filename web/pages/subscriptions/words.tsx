@@ -91,7 +91,7 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
 
 const share = ({ tried, delivered }: Summary['day']) =>
   // 1,999 of 2,000 are not all of them
-  `${(Math.floor((delivered / tried) * 1000) / 10).toLocaleString()} %`;
+  `${(Math.floor((delivered / tried) * 1000) / 10).toLocaleString()}%`;
 
 /** What share of the deliveries arrived lately. */
 export function Arrived({ summary: { day, week, complete } }: { summary: Summary }) {

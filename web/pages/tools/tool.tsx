@@ -16,6 +16,7 @@ import { Activity, LastDecisions } from '../../parts/activity.tsx';
 import { RulesInForce } from '../../parts/rules-in-force.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { Broken } from '../../ui/broken.tsx';
+import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
@@ -229,12 +230,11 @@ function Shown({ tool }: { tool: Tool }) {
         <Text size="sm" c="dimmed" mb="xs">
           In the words of the tool server. Characters that cannot be seen are shown with their codes.
         </Text>
-        <Diff
-          before={read ? before : ''}
-          after={after}
-          label={approved && read ? 'approved → now' : 'definition'}
-          plain
-        />
+        {approved && read ? (
+          <Diff before={before} after={after} label="approved → now" plain />
+        ) : (
+          <CodeBlock text={after} label="text of the definition" wrap maxHeight={480} />
+        )}
         {approved ? (
           <Text size="sm" c="dimmed" mt="xs">
             Approved by {person(approved.by ?? '')}, {approved.at ? <When at={approved.at} /> : null}
