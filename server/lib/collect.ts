@@ -1,4 +1,3 @@
-import { performance } from 'node:perf_hooks';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
@@ -19,25 +18,24 @@ export function collectStart(): void {
  */
 export function collectWhenQuiet(lookMs = 3_000): void {
   const collect = collector();
-  let before = performance.eventLoopUtilization();
   let quietLooks = 0;
   let collected = false;
   let least = process.memoryUsage.rss();
+  let before = process.cpuUsage();
   setInterval(() => {
-    const now = performance.eventLoopUtilization();
-    const { utilization } = performance.eventLoopUtilization(now, before);
-    quietLooks = utilization < QUIET ? quietLooks + 1 : 0;
+    const { user, system } = process.cpuUsage(before);
+    quietLooks = user + system < QUIET * lookMs * 1000 ? quietLooks + 1 : 0;
     const held = process.memoryUsage.rss();
     // the room is given back by other threads, after the collection
     if (collected || held < least) least = held;
     collected = quietLooks >= 2 && held > least + MUCH_BYTES;
     if (collected) collect();
-    before = performance.eventLoopUtilization();
+    before = process.cpuUsage();
   }, lookMs).unref();
 }
 
-/** The share of the time in which the process does something. */
-const QUIET = 0.05;
+/** The share of a core: time alone would say that a process is busy which waits for a core on a busy machine. */
+const QUIET = 0.1;
 const MUCH_BYTES = 32 * 1024 * 1024;
 
 /** Any other kind keeps the room that it empties. */
