@@ -32,6 +32,7 @@ import { Limits } from './decisions/limits.ts';
 import { RulesInForce } from './decisions/rules-in-force.ts';
 import type { Doer } from './domain/audit.ts';
 import type { SignInPolicyOf } from './domain/principal.ts';
+import { Asides, forgetAsidesOf } from './escrow/asides.ts';
 import { Holds } from './escrow/holds.ts';
 import { HoldQueries } from './escrow/queries.ts';
 import { HoldWaiters } from './escrow/waiting.ts';
@@ -236,6 +237,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       revokeKeys: (...args) => keys.revokeOf(...args),
       leaveGroups: (...args) => tenants.leaveGroups(...args),
       stopMail: (...args) => personMail.stopWithin(...args),
+      forgetAsides: forgetAsidesOf,
     },
   });
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
@@ -435,6 +437,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     rulesInForce: new RulesInForce(db, clock),
     holds,
     holdQueries,
+    asides: new Asides(db, parts.clock),
     holdWaiters: new HoldWaiters(db.notices, (tenantId, id) => holds.get(tenantId, id)),
     signedRules,
     keptInputs,

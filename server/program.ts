@@ -148,7 +148,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
             oldest: (tenantId) => holds.oldestShown(tenantId),
           },
         }),
-        forgetJob('forget session facts, calls and limits', [core.ledger, core.calls, limits]),
+        forgetJob('forget session facts, calls, limits and holds set aside', [core.ledger, core.calls, limits, core.asides]),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),

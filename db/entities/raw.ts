@@ -341,6 +341,19 @@ const MailMessage = defineEntity({
   filters: tenantFilter,
 });
 
+/** Who set which hold aside, and when it comes back at the latest. */
+const EscrowAside = defineEntity({
+  name: 'EscrowAside',
+  tableName: 'escrow_aside',
+  properties: {
+    tenantId: p.string().primary(),
+    userId: p.string().primary(),
+    holdId: p.string().primary(),
+    backAt: time(),
+  },
+  filters: tenantFilter,
+});
+
 /** Who wants to be mailed about what. */
 const MailPreference = defineEntity({
   name: 'MailPreference',
@@ -655,6 +668,7 @@ export const rawEntities = [
   Instance,
   LimitCounter,
   LimitTake,
+  EscrowAside,
   MailMessage,
   MailNotice,
   MailPreference,

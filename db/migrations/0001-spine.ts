@@ -30,6 +30,7 @@ const TENANT_TABLES: Record<string, string> = {
   decision_input: 'select, delete',
   escrow_hold: 'select, insert, update',
   escrow_vote: 'select, insert',
+  escrow_aside: 'select, insert, update, delete',
   event_outbox: 'select, insert',
   evidence_package: 'select, insert',
   evidence_chunk: 'select, insert',
@@ -392,6 +393,19 @@ export class Spine extends Migration {
         foreign key (tenant_id, hold_id) references escrow_hold,
         foreign key (tenant_id, user_id) references member
       )`);
+    // who set which hold aside until when: it changes what their own list shows
+    this.addSql(`
+      create table escrow_aside (
+        tenant_id text collate "C" not null,
+        user_id text collate "C" not null,
+        hold_id text collate "C" not null,
+        back_at timestamptz(3) not null,
+        primary key (tenant_id, user_id, hold_id),
+        foreign key (tenant_id, hold_id) references escrow_hold,
+        foreign key (tenant_id, user_id) references member
+      )`);
+    this.addSql(`create index escrow_aside_hold on escrow_aside (tenant_id, hold_id)`);
+    this.addSql(`create index escrow_aside_back on escrow_aside (back_at)`);
     // what subscribers must hear, written with the change that it tells of; delivered from here later
     this.addSql(`
       create table event_outbox (

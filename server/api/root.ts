@@ -22,6 +22,7 @@ import {
   sessionFactsProcedure,
 } from '../decisions/router.ts';
 import { type RulesInForce, rulesRouter } from '../decisions/rules-in-force.ts';
+import type { Asides } from '../escrow/asides.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
 import { escrowRouter } from '../escrow/router.ts';
@@ -100,6 +101,7 @@ export interface Services {
   holds: Holds;
   holdQueries: HoldQueries;
   holdWaiters: HoldWaiters;
+  asides: Asides;
   signedRules: SignedRules;
   keptInputs: KeptInputs;
   decisionRules: DecisionRules;
@@ -144,7 +146,9 @@ export function buildRouter(s: Services) {
     lists: listsRouter(s.lists, s.listQueries),
     proxies: fleetRouter(s.db, s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),
-    escrow: escrowRouter(s.holds, s.holdQueries, s.holdWaiters, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
+    escrow: escrowRouter(s.holds, s.holdQueries, s.asides, s.holdWaiters, s.signedRules, (tenantId) =>
+      s.stops.lookup(tenantId),
+    ),
     stops: stopsRouter(s.stops),
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries, s.resends),
     evaluate: evaluateProcedure(s.decider),

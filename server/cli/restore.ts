@@ -183,6 +183,7 @@ async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: 
   // unsent mails contain links; people can request new ones
   await run('delete from mail_message');
   await run('delete from mail_notice');
+  await run('delete from escrow_aside');
   await run('delete from sign_in_request');
   // the rows stay: a token of a platform that was used is refused again
   await run('update workload_token set revoked_at = now() where revoked_at is null');

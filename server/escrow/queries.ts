@@ -5,6 +5,7 @@ import { elapse, HOLD_MACHINE_VERSION, type HoldEvent, type HoldState, holdRefus
 import { invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
+import { asideFor } from './asides.ts';
 import { electorateOf, type VoteSettings } from './electorate.ts';
 import { summarizeHolds } from './summary.ts';
 import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
@@ -52,13 +53,15 @@ export class HoldQueries {
       max_value?: number | undefined;
       /** Held holds that wait for this person's vote, or holds that they voted on. */
       mine?: { of: string; which: Mine } | undefined;
+      /** What this person has set aside is in `asides`, and in the list, alone in it or not in it. */
+      aside?: { of: string; which: WithAside } | undefined;
       order: HoldOrder;
       after?: string | undefined;
       limit: number;
       offset: number;
     },
-  ): Promise<{ holds: HoldView[]; total: number; next: string | null }> {
-    const { order, limit } = filter;
+  ): Promise<{ holds: HoldView[]; total: number; next: string | null; asides: Map<string, Date> }> {
+    const { order, limit, aside } = filter;
     const value = {
       ...(filter.min_value !== undefined && { $gte: filter.min_value }),
       ...(filter.max_value !== undefined && { $lte: filter.max_value }),
@@ -67,7 +70,9 @@ export class HoldQueries {
     return this.#db.readEntities(tenantId, who, async (em) => {
       const now = await timeOf(em, this.#clock);
       const { mine } = filter;
-      const where: QBFilterQuery<HoldRow> = {
+      const asides = aside ? await asideFor(em, tenantId, aside.of, now) : new Map<string, Date>();
+      const ofAside = aside && WITH_ASIDE[aside.which];
+      const fields: QBFilterQuery<HoldRow> = {
         ...(mine?.which === 'voted' && { id: { $in: await votedBy(em, tenantId, mine.of, 'voted') } }),
         ...(mine?.which === 'needed' && (await neededFrom(em, tenantId, mine.of, now))),
         ...(filter.status && statusIs(filter.status, new Date(now))),
@@ -79,6 +84,7 @@ export class HoldQueries {
         ...(filter.rule_id !== undefined && { ruleId: filter.rule_id }),
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
       };
+      const where = ofAside ? { $and: [fields, { id: { [ofAside]: [...asides.keys()] } }] } : fields;
       const total = await em.count(Hold, where);
       const orderBy = ORDER_BY[order];
       const holds: HoldView[] = [];
@@ -95,24 +101,29 @@ export class HoldQueries {
         for (const [n, hold] of step.entries()) {
           const view = holdView(hold, now, votes.get(hold.id));
           bytes += Buffer.byteLength(JSON.stringify(view));
-          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, next: cursorTo(last!, order) };
+          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, asides, next: cursorTo(last!, order) };
           holds.push(view);
           last = hold;
           const more = n + 1 < rows.length;
-          if (!more) return { holds, total, next: null };
+          if (!more) return { holds, total, asides, next: null };
         }
-        if (!last || step.length === 0) return { holds, total, next: null };
-        if (holds.length >= limit) return { holds, total, next: cursorTo(last, order) };
+        if (!last || step.length === 0) return { holds, total, asides, next: null };
+        if (holds.length >= limit) return { holds, total, asides, next: cursorTo(last, order) };
         em.clear();
       }
     });
   }
 
   /**
-   * The held holds in groups, the largest first. `mine`: only those that wait for this person's vote. Each group is what a list
-   * with the same filter has, so that its pages are right.
+   * The held holds in groups, the largest first. `mine`: only those that wait for this person's vote; `aside`: without what
+   * this person has set aside. Each group is what a list with the same filter has, so that its pages are right.
    */
-  groups(tenantId: string, who: string, by: GroupedBy, mine: string | undefined): Promise<HoldGroup[]> {
+  groups(
+    tenantId: string,
+    who: string,
+    by: GroupedBy,
+    { mine = null, aside = null }: { mine?: string | null | undefined; aside?: string | null | undefined },
+  ): Promise<HoldGroup[]> {
     return this.#db.readEntities(tenantId, who, async (em) => {
       const now = new Date(await timeOf(em, this.#clock));
       const rows = await em.execute<(Omit<HoldGroup, 'next_expires_at'> & { next_expires_at: Date })[]>(
@@ -120,8 +131,10 @@ export class HoldQueries {
          where tenant_id = ? and status = 'held' and wake_at > ?
            and (?::text is null or (not ?::text = any(barred_voters) and not exists (
              select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.user_id = ?)))
+           and (?::text is null or not exists (select 1 from escrow_aside a
+             where a.tenant_id = h.tenant_id and a.hold_id = h.id and a.user_id = ? and a.back_at > ?))
          group by 1, 2, 3, 4 order by count desc, next_expires_at limit ${MOST_GROUPS}`,
-        [tenantId, now, mine ?? null, mine ?? null, mine ?? null],
+        [tenantId, now, mine, mine, mine, aside, aside, now],
       );
       return rows.map((row) => ({ ...row, next_expires_at: new Date(row.next_expires_at).toISOString() }));
     });
@@ -277,6 +290,11 @@ const PAGE_BYTES = 2 * 1024 * 1024;
 /** How a person is concerned by a hold: their vote is still open, or cast. */
 export const MINE = ['needed', 'voted'] as const;
 type Mine = (typeof MINE)[number];
+
+/** What a list does with the holds that a person has set aside: beside the others, not in it, or alone in it. */
+const WITH_ASIDE = { with: undefined, without: '$nin', only: '$in' } as const;
+export const ASIDE = ['with', 'without', 'only'] as const satisfies (keyof typeof WITH_ASIDE)[];
+type WithAside = (typeof ASIDE)[number];
 
 export const HOLD_ORDERS = ['created_at', 'expires_at', 'value', 'risk'] as const;
 export type HoldOrder = (typeof HOLD_ORDERS)[number];

@@ -16,11 +16,12 @@ import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
-import { reason, text, toolPin } from '../rpc/fields.ts';
+import { reason, text, timestamp, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
+import type { Asides } from './asides.ts';
 import type { Holds } from './holds.ts';
-import { GROUPS, HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
+import { ASIDE, GROUPS, HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
 import { HoldSummary } from './summary.ts';
 import { type HoldRequest, looserThan } from './terms.ts';
 import { type HoldView, shownHash, stopOn } from './view.ts';
@@ -112,6 +113,10 @@ const HoldOut = z
       .object({ stop_id: z.string(), reason: z.string() })
       .optional()
       .describe('the stop that keeps it from being used; approvals stay possible'),
+    aside_until: z.iso
+      .datetime()
+      .optional()
+      .describe('shown to the person who set it aside: when it comes back to their list, if it does not change before'),
   })
   .meta({ id: 'EscrowHold' });
 
@@ -182,6 +187,17 @@ const CreateIn = z.strictObject({
   notify_targets: z.array(HttpUrl).max(20).optional(),
 });
 
+/** The person, where one is signed in; a filter by what they did is for nobody else. */
+function signedIn(principal: Principal, { mine, aside }: { mine?: string | undefined; aside: string }) {
+  if (principal.kind === 'session') return principal.userId;
+  if (mine !== undefined) throw invalid('?mine', 'is for signed-in people');
+  if (aside !== 'with') throw invalid('?aside', 'is for signed-in people');
+  return undefined;
+}
+
+const withAside = <T extends object>(hold: T, until: Date | undefined) =>
+  until ? { ...hold, aside_until: until.toISOString() } : hold;
+
 const Id = { id: text(100) };
 const tag = 'escrow';
 
@@ -213,6 +229,7 @@ function forAgent({
 export function escrowRouter(
   holds: Holds,
   queries: HoldQueries,
+  asides: Asides,
   waiters: HoldWaiters,
   signedRules: SignedRules,
   stopsOf: StopsOf,
@@ -295,6 +312,10 @@ export function escrowRouter(
               .enum(MINE)
               .optional()
               .describe('for signed-in people: needed, held and without their vote; voted, with it (the latest 5,000)'),
+            aside: z
+              .enum(ASIDE)
+              .default('with')
+              .describe('for signed-in people: with what they have set aside, without it, or only that'),
             order: z.enum(HOLD_ORDERS).default('created_at'),
             after: text(300).optional().describe('next_cursor of the previous page'),
             limit: z.int().min(1).max(200).default(50),
@@ -313,17 +334,33 @@ export function escrowRouter(
           offset: z.int(),
           next_cursor: z.string().nullable(),
           has_more: z.boolean(),
+          set_aside: z
+            .object({
+              count: z.int(),
+              next_at: z.iso.datetime().nullable().describe('when the next of them comes back at the latest'),
+            })
+            .optional()
+            .describe('for signed-in people: the holds that they have set aside, whatever the filters'),
         }),
       )
       .query(async ({ ctx, input }) => {
-        const { mine: which, ...filter } = input;
-        const { principal } = ctx;
-        if (which !== undefined && principal.kind !== 'session') throw invalid('?mine', 'is for signed-in people');
-        const mine = which && principal.kind === 'session' ? { of: principal.userId, which } : undefined;
-        const { next, ...page } = await queries.list(ctx.tenantId, personOf(principal), { ...filter, mine });
+        const { mine: which, aside, ...filter } = input;
+        const person = signedIn(ctx.principal, input);
+        const { next, total, ...page } = await queries.list(ctx.tenantId, personOf(ctx.principal), {
+          ...filter,
+          mine: person !== undefined && which ? { of: person, which } : undefined,
+          aside: person === undefined ? undefined : { of: person, which: aside },
+        });
         const { limit, offset } = input;
-        const shown = await withStops(ctx.tenantId, page.holds);
-        return { ...page, holds: shown, limit, offset, next_cursor: next, has_more: next !== null };
+        const holds = (await withStops(ctx.tenantId, page.holds)).map((hold) =>
+          withAside(hold, page.asides.get(hold.id)),
+        );
+        const [first] = [...page.asides.values()].sort((a, b) => a.getTime() - b.getTime());
+        const set_aside = { count: page.asides.size, next_at: first?.toISOString() ?? null };
+        return {
+          ...{ holds, total, limit, offset, next_cursor: next, has_more: next !== null },
+          ...(person !== undefined && { set_aside }),
+        };
       }),
 
     groups: route(
@@ -341,6 +378,7 @@ export function escrowRouter(
         z.strictObject({
           by: z.enum(GROUPS),
           mine: z.literal('needed').optional().describe('for signed-in people: only what waits for their vote'),
+          aside: z.enum(['with', 'without']).default('with').describe('for signed-in people: what they have set aside'),
         }),
       )
       .output(
@@ -359,9 +397,12 @@ export function escrowRouter(
       )
       .query(async ({ ctx, input }) => {
         const { tenantId, principal } = ctx;
-        if (input.mine !== undefined && principal.kind !== 'session') throw invalid('?mine', 'is for signed-in people');
-        const mine = input.mine && principal.kind === 'session' ? principal.userId : undefined;
-        return { groups: await queries.groups(tenantId, personOf(principal), input.by, mine) };
+        const person = signedIn(principal, input);
+        const of = {
+          mine: input.mine && person,
+          aside: input.aside === 'without' ? person : undefined,
+        };
+        return { groups: await queries.groups(tenantId, personOf(principal), input.by, of) };
       }),
 
     similar: route(
@@ -428,8 +469,45 @@ export function escrowRouter(
           if (!(await ctx.stillValid())) throw new AppError('UNAUTHENTICATED', 'the credential is no longer valid');
         }
         const [hold] = await withStops(tenantId, [found]);
+        if (principal.kind === 'session') {
+          return withAside(hold!, await asides.of(tenantId, principal.userId, input.id));
+        }
         return principal.kind === 'agent_key' ? forAgent(hold!) : hold!;
       }),
+
+    setAside: route(
+      'PUT /v1/escrow/{id}/aside',
+      { role: 'viewer' },
+      {
+        summary: 'Set a hold aside for later, for yourself alone',
+        description:
+          'It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it, reports on a condition or changes who may vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.',
+        tag,
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'CONFLICT'],
+      },
+    )
+      .input(
+        z.strictObject({
+          ...Id,
+          until: timestamp.optional(),
+          shown_hash: ActionHash.optional().describe('of the hold as it was read'),
+        }),
+      )
+      .output(z.object({ escrow_id: z.string(), aside_until: z.iso.datetime() }))
+      .mutation(async ({ ctx, input: { id, until, shown_hash: seen } }) => {
+        const asked = { until: until === undefined ? undefined : new Date(until), seen };
+        const back = await asides.put(ctx.tenantId, personOf(ctx.principal), id, asked);
+        return { escrow_id: id, aside_until: back.toISOString() };
+      }),
+
+    putBack: route(
+      'DELETE /v1/escrow/{id}/aside',
+      { role: 'viewer' },
+      { summary: 'Put a hold back that you set aside', tag, status: 204, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject(Id))
+      .output(z.void())
+      .mutation(({ ctx, input }) => asides.back(ctx.tenantId, personOf(ctx.principal), input.id)),
 
     vote: route(
       'POST /v1/escrow/{id}/vote',

@@ -171,6 +171,7 @@ export class HoldSteps {
     }
     store(hold, next, [...byTime, ...effects]);
     await em.flush();
+    await backForAll(em, hold);
     await change.beside?.(em, beforeHash, now);
     const afterHash = shownHash(await showHold(em, hold, now));
     const { reason, detail } = change;
@@ -187,6 +188,7 @@ export class HoldSteps {
     if (effects.length === 0) return false;
     store(hold, next, effects);
     await em.flush();
+    await backForAll(em, hold);
     const afterHash = shownHash(await showHold(em, hold, now));
     await this.#perform(em, notify, hold, now, steps, [{ effects, by: SYSTEM, afterHash }]);
     return true;
@@ -225,9 +227,18 @@ export class HoldSteps {
   }
 }
 
-/** The hold, locked until the transaction ends. NOT_FOUND when the tenant has no such hold. */
-export async function lockHold(em: EntityManager, id: string): Promise<HoldRow> {
-  const hold = await em.findOne(Hold, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+/** A hold that took a step is not what anyone set aside: it is back for all of them, and none of it outlives the hold. */
+async function backForAll(em: EntityManager, { tenantId, id }: HoldRow): Promise<void> {
+  await em.execute('delete from escrow_aside where tenant_id = ? and hold_id = ?', [tenantId, id]);
+}
+
+/**
+ * The hold, locked until the transaction ends: for a step of the caller's, or against those of others. NOT_FOUND when the
+ * tenant has no such hold.
+ */
+export async function lockHold(em: EntityManager, id: string, how?: 'against steps'): Promise<HoldRow> {
+  const lockMode = how ? LockMode.PESSIMISTIC_READ : LockMode.PESSIMISTIC_WRITE;
+  const hold = await em.findOne(Hold, { id }, { lockMode });
   if (!hold) throw holdNotFound();
   return hold;
 }

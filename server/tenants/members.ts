@@ -50,6 +50,8 @@ export interface Holdings {
   ): Promise<number>;
   /** Nothing more is mailed to the person, also of what is queued. */
   stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
+  /** Forgets which holds the person set aside. */
+  forgetAsides(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Takes the person out of the approver groups; resolves to the groups. */
   leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
 }
@@ -165,6 +167,7 @@ export class Members {
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
       await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
       await this.#holdings.stopMail(em, tenantId, userId);
+      await this.#holdings.forgetAsides(em, tenantId, userId);
       const sessions = await this.#holdings.signOut(em, tenantId, userId);
       const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);

@@ -109,6 +109,8 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'DELETE /v1/agent-keys/{id}': ['admin', 'admin'],
   'POST /v1/escrow': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/vote': ['approver', '-'],
+  'PUT /v1/escrow/{id}/aside': ['viewer', '-'],
+  'DELETE /v1/escrow/{id}/aside': ['viewer', '-'],
   'POST /v1/escrow/{id}/consume': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/satisfy': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/cancel': ['admin', 'admin proxy'],

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { shared: true });
@@ -95,22 +95,42 @@ describeInBrowser('the inbox of an approver', () => {
     await chosen.getByText('Similar holds').waitFor();
     expect(await page.getByRole('button', { name: /^Set aside/ }).count()).toBe(0);
     await page.keyboard.press('h');
-    await page.getByText('It expires too soon').waitFor();
+    await page.getByText('It ends too soon').waitFor();
     await page.keyboard.press('j');
     await shows('first');
-    await page.getByRole('button', { name: 'Set aside for 1 h' }).click();
+    await page.getByRole('button', { name: 'Set aside for an hour' }).click();
     // the next one takes its place
     await shows('second');
     expect(await rows.allInnerTexts()).toEqual([expect.stringContaining('soon'), expect.stringContaining('second')]);
     await visitor.assertAccessible();
     await page.getByText('1 hold set aside by you').waitFor();
     await page.getByRole('button', { name: 'Show', exact: true }).click();
-    await page.getByRole('link', { name: /first/ }).click();
+    await shows('first');
     await chosen.getByText('Set aside by you').waitFor();
-    await page.getByRole('button', { name: 'Hide', exact: true }).click();
+    expect(await rows.count()).toBe(1);
+    expect(new URL(page.url()).searchParams.get('aside')).toBe('true');
+    await visitor.assertAccessible();
+    await look(page, 'set-aside');
     await open('/approvals');
     await shows('soon');
     expect(await rows.count()).toBe(2);
+    await page.keyboard.press('j');
+    await shows('second');
+    await look(page, 'inbox-without-aside');
+    await open('/approvals');
+    await shows('soon');
+    // it is so in every browser of this person, who can put it back there
+    const phone = await browser.visitor(who, { width: 360, height: 740 });
+    await phone.open('/approvals');
+    await phone.page.getByText('1 hold set aside by you').waitFor();
+    await phone.page.getByLabel('Show', { exact: true }).selectOption('aside');
+    await phone.page.getByRole('link', { name: 'first (tool_call)' }).click();
+    await phone.assertAccessible();
+    await phone.page.getByRole('button', { name: 'Put it back' }).click();
+    await phone.page.getByRole('button', { name: 'Set aside until it changes' }).click();
+    await phone.page.getByRole('button', { name: 'Put it back' }).waitFor();
+    await phone.open('/approvals?aside=true');
+    await expect.poll(() => phone.page.getByRole('table').getByRole('link').count()).toBe(1);
 
     // for another approver, and on its own page, nothing changed
     const other = await tenant.person('approver');
@@ -136,11 +156,16 @@ describeInBrowser('the inbox of an approver', () => {
     await page.getByRole('button', { name: 'Show what you set aside' }).click();
     await expect.poll(() => rows.count()).toBe(2);
     await expect.poll(() => page.evaluate('document.activeElement.id')).toBe('content');
+    // the same key puts one back
+    await shows('first');
+    await page.keyboard.press('h');
+    await page.getByText('Put back', { exact: true }).waitFor();
+    await expect.poll(() => rows.count()).toBe(1);
 
-    // one that this person voted on is not set aside: its page offers no way back
+    // one that this person voted on cannot be set aside
     await server.call(200, `POST /v1/escrow/${first}/vote`, who, { decision: 'approve', reason: 'fine' });
-    await page.getByText('1 hold set aside by you').waitFor();
-    await page.getByRole('link', { name: /first/ }).click();
+    await open('/approvals');
+    await shows('first');
     await chosen.getByText('You voted to approve').waitFor();
     await page.keyboard.press('h');
     await page.keyboard.press('?');

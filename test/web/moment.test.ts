@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { readRange, sinceOf } from '../../web/lib/moment.ts';
+import { nextMorning, readRange, sinceOf } from '../../web/lib/moment.ts';
 
 // a Monday
 const NOW = Date.parse('2026-11-23T10:30:00.000Z');
@@ -48,4 +48,12 @@ describe('a typed time', () => {
   test('a range up to now begins on a full minute', () => {
     expect(sinceOf('7d', NOW + 12_345)).toBe('2026-11-16T10:30:00.000Z');
   });
+});
+
+test('tomorrow morning is at eight, and after midnight of the day that comes', () => {
+  const morning = (at: string) => new Date(nextMorning(Date.parse(at), 'utc')).toISOString();
+  expect(morning('2026-11-23T17:00:00Z')).toBe('2026-11-24T08:00:00.000Z');
+  expect(morning('2026-11-23T07:00:00Z')).toBe('2026-11-24T08:00:00.000Z');
+  expect(morning('2026-11-24T01:30:00Z')).toBe('2026-11-24T08:00:00.000Z');
+  expect(morning('2026-12-31T23:59:00Z')).toBe('2027-01-01T08:00:00.000Z');
 });

@@ -1,34 +1,61 @@
-export interface Waiting {
-  id: string;
-  expires_at: string;
-  current_approvals: number;
-  votes?: readonly unknown[] | undefined;
-  conditions: readonly { satisfied: boolean }[];
-}
-/** Until when, and how the hold stood then. */
-export type Aside = readonly [until: number, stood: string];
+import { useMutation } from '@tanstack/react-query';
+import { latestReturn } from '../../server/domain/aside.ts';
+import { toastDone } from './errors.tsx';
+import { nextMorning } from './moment.ts';
+import { queryClient } from './query.ts';
+import { useMe } from './session.ts';
+import { fullTime, useNow, useZone, type Zone } from './time.ts';
+import { type Answers, trpc } from './trpc.ts';
 
-/** For how long somebody may set a hold aside. */
-export const SPANS = { '15 min': 900_000, '1 h': 3_600_000, '4 h': 14_400_000 } as const;
+type Hold = Answers['escrow']['get'];
+
+/** Until when somebody may set a hold aside; the server has it come back before it ends, whatever was chosen. */
+export const SPANS = {
+  hour: (now: number) => now + 3_600_000,
+  morning: nextMorning,
+  change: () => undefined,
+} as const satisfies Record<string, (now: number, zone: Zone) => number | undefined>;
 export type Span = keyof typeof SPANS;
 
-/** The last part of its time, in which a hold is never aside: a tenth of what is left, but no less than this. */
-const LAST_MS = 10 * 60_000;
-
-/** What a person waits for when they set a hold aside: another vote, or a report. */
-export const standing = ({ current_approvals, votes, conditions }: Waiting) =>
-  `${current_approvals} ${votes?.length ?? 0} ${conditions.filter(({ satisfied }) => satisfied).length}`;
-
-/** Until when a hold is aside that is set aside now; undefined where it ends too soon for that. */
-export function asideUntil(hold: Pick<Waiting, 'expires_at'>, span: Span, now: number): number | undefined {
-  const left = Date.parse(hold.expires_at) - now;
-  const most = left - Math.max(LAST_MS, left / 10);
-  return most < SPANS['15 min'] ? undefined : now + Math.min(SPANS[span], most);
-}
-
-/** Whether a hold is aside: not after its time, not when it stands otherwise by now, and not at its end. */
-export function isAside(kept: Aside | undefined, hold: Waiting, now: number): boolean {
-  if (!kept) return false;
-  const [until, stood] = kept;
-  return now < until && stood === standing(hold) && now < Date.parse(hold.expires_at) - LAST_MS;
+/** Sets holds aside for the signed-in person, on the server: for everybody else they wait as before. */
+export function useAside() {
+  const me = useMe();
+  const [zone] = useZone();
+  const now = useNow(15_000);
+  const changed = () => queryClient.invalidateQueries(trpc.escrow.pathFilter());
+  const put = useMutation(trpc.escrow.setAside.mutationOptions({ onSuccess: changed }));
+  const back = useMutation(trpc.escrow.putBack.mutationOptions({ onSuccess: changed }));
+  const open = (hold: Hold) =>
+    hold.status === 'held' && me.has('approver') && !hold.votes?.some(({ user_id }) => user_id === me.id);
+  return {
+    /** Whether this person is asked for, and may set it aside; not how much time it has left. */
+    open,
+    /** What may be chosen now; none where it ends too soon. */
+    spans: (hold: Hold): Span[] => {
+      const latest = latestReturn(hold, now);
+      if (!open(hold) || latest === undefined) return [];
+      return (Object.keys(SPANS) as Span[]).filter(
+        // the end of the hold would come first
+        (span) => span !== 'morning' || (SPANS[span](now, zone) ?? 0) <= latest,
+      );
+    },
+    busy: put.isPending || back.isPending,
+    /** Resolves once it is stored. */
+    put: async (hold: Hold, span: Span) => {
+      const until = SPANS[span](Date.now(), zone);
+      const { aside_until } = await put.mutateAsync({
+        id: hold.id,
+        ...(until !== undefined && { until: new Date(until).toISOString() }),
+        ...(hold.shown_hash !== undefined && { shown_hash: hold.shown_hash }),
+      });
+      toastDone(
+        'Set aside',
+        `It stays open for others. It returns ${fullTime(aside_until, zone).slice(0, 16)}, or when it changes.`,
+      );
+    },
+    back: async (hold: Hold) => {
+      await back.mutateAsync({ id: hold.id });
+      toastDone('Put back');
+    },
+  };
 }

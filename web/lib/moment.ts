@@ -93,3 +93,17 @@ export function readLast(last: unknown): { last?: Last } {
 export function sinceOf(last: Last, now: number): string {
   return new Date(Math.floor((now - LAST[last]) / 60_000) * 60_000).toISOString();
 }
+
+const MORNING = 8;
+/** Who works until then calls the coming day tomorrow. */
+const NIGHT_ENDS = 4;
+
+/** The next morning of the reader's zone: of tomorrow, and in the small hours of the day that comes. */
+export function nextMorning(now: number, zone: Zone): number {
+  const date = new Date(now);
+  const utc = zone === 'utc';
+  const [year, month, day, hour] = utc
+    ? [date.getUTCFullYear(), date.getUTCMonth(), date.getUTCDate(), date.getUTCHours()]
+    : [date.getFullYear(), date.getMonth(), date.getDate(), date.getHours()];
+  return moment(zone, year, month, hour < NIGHT_ENDS ? day : day + 1, MORNING * 3600);
+}

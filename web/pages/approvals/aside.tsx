@@ -1,33 +1,24 @@
 import { Button } from '@mantine/core';
-import { SPANS, type Span } from '../../lib/aside.ts';
-import { toastDone } from '../../lib/errors.tsx';
-import { useMe } from '../../lib/session.ts';
-import { useAside } from '../../lib/use-aside.ts';
+import { useAside } from '../../lib/aside.ts';
 import { rescueFocus } from '../../ui/focus.ts';
 import { When } from '../../ui/time.tsx';
 import type { Hold } from './view.tsx';
 
-export const toastAside = () =>
-  toastDone('Set aside', 'It stays open for others. It returns to your list before it expires, or when it changes.');
-
 /** Takes a hold out of the way of the signed-in person for a while; it keeps waiting, and others see no difference. */
 export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) | undefined }) {
-  const me = useMe();
   const aside = useAside();
-  if (hold.status !== 'held' || !me.has('approver') || hold.votes?.some(({ user_id }) => user_id === me.id))
-    return null;
-  const until = aside.of(hold);
-  if (until !== undefined) {
+  if (hold.aside_until !== undefined) {
     return (
       <div className="hold-aside">
         <span>
-          Set aside by you. It returns <When at={new Date(until).toISOString()} />, or when it changes.
+          Set aside by you. It returns <When at={hold.aside_until} />, or when it changes.
         </span>
         <Button
           size="compact-sm"
           variant="default"
-          onClick={() => {
-            aside.back(hold);
+          loading={aside.busy}
+          onClick={async () => {
+            await aside.back(hold);
             setTimeout(rescueFocus);
           }}
         >
@@ -36,28 +27,30 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
       </div>
     );
   }
-  if (!aside.possible(hold)) return null;
+  const spans = aside.spans(hold);
+  if (spans.length === 0) return null;
   return (
-    <fieldset className="hold-aside">
+    <fieldset className="hold-aside" disabled={aside.busy}>
       <legend className="unseen">Set aside for later</legend>
-      <span aria-hidden>Not now: set aside for</span>
+      <span aria-hidden>Not now: set aside</span>
       <div className="segments">
-        {(Object.keys(SPANS) as Span[]).map((span) => (
+        {spans.map((span) => (
           <button
             key={span}
             type="button"
-            aria-label={`Set aside for ${span}`}
-            onClick={() => {
-              aside.put(hold, span);
-              toastAside();
+            aria-label={`Set aside ${SAID[span]}`}
+            onClick={async () => {
+              await aside.put(hold, span);
               onAside?.();
               setTimeout(rescueFocus);
             }}
           >
-            {span}
+            {SAID[span]}
           </button>
         ))}
       </div>
     </fieldset>
   );
 }
+
+const SAID = { hour: 'for an hour', morning: 'until tomorrow morning', change: 'until it changes' } as const;

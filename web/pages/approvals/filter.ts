@@ -15,6 +15,8 @@ export interface HoldFilter {
   order?: Exclude<HoldOrder, 'expires_at'>;
   hold?: string;
   status?: HoldStatus;
+  /** What the reader has set aside, and nothing else. */
+  aside?: true;
   agent_role?: string;
   agent_id?: string;
   tool_server?: string;
@@ -28,6 +30,7 @@ const TEXTS = ['agent_role', 'agent_id', 'tool_server', 'tool_name', 'rule_id'] 
 export function readHoldFilter(search: Record<string, unknown>): HoldFilter {
   return {
     ...(HOLD_STATUSES.includes(search.status as HoldStatus) && { status: search.status as HoldStatus }),
+    ...(search.aside === true && { aside: true as const }),
     ...(MINE.includes(search.mine as never) && { mine: search.mine as (typeof MINE)[number] }),
     ...(ORDERS.includes(search.order as never) && { order: search.order as Exclude<HoldOrder, 'expires_at'> }),
     ...(typeof search.hold === 'string' && /^esc_\w{1,60}$/.test(search.hold) && { hold: search.hold }),

@@ -24,7 +24,7 @@ export function Groups({
   chosen: Choice;
   choose: (choice: Choice) => void;
 }) {
-  const query = useQuery(trpc.escrow.groups.queryOptions({ by, ...(mine === 'needed' && { mine }) }));
+  const query = useQuery(trpc.escrow.groups.queryOptions({ by, aside: 'without', ...(mine === 'needed' && { mine }) }));
   return (
     <Shown query={query} lines={1}>
       {({ groups }) =>

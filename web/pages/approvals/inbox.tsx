@@ -5,13 +5,13 @@ import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
+import { useAside } from '../../lib/aside.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { keysList, useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { MOST_SINGLE, onHint, PAGES } from '../../lib/live.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
-import { useAside } from '../../lib/use-aside.ts';
 import { count, money, risk } from '../../lib/words.ts';
 import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
@@ -24,7 +24,6 @@ import { More } from '../../ui/pager.tsx';
 import { EmptyState, ErrorState, Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
-import { toastAside } from './aside.tsx';
 import { doubtsOf } from './claims.ts';
 import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
 import { Groups, NO_GROUP } from './groups.tsx';
@@ -46,12 +45,20 @@ const WIDE = '(min-width: 75em)';
 export function Inbox() {
   const me = useMe();
   const search = route.useSearch();
-  const { status = 'held', agent_role, agent_id, tool_server, tool_name, rule_id, mine } = search;
+  const { aside: onlyAside = false, agent_role, agent_id, tool_server, tool_name, rule_id, mine } = search;
+  const status = onlyAside ? 'held' : (search.status ?? 'held');
   const navigate = route.useNavigate();
   const wide = useMediaQuery(WIDE) ?? false;
   const order = search.order ?? (status === 'held' ? 'expires_at' : 'created_at');
   const of = { agent_role, agent_id, tool_server, tool_name, rule_id };
-  const filter = { status: mine === 'voted' ? search.status : status, mine, order, ...of } as const;
+  const without = status === 'held' && mine !== 'voted' ? 'without' : 'with';
+  const filter = {
+    status: mine === 'voted' && !onlyAside ? search.status : status,
+    mine,
+    order,
+    ...of,
+    aside: onlyAside ? 'only' : without,
+  } as const;
   const queryKey = [...trpc.escrow.list.queryKey(filter), PAGES];
   const query = useInfiniteQuery({
     queryKey,
@@ -60,12 +67,9 @@ export function Inbox() {
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
   });
   const aside = useAside();
-  const [withAside, setWithAside] = useState(false);
-  const inView = (holds: readonly Row[] | undefined) =>
-    withAside || status !== 'held' ? holds : holds?.filter((hold) => aside.of(hold) === undefined);
-  const loaded = query.data?.pages.flatMap(({ holds }) => holds);
-  const rows = inView(loaded);
-  const away = loaded?.filter((hold) => aside.of(hold) !== undefined).length ?? 0;
+  const rows = query.data?.pages.flatMap(({ holds }) => holds);
+  const away = query.data?.pages[0]?.set_aside;
+  useReturns(away?.next_at, query.dataUpdatedAt);
   usePlaced(queryKey, filter, (hold) => {
     if (filter.status !== undefined && hold.status !== filter.status) return false;
     if (agent_role !== undefined && hold.agent_role !== agent_role) return false;
@@ -73,6 +77,7 @@ export function Inbox() {
     if (tool_server !== undefined && (hold.tool_server ?? '') !== tool_server) return false;
     if (tool_name !== undefined && (hold.tool_name ?? '') !== tool_name) return false;
     if (rule_id !== undefined && (hold.rule_ids[0] ?? '') !== rule_id) return false;
+    if (filter.aside !== 'with' && (filter.aside === 'only') !== (hold.aside_until !== undefined)) return false;
     if (mine === undefined) return true;
     const voted = hold.votes?.some(({ user_id }) => user_id === me.id) ?? false;
     return mine === 'voted' ? voted : !voted && !hold.barred_voters?.includes(me.id);
@@ -80,8 +85,12 @@ export function Inbox() {
   const set = (change: HoldFilter) =>
     void navigate({ search: (old) => ({ ...old, hold: undefined, ...change }), replace: true, resetScroll: false });
   /** Where the numbers of the groups are those of their lists. */
-  const grouped = status === 'held' && mine !== 'voted' && agent_role === undefined;
+  const grouped = status === 'held' && !onlyAside && mine !== 'voted' && agent_role === undefined;
   const filtered = [mine, ...Object.values(of)].some((value) => value !== undefined);
+  const showAside = () => {
+    set({ ...NO_GROUP, group: undefined, status: undefined, agent_role: undefined, mine: undefined, aside: true });
+    setTimeout(rescueFocus);
+  };
   const clear = () => set({ ...NO_GROUP, agent_role: undefined, mine: undefined });
 
   const chosen = useChosen(wide, search.hold, JSON.stringify(filter), rows?.[0]?.id);
@@ -99,25 +108,26 @@ export function Inbox() {
     if (rows?.[at + 1] || !query.hasNextPage) return choose(rows?.[at + 1]);
     if (query.isFetchingNextPage) return;
     const { data } = await query.fetchNextPage();
-    choose(inView(data?.pages.flatMap(({ holds }) => holds))?.[at + 1]);
+    choose(data?.pages.flatMap(({ holds }) => holds)[at + 1]);
   };
-  /** Sets the chosen hold aside, and goes on. */
+  /** Sets the chosen hold aside, or puts it back, and goes on. */
   const putAside = () => {
     const row = rows?.[at];
-    // the page of a hold offers no way back to those who voted on it
-    if (!row || row.votes?.some(({ user_id }) => user_id === me.id)) return;
-    if (!aside.possible(row)) return toastDone('Not set aside', 'It expires too soon.');
-    aside.put(row, '1 h');
-    toastAside();
-    onward();
+    if (!row || aside.busy) return;
+    if (row.aside_until !== undefined) return void aside.back(row).then(onward);
+    if (!aside.open(row)) return;
+    if (aside.spans(row).length === 0) return toastDone('Not set aside', 'It ends too soon.');
+    void aside.put(row, 'hour').then(onward);
   };
   useKeys(
     wide
       ? {
           j: ['Next hold', further],
           k: ['Previous hold', () => at > 0 && choose(rows?.[at - 1])],
-          ...(status === 'held' &&
-            me.has('approver') && { h: ['Set aside for up to an hour, for you alone', putAside] as const }),
+          ...(onlyAside
+            ? { h: ['Put it back', putAside] as const }
+            : status === 'held' &&
+              me.has('approver') && { h: ['Set aside for up to an hour, for you alone', putAside] as const }),
         }
       : {},
   );
@@ -194,18 +204,24 @@ export function Inbox() {
   ];
   const list = (
     <div className="triage-list">
-      {status === 'held' && away > 0 ? (
+      {status === 'held' && !onlyAside && away !== undefined && away.count > 0 ? (
         <Group gap="xs" mb="xs">
           <Text size="sm" c="dimmed">
-            {count(away, 'hold')} set aside by you
+            {count(away.count, 'hold')} set aside by you
           </Text>
-          <Button size="compact-xs" variant="default" onClick={() => setWithAside(!withAside)}>
-            {withAside ? 'Hide' : 'Show'}
+          <Button size="compact-xs" variant="default" onClick={showAside}>
+            Show
           </Button>
         </Group>
       ) : null}
       <DataTable
-        label={status === 'held' ? `Held actions, ${IN_ORDER[order]}` : `Actions that are ${status}`}
+        label={
+          onlyAside
+            ? 'Actions that you set aside'
+            : status === 'held'
+              ? `Held actions, ${IN_ORDER[order]}`
+              : `Actions that are ${status}`
+        }
         fixed
         columns={columns}
         rows={rows}
@@ -217,24 +233,21 @@ export function Inbox() {
           wide ? choose(row) : void navigate({ to: '/approvals/$id', params: { id: row.id } as never })
         }
         empty={
-          away > 0 && !withAside ? (
+          onlyAside ? (
+            <EmptyState icon={IconClockPause} title="Nothing is set aside by you">
+              What you set aside is here until it returns: at its time, when it changes, and before it ends.
+            </EmptyState>
+          ) : status === 'held' && !filtered && away !== undefined && away.count > 0 ? (
             <EmptyState
               icon={IconClockPause}
-              title={query.hasNextPage ? 'Nothing else among the holds loaded so far' : 'Nothing else is waiting'}
+              title="Nothing else is waiting"
               action={
-                <Button
-                  variant="default"
-                  onClick={() => {
-                    setWithAside(true);
-                    setTimeout(rescueFocus);
-                  }}
-                >
+                <Button variant="default" onClick={showAside}>
                   Show what you set aside
                 </Button>
               }
             >
-              You set aside {query.hasNextPage ? 'all of those' : 'everything that is waiting here'}. Each hold returns
-              before it expires, or when it changes.
+              You set aside everything that is waiting. Each hold returns before it ends, or when it changes.
             </EmptyState>
           ) : filtered ? (
             <NothingMatches
@@ -287,16 +300,18 @@ export function Inbox() {
       <search className="bar" aria-label="Filter holds">
         <NativeSelect
           label="Show"
-          value={status}
+          value={onlyAside ? 'aside' : status}
           onChange={(event) => {
-            const next = event.currentTarget.value as HoldStatus;
-            set({ status: next === 'held' ? undefined : next });
+            const next = event.currentTarget.value as HoldStatus | 'aside';
+            if (next === 'aside') showAside();
+            else set({ status: next === 'held' ? undefined : next, aside: undefined });
           }}
-          data={HOLD_STATUSES.map((value) => ({
-            value,
-            label: value === 'held' ? 'waiting' : value,
-          }))}
-          w={150}
+          data={[
+            { value: 'held', label: 'waiting' },
+            { value: 'aside', label: 'set aside by me' },
+            ...HOLD_STATUSES.filter((value) => value !== 'held'),
+          ]}
+          w={160}
         />
         <NativeSelect
           label="Vote"
@@ -370,6 +385,20 @@ function useChosen(wide: boolean, asked: string | undefined, list: string, first
   const id = wide ? (asked ?? (shown.list === list ? shown.id : undefined) ?? first) : undefined;
   if (shown.list !== list || shown.id !== id) setShown({ list, id });
   return id;
+}
+
+/** Reads holds again when one that was set aside is back by its time: nothing happens on the server then. */
+function useReturns(next: string | null | undefined, readAt: number): void {
+  useEffect(() => {
+    if (!next) return;
+    // soon after, and no sooner than a while after the last look where the clock of the browser is ahead
+    const at = Math.max(Date.parse(next) + 500, readAt + 15_000);
+    const timer = setTimeout(
+      () => void queryClient.invalidateQueries(trpc.escrow.pathFilter()),
+      Math.min(at - Date.now(), 2 ** 31 - 1),
+    );
+    return () => clearTimeout(timer);
+  }, [next, readAt]);
 }
 
 /** The hold beside the list: at once from the list's row, and then as it is read by itself. */
