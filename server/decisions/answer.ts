@@ -1,6 +1,7 @@
 import type { Seats } from '../domain/annotations.ts';
 import type { Decision } from '../domain/decision.ts';
 import type { HoldKind } from '../domain/hold-kinds.ts';
+import { pageAddress } from '../domain/page-address.ts';
 import type { HoldView } from '../escrow/view.ts';
 import { applyMasks, parseMask } from '../policy/evaluation/masks.ts';
 
@@ -41,7 +42,7 @@ export interface HoldAnswer {
   page_url: string;
 }
 
-export function holdAnswer(hold: HoldView, baseUrl: string): HoldAnswer {
+export function holdAnswer(tenantId: string, hold: HoldView, baseUrl: string): HoldAnswer {
   const { quorum, reason, release_at, execute_within_seconds } = hold;
   return {
     id: hold.id,
@@ -61,7 +62,7 @@ export function holdAnswer(hold: HoldView, baseUrl: string): HoldAnswer {
     ...(release_at !== undefined && { release_at }),
     ...(execute_within_seconds !== undefined && { execute_within_seconds }),
     status_url: `/v1/escrow/${hold.id}`,
-    page_url: `${baseUrl}/approvals/${hold.id}`,
+    page_url: pageAddress(baseUrl, tenantId, `/approvals/${hold.id}`),
   };
 }
 

@@ -232,7 +232,7 @@ export class Decider {
         }
         const hold = call.holdId === null ? undefined : await this.#holds.get(tenantId, call.holdId);
         if (hold && (hold.status === 'held' || (hold.status === 'released' && !how.resume))) {
-          return { ...answer, escrow: holdAnswer(hold, this.#baseUrl) };
+          return { ...answer, escrow: holdAnswer(tenantId, hold, this.#baseUrl) };
         }
         const again = await this.#calls.again(tenantId, call, eventId);
         if (!again) continue;
@@ -310,7 +310,7 @@ export class Decider {
       ...(verdict.masks && { masks: verdict.masks }),
       ...(verdict.retry_after !== undefined && { retry_after: verdict.retry_after }),
       action_hash,
-      ...(hold && { escrow: holdAnswer(hold, this.#baseUrl) }),
+      ...(hold && { escrow: holdAnswer(tenantId, hold, this.#baseUrl) }),
       evaluation_us: fields.evaluation_us,
     });
     /** A hold that was consumed for this very call is still to be used by it. */

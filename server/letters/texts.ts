@@ -1,5 +1,6 @@
 import type { HoldRow, PolicyRow } from '../../db/entities/index.ts';
 import { holdKind } from '../domain/hold-kinds.ts';
+import { pageAddress } from '../domain/page-address.ts';
 import { eventPayload } from '../escrow/view.ts';
 import type { Letter } from '../lib/mail.ts';
 import { html, type Markup, page } from '../lib/page.ts';
@@ -41,7 +42,7 @@ interface Part {
 export function holdLetter(reader: Reader, hold: HoldRow): Letter {
   const [rule] = hold.details.rules;
   const said = eventPayload(hold);
-  const to = `/approvals/${encodeURIComponent(hold.id)}`;
+  const to = `/approvals/${encodeURIComponent(hold.id)}` as const;
   return letter(
     reader,
     rule ? `A held action waits for you: ${oneLine(rule.id, 80)}` : 'A held action waits for you',
@@ -65,8 +66,8 @@ export function holdLetter(reader: Reader, hold: HoldRow): Letter {
             : ([['Risk, as the agent states it', String(hold.riskScore)]] as [string, string][])),
         ],
         links: [
-          ['Approve', addressOf(reader, to, 'vote=approve&')],
-          ['Reject', addressOf(reader, to, 'vote=deny&')],
+          ['Approve', addressOf(reader, to, { vote: 'approve' })],
+          ['Reject', addressOf(reader, to, { vote: 'deny' })],
           ['Read it first', addressOf(reader, to)],
         ],
       },
@@ -94,7 +95,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   const more = heldInAll - holds.length;
   const inbox: Part = {
     facts: more > 0 ? [['Not listed here', `${more} more held ${more === 1 ? 'action' : 'actions'}`]] : [],
-    links: [['All that waits for your vote', addressOf(reader, '/approvals', 'mine=needed&')]],
+    links: [['All that waits for your vote', addressOf(reader, '/approvals', { mine: 'needed' })]],
   };
   const further = reviewsInAll - reviews.length;
   const queue: Part = {
@@ -151,12 +152,8 @@ function actionFacts(hold: HoldRow): [string, string][] {
   ]);
 }
 
-/**
- * The address of a page. It names the tenant: people who are signed in to another one are asked to sign in to this one, and
- * the dashboard never looks for the hold of one tenant in another.
- */
-const addressOf = ({ appUrl, tenantId }: Reader, path: string, query = '') =>
-  `${appUrl}${path}?${query}tenant=${encodeURIComponent(tenantId)}`;
+const addressOf = ({ appUrl, tenantId }: Reader, path: `/${string}`, query: Record<string, string> = {}) =>
+  pageAddress(appUrl, tenantId, path, query);
 
 function present(all: readonly (readonly [label: string, value: string | null])[]): [string, string][] {
   return all.flatMap(([label, value]) => (value ? [[label, quoted(value, 380)] as [string, string]] : []));

@@ -32,6 +32,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
     tools,
     log,
     controlUrl: config.url,
+    tenant: () => governance.knownTenant,
     onPolicyChange: (listener) => governance.onChange(listener),
     maxBodyBytes: config.bodyBytes,
     maxMessageBytes: config.messageBytes,

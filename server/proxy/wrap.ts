@@ -56,6 +56,7 @@ export async function wrap(
     value,
     others,
     controlUrl: config.url,
+    tenant: () => governance.knownTenant,
     place: 'url' in server ? { ...server, fetch: signedIn(server.url, config.dir, log) } : server,
   }));
   const client = {

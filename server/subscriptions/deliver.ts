@@ -11,6 +11,7 @@ import {
   WINDOW_MS,
 } from '../../machines/delivery.ts';
 import { type DestinationType, kindOf } from '../domain/destinations.ts';
+import { pageAddress } from '../domain/page-address.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
@@ -656,7 +657,7 @@ export class Deliverer {
     const admins = await em.find(Member, { roles: { $contains: ['admin'] }, removedAt: null });
     const until = new Date(this.#now() + 7 * 24 * 3600_000);
     const where = new URL(subscription.url).host;
-    const link = `${this.#parts.appUrl}/subscriptions`;
+    const link = pageAddress(this.#parts.appUrl, tenantId, '/subscriptions');
     const text = [
       `Events are no longer sent to ${where} (subscription ${subscription.id}, ${subscription.destination_type}).`,
       `Reason: ${reason}`,

@@ -131,7 +131,7 @@ describe('each decision returns 200 with the decision and its reason', () => {
       conditions: [],
     });
     expect(status_url).toBe(`/v1/escrow/${id}`);
-    expect(page_url).toBe(`${server.origin}/approvals/${id}`);
+    expect(page_url).toBe(`${server.origin}/approvals/${id}?tenant=${tenant.id}`);
     expect(Math.abs(Date.parse(expires_at) - server.clock.now() - 3_600_000)).toBeLessThan(60_000);
     const { body } = await server.call(200, `GET ${status_url}`, agent);
     expect(body).toMatchObject({

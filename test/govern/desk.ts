@@ -38,6 +38,8 @@ export interface Desk {
   lift(stop: string): Promise<void>;
   /** What the server has recorded of the agent. */
   decisions(): Promise<string[]>;
+  /** Where people decide on a hold. */
+  page(hold: string): string;
 }
 
 let counter = 0;
@@ -86,6 +88,7 @@ export function useDesks(): { open(more?: Partial<GovernOptions>): Promise<Desk>
         async lift(stop) {
           await server.call(200, `POST /v1/stops/${stop}/lift`, approver, { reason: 'it was repaired' });
         },
+        page: (hold) => `http://control.test/approvals/${hold}?tenant=${tenant.id}`,
         decisions: async () =>
           (await list<{ decision: string }>(`GET /v1/events?agent_id=${agentId}`, 'events')).map(
             ({ decision }) => decision,

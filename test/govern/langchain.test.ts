@@ -148,8 +148,8 @@ describe('LangChain and LangGraph', () => {
       {
         hold: hold!.id,
         tool: 'refund',
-        url: `http://control.test/approvals/${hold!.id}`,
-        message: `Held for approval as ${hold!.id}: refunds over 50 need a person. It is decided at http://control.test/approvals/${hold!.id} and nowhere else.`,
+        url: desk.page(hold!.id),
+        message: `Held for approval as ${hold!.id}: refunds over 50 need a person. It is decided at ${desk.page(hold!.id)} and nowhere else.`,
         retry_after: 30,
         expires_at: expect.stringMatching(/Z$/),
       },

@@ -88,7 +88,7 @@ describe('OpenAI Agents SDK', () => {
     const [hold] = await desk.holds();
     expect(await svc.hold(interruptions[0]!)).toMatchObject({
       id: hold!.id,
-      url: `http://control.test/approvals/${hold!.id}`,
+      url: desk.page(hold!.id),
       reason: 'refunds over 50 need a person',
     });
     expect(() => svc.tools([{ type: 'hosted_tool', name: 'web_search' }])).toThrow('web_search is run by the provider');

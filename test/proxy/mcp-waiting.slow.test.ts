@@ -167,7 +167,7 @@ test('the official client shows the page of the hold, and gets the answer when i
     if (params.mode !== 'url') return { action: 'accept', content: { purpose: 'gift' } };
     pages.push(params.url);
     expect(params.message).toContain('waits for approval');
-    const hold = params.url.split('/').at(-1)!;
+    const hold = new URL(params.url).pathname.split('/').at(-1)!;
     setTimeout(() => void vote(hold, 'approve'), 1500);
     return { action: 'accept' };
   });
@@ -176,7 +176,7 @@ test('the official client shows the page of the hold, and gets the answer when i
   try {
     const answer = await client.callTool({ name: 'transfer', arguments: { to: 'ann' } });
     expect(answer).toMatchObject({ content: [{ text: 'sent to ann for gift' }] });
-    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+$/)]);
+    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+\?tenant=[\w-]+$/)]);
     expect(lines().filter((line) => line.includes('ann'))).toEqual(['transfer ann for gift']);
   } finally {
     await client.close();
@@ -216,7 +216,7 @@ test('the official client of the revision before shows the page in its session, 
     });
     const answer = await client.callTool({ name: 'transfer', arguments: { to: 'ben' } });
     expect(answer).toMatchObject({ content: [{ text: 'sent to ben for gift' }] });
-    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+$/)]);
+    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+\?tenant=[\w-]+$/)]);
     await eager.close();
     await never;
     const effects = lines().filter((line) => /ben|mia|ida/.test(line));

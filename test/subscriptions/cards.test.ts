@@ -74,10 +74,10 @@ const teamsOf = (m: Message) =>
 
 describe('the card of a hold', () => {
   const links = [
-    ['Approve', 'https://dashboard.test/approvals/esc_1?vote=approve'],
-    ['Deny', 'https://dashboard.test/approvals/esc_1?vote=deny'],
-    ['Open', 'https://dashboard.test/approvals/esc_1'],
-    ['Stop the agent…', 'https://dashboard.test/stops?stop=agent&id=agent-1'],
+    ['Approve', 'https://dashboard.test/approvals/esc_1?vote=approve&tenant=t1'],
+    ['Deny', 'https://dashboard.test/approvals/esc_1?vote=deny&tenant=t1'],
+    ['Open', 'https://dashboard.test/approvals/esc_1?tenant=t1'],
+    ['Stop the agent…', 'https://dashboard.test/stops?stop=agent&id=agent-1&tenant=t1'],
   ];
 
   test('in Slack shows what an approver needs, with buttons into the dashboard', () => {
@@ -141,8 +141,9 @@ describe('the card of a hold', () => {
     expect([...url.searchParams]).toEqual([
       ['stop', 'agent'],
       ['id', 'a b/../c&id=other#?'],
+      ['tenant', 't1'],
     ]);
-    expect(link('1e3')!.url).toMatch(/id=%221e3%22$/);
+    expect(link('1e3')!.url).toMatch(/id=%221e3%22&tenant=t1$/);
     for (const id of ['bot\u202e-1', 'bot\u200b', 'bot\n', ' bot', '', '\ud800', 'x'.repeat(201), 7, undefined]) {
       expect(link(id), JSON.stringify(id)).toBeUndefined();
     }
@@ -271,10 +272,10 @@ test('a card of tools names them in quotes, so that no name can be read as a sen
     name,
     change: 'introduced',
   }));
-  const { facts, buttons } = cardOf(message('tool.changed', { tool_server: 'crm', tools, count: 30 }));
+  const { facts, buttons } = cardOf(message('tool.changed', { tenant_id: 't1', tool_server: 'crm', tools, count: 30 }));
   const shown = Object.fromEntries(facts).Tools!;
   expect(shown).toMatch(/^“refund” \(new behavior\), “x’’, ‘‘approved” /);
   expect(shown).toContain('“⟦U+202E⟧evil”');
   expect(shown).toMatch(/and 25 more$/);
-  expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools' }]);
+  expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools?tenant=t1' }]);
 });

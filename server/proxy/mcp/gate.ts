@@ -61,6 +61,8 @@ export interface GateParts {
   value: ValueRule | undefined;
   /** Where agents look a hold up. */
   controlUrl: string;
+  /** The tenant of the proxy's key, which the page of a hold is in; known once it has policies. */
+  tenant: () => string | undefined;
   /** What else than tools a client and a server ask for: `record` only records what would be decided. */
   others: Others;
   tools: ToolRegistry;
@@ -122,7 +124,7 @@ export class Gate {
   }
 
   /** How long a held call waits, and where people approve it. */
-  get held(): { waitMs: number; controlUrl: string } {
+  get held(): Pick<GateParts, 'waitMs' | 'controlUrl' | 'tenant'> {
     return this.#parts;
   }
 

@@ -240,9 +240,9 @@ export class Session {
     on: { signal: AbortSignal; notify: (message: Message) => void },
   ): Promise<Admitted | Refused | undefined> {
     const { gate, caller } = this.#parts;
-    const { controlUrl, waitMs } = gate.held;
+    const { waitMs } = gate.held;
     const elicitationId = `svc-page-${randomUUID()}`;
-    const params = { ...pageOf(request, hold, controlUrl), elicitationId };
+    const params = { ...pageOf(request, hold, gate.held), elicitationId };
     const { promise, resolve } = Promise.withResolvers<Answer | undefined>();
     const gone = () => {
       on.notify({ jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: elicitationId } });

@@ -1,6 +1,7 @@
 import type { Agent } from '../agents.ts';
 import { ControlPlaneError, type Hold } from '../control-plane.ts';
 import type { Holds } from '../holds.ts';
+import type { GateParts } from './gate.ts';
 import { pageOf, waitsFor } from './page.ts';
 import type { Seal } from './seal.ts';
 import {
@@ -68,14 +69,14 @@ interface Running {
 export class Waiting {
   readonly #holds: Holds;
   readonly #seal: Seal;
-  readonly #controlUrl: string;
+  readonly #dashboard: Pick<GateParts, 'controlUrl' | 'tenant'>;
   readonly #server: string;
   readonly #running = new Map<string, Running>();
 
-  constructor(parts: { holds: Holds; seal: Seal; controlUrl: string; server: string }) {
+  constructor(parts: Pick<GateParts, 'holds' | 'seal' | 'controlUrl' | 'tenant' | 'server'>) {
     this.#holds = parts.holds;
     this.#seal = parts.seal;
-    this.#controlUrl = parts.controlUrl;
+    this.#dashboard = parts;
     this.#server = parts.server;
   }
 
@@ -106,7 +107,7 @@ export class Waiting {
     }
     const capabilities = request.params?._meta?.[CAPABILITIES_KEY] as { elicitation?: { url?: unknown } } | undefined;
     if (!isObject(capabilities?.elicitation?.url)) return undefined;
-    const approval = { method: 'elicitation/create', params: pageOf(request, hold, this.#controlUrl) };
+    const approval = { method: 'elicitation/create', params: pageOf(request, hold, this.#dashboard) };
     const requestState = `hold.${this.#seal.seal('hold', held)}`;
     return success(request.id, { resultType: 'input_required', inputRequests: { approval }, requestState });
   }

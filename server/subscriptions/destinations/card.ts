@@ -1,5 +1,6 @@
 import { definitionOf } from '../../domain/events.ts';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
+import { pageAddress } from '../../domain/page-address.ts';
 import { oneLine } from '../../lib/visible.ts';
 import type { Message } from './destination.ts';
 
@@ -12,6 +13,9 @@ export interface Card {
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
 
+/** The address of a page of the tenant that the event is of. */
+type Page = (path: `/${string}`, query?: Record<string, string>) => string;
+
 /** The card of an event. Values written by agents and people are put on one line and truncated. */
 export function cardOf({ eventType, payload, appUrl }: Message): Card {
   const { title = eventType, votable = false } = definitionOf(eventType) ?? {};
@@ -19,8 +23,9 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   const fact = (label: string, value: unknown, max = 120) => {
     if (value !== undefined && value !== null && value !== '') facts.push([label, oneLine(String(value), max)]);
   };
+  const page: Page = (path, query) => pageAddress(appUrl, String(payload.tenant_id), path, query);
   if (typeof payload.escrow_id === 'string') {
-    const url = `${appUrl}/approvals/${inPath(payload.escrow_id)}`;
+    const hold = `/approvals/${inPath(payload.escrow_id)}` as const;
     fact('Tool', payload.tool_name);
     fact('Tool server', payload.tool_server);
     fact('Action type', payload.action_type);
@@ -41,12 +46,12 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
     if (typeof payload.risk_score === 'number') claims.push(['Risk stated by the agent', String(payload.risk_score)]);
     const buttons: Card['buttons'] = votable
       ? [
-          { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
-          { label: 'Deny', url: `${url}?vote=deny`, style: 'danger' },
-          { label: 'Open', url },
-          ...stopLink(appUrl, payload.agent_id),
+          { label: 'Approve', url: page(hold, { vote: 'approve' }), style: 'primary' },
+          { label: 'Deny', url: page(hold, { vote: 'deny' }), style: 'danger' },
+          { label: 'Open', url: page(hold) },
+          ...stopLink(page, payload.agent_id),
         ]
-      : [{ label: 'Open', url }];
+      : [{ label: 'Open', url: page(hold) }];
     return { title, facts, claims, buttons };
   }
   fact('Tool server', payload.tool_server);
@@ -67,22 +72,22 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   fact('By', payload.actor_id);
   fact('Reason', payload.reason, 300);
   fact('Time', time(payload.created_at));
-  const path =
+  const path: `/${string}` | undefined =
     typeof payload.policy_id === 'string'
       ? `/policies/${inPath(payload.policy_id)}`
       : typeof payload.subscription_id === 'string'
         ? '/subscriptions'
         : typeof payload.tool_server === 'string'
           ? '/tools'
-          : '';
-  return { title, facts, buttons: path ? [{ label: 'Open', url: appUrl + path }] : [] };
+          : undefined;
+  return { title, facts, buttons: path ? [{ label: 'Open', url: page(path) }] : [] };
 }
 
 /** To the dashboard's form, with the agent filled in: it takes a signed-in person to stop. */
-function stopLink(appUrl: string, agentId: unknown): Card['buttons'] {
+function stopLink(page: Page, agentId: unknown): Card['buttons'] {
   // an id that cannot be shown as it is might be read as that of another agent
   if (typeof agentId !== 'string' || agentId === '' || oneLine(agentId, 200) !== agentId) return [];
-  return [{ label: 'Stop the agent…', url: `${appUrl}/stops?stop=agent&id=${encodeURIComponent(asText(agentId))}` }];
+  return [{ label: 'Stop the agent…', url: page('/stops', { stop: 'agent', id: asText(agentId) }) }];
 }
 
 /** As the dashboard reads addresses: what is JSON would be read as its value, `1e3` as the number 1000. */
