@@ -1,3 +1,4 @@
+import { onlyOf } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { type Departure, validUntil } from '../../db/moves.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
@@ -6,6 +7,7 @@ import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Hex } from '../lib/crypto.ts';
+import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
 import type { Sessions } from './sessions.ts';
@@ -30,12 +32,20 @@ const CACHE_MS = 60_000;
 /** `last_used_at` is coarse: at most one write per minute and credential. */
 const TOUCH_MS = 60_000;
 const CACHE_SIZE = 20_000;
+/** Secrets that one statement asks for. */
+const AT_ONCE = 500;
+/** After this long each of them is looked up by itself: one connection that hangs must not keep everybody out. */
+const ANSWER_MS = 2000;
 
 /**
  * Resolves a request's credential to a principal. Lookups are cached under the SHA-256 of the credential until a notice
  * says that the credential, or the members of its tenant, changed. Such a change is answered only after every process
  * has received the notice, so a key revoked in one process is refused by all on its next use; see Lookups and Notices.
  * With several processes, Redis caches lookups too, trusted only as far as Lookups describes.
+ *
+ * Anyone who knows the id of a tenant can make up secrets of the right form. Whether there is such a credential at all is asked
+ * first, for all that wait in one statement, one after the other (on Citus for each tenant): so strangers keep one connection busy, however many
+ * requests they send, and nobody is refused who has a credential. Nothing is counted that a stranger could use up for others.
  */
 export class Authenticator {
   readonly #db: Database;
@@ -45,6 +55,8 @@ export class Authenticator {
   /** Whether a tenant leaves for another installation; without it none does. */
   readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   readonly #lookups: Lookups<FoundCredential | null>;
+  /** What asks whether there are credentials: one for all tenants, or on Citus for each, so that none waits for the node of another. */
+  readonly #asking = new Map<string, { known: Groups<Asked, boolean>; waiting: number }>();
   /** When the next use of each credential is stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
 
@@ -108,6 +120,7 @@ export class Authenticator {
   async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<FoundCredential | null> {
     const tenantId = readSecret(secret)?.tenantId;
     if (tenantId === undefined) return null;
+    if (!(await this.#mayBeKnown({ tenantId, hash: secretHash(secret).toString('hex') }))) return null;
     const found = await lookUp();
     // asked afterwards: it may have been lifted out in between
     const departure = await this.#departure?.(tenantId);
@@ -119,6 +132,21 @@ export class Authenticator {
     if (until === undefined || until <= now) return null;
     if (departure.state === 'moved') return { tenantId, movedTo: departure.address, until };
     throw unavailable('the tenant is moving to another installation', '2');
+  }
+
+  async #mayBeKnown(asked: Asked): Promise<boolean> {
+    const place = this.#db.citus ? asked.tenantId : '';
+    const one = this.#asking.get(place) ?? {
+      known: new Groups<Asked, boolean>((all) => mayBeKnown(this.#db, all), AT_ONCE),
+      waiting: 0,
+    };
+    this.#asking.set(place, one);
+    one.waiting++;
+    try {
+      return await one.known.add(asked);
+    } finally {
+      if (--one.waiting === 0) this.#asking.delete(place);
+    }
   }
 
   /** The principal of a credential that is valid now. Throws UNAVAILABLE when its tenant has moved. */
@@ -197,6 +225,45 @@ export class Authenticator {
     }
     return null;
   }
+}
+
+/** A secret by its hash, in hex. */
+interface Asked {
+  tenantId: string;
+  hash: string;
+}
+
+/** Of each of these whether it may be a credential: see `known`. A database that does not answer in time keeps nobody waiting here. */
+async function mayBeKnown(db: Pick<Database, 'nearOf' | 'citus'>, asked: readonly Asked[]): Promise<boolean[]> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<boolean[]>((resolve) => {
+    timer = setTimeout(() => resolve(asked.map(() => true)), ANSWER_MS);
+  });
+  return Promise.race([known(db, asked), late]).finally(() => clearTimeout(timer));
+}
+
+/**
+ * Of each of these whether it is, or in a tenant that has left was, a credential of its tenant, valid or not. On Citus, all are of
+ * one tenant.
+ */
+async function known(db: Pick<Database, 'nearOf' | 'citus'>, asked: readonly Asked[]): Promise<boolean[]> {
+  const [{ tenantId }] = asked as [Asked];
+  const only = db.citus ? onlyOf(tenantId) : () => '';
+  const from = 'from unnest($1::text[], $2::text[]) x (tenant_id, hash) join';
+  const { rows } = await db.nearOf(tenantId).query<Asked>(
+    `select x.tenant_id as "tenantId", x.hash ${from} credential c
+       on c.tenant_id = x.tenant_id and c.hash = decode(x.hash, 'hex') ${only('c')}
+     union all select x.tenant_id, x.hash ${from} session s
+       on s.tenant_id = x.tenant_id and s.id = x.hash ${only('s')}
+     union all select x.tenant_id, x.hash ${from} tenant_parcel p
+       on p.tenant_id = x.tenant_id and p.source = 'credential' and p.content->>'hash' = '\\x' || x.hash ${only('p')}
+     union all select x.tenant_id, x.hash ${from} tenant_parcel p
+       on p.tenant_id = x.tenant_id and p.source = 'session' and p.content->>'id' = x.hash ${only('p')}`,
+    [asked.map((one) => one.tenantId), asked.map(({ hash }) => hash)],
+  );
+  const name = (one: Asked) => `${one.tenantId} ${one.hash}`;
+  const names = new Set(rows.map(name));
+  return asked.map((one) => names.has(name(one)));
 }
 
 function unavailable(detail: string, retryAfter: string): AppError {

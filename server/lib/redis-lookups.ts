@@ -14,6 +14,8 @@ export class RedisLookups<V> implements SharedLookups<V> {
   readonly #redis: RedisLink;
   readonly #name: string;
   readonly #horizon: () => Promise<Horizon>;
+  /** The moment that is being asked for. Whoever joins begins to look up after it all the same. */
+  #asked: Promise<Horizon | undefined> | undefined;
 
   constructor(redis: RedisLink, name: string, horizon: () => Promise<Horizon>) {
     this.#redis = redis;
@@ -24,7 +26,11 @@ export class RedisLookups<V> implements SharedLookups<V> {
   /** Undefined while Redis is unavailable, when nothing can be stored, or while the database does not say. Never rejects. */
   async horizon(): Promise<Horizon | undefined> {
     if (this.#redis.commands.status !== 'ready') return undefined;
-    return inTime(this.#attempt(this.#horizon), () => undefined);
+    if (this.#redis.commands.status !== 'ready') return undefined;
+    this.#asked ??= inTime(this.#attempt(this.#horizon), () => undefined).finally(() => {
+      this.#asked = undefined;
+    });
+    return this.#asked;
   }
 
   async read(key: string): Promise<{ value: V; until: number; horizon: Horizon } | undefined> {
