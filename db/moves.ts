@@ -91,10 +91,17 @@ export async function isLeaving(owner: Pick<pg.Pool, 'query'>, tenantId: string)
   return rowCount === 1;
 }
 
-/** Which way a tenant goes that must not be made here: it leaves or has left, or its copy is on its way here. */
+/**
+ * Which way a tenant goes that must not be made here: it leaves or has left, or its copy is on its way here, or was and is not
+ * deleted yet.
+ */
 export async function isMoving(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<'in' | 'out' | undefined> {
   const { rows } = await owner.query<{ direction: 'in' | 'out' }>(
-    `select direction from tenant_move where tenant_id = $1 and (direction = 'out' or state = 'copying')`,
+    `select direction from tenant_move
+     where tenant_id = $1 and (direction = 'out' or state = 'copying' or state = 'cancelled' and (
+       exists (select from forensic_record where tenant_id = $1) or exists (select from audit_record where tenant_id = $1)
+       or exists (select from decision_input where tenant_id = $1) or exists (select from former_key where tenant_id = $1)))
+     order by direction desc`,
     [tenantId],
   );
   return rows[0]?.direction;

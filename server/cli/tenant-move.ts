@@ -190,7 +190,8 @@ export async function undoMove({ source, target, tenantId }: Move): Promise<{ re
     throw new CommandError(`${tenantId} has arrived: run the move again to finish it, or move it back from there`);
   }
   if (out) await putBack(source, tenantId);
-  if (now?.id === id) await forgetCopy(target, tenantId);
+  // a tenant that is there was made since the copy was deleted, and is another one
+  if (now?.id === id && !(await hasTenant(target, tenantId))) await forgetCopy(target, tenantId);
   return { restored: out !== undefined };
 }
 

@@ -467,6 +467,23 @@ test('a copy whose move does not go on is deleted at the target, and the tenant 
   for (const verdict of await verdicts(target, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
 });
 
+test('undoing ends at the source also when another tenant has its id at the target by then, and nothing of that is deleted', async () => {
+  const { tenant, proxy } = await used(source);
+  await killedAt(tenant.id, 'unpacking at the target');
+  // of a run that ended between the two steps of abandoning, the copy is still there: no tenant is made beside it
+  await sql(target, `update tenant_move set state = 'cancelled' where tenant_id = $1`, [tenant.id]);
+  const other = { id: tenant.id, name: 'Other', adminEmail: 'other@example.test' };
+  await expect(target.core.tenants.create(other, OPERATOR)).rejects.toThrow('is arriving from another installation');
+  await on(target, tenant.id, (side) => abandonCopy(side, tenant.id, 'http://control.test'));
+  await target.core.tenants.create(other, OPERATOR);
+  const made = await rowsOf(target, tenant.id);
+  expect(await undone(tenant.id)).toEqual({ restored: true });
+  await report(source, proxy, [`back-${tenant.id}`]);
+  expect(await rowsOf(target, tenant.id)).toEqual(made);
+  await expect(undone(tenant.id)).rejects.toThrow('is not moving');
+  for (const verdict of await verdicts(source, tenant.admin)) expect(verdict).toMatchObject({ verified: true });
+});
+
 test('of a tenant that has moved, a key counts as long as whoever made it, and is looked for by an index', async () => {
   const { tenant, proxy } = await used(source);
   const token = 'svc_token_of_a_job';
