@@ -52,8 +52,8 @@ export interface Database {
   /**
    * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
    * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
-   * left for decisions. Of each who asks (`who`; nobody for the server's own reads), fewer run and wait than of the tenant, so
-   * that there is a turn left for the others of the tenant. Throws ReadRefused beyond that. `work` must not begin another one.
+   * left for decisions. Of each who asks (`who`; nobody for the server's own reads), fewer run and wait than of the tenant, and
+   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that. `work` must not begin another one.
    */
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, who?: string): Promise<T>;
   /** The same with entities, for what people decide by: it waits for no search. */
@@ -206,12 +206,15 @@ export async function openDatabase(
   const ofPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: Number.POSITIVE_INFINITY });
-  /** `turns`: whose, one after the other. */
-  const inTurn = async <T>(turns: readonly (readonly [Turns, string])[], read: () => Promise<T>): Promise<T> => {
+  /** `turns`: whose, one after the other, and who asks among those who share them. */
+  const inTurn = async <T>(
+    turns: readonly (readonly [Turns, string, string?])[],
+    read: () => Promise<T>,
+  ): Promise<T> => {
     const ends: (() => void)[] = [];
     try {
-      for (const [each, owner] of turns) {
-        const end = await each.take(owner);
+      for (const [each, owner, who] of turns) {
+        const end = await each.take(owner, who);
         if (!end) throw new ReadRefused('too_many');
         ends.push(end);
       }
@@ -301,15 +304,19 @@ export async function openDatabase(
     reader: (tenantId) => fork(tenantId),
     readOnly: (tenantId, work, who) =>
       inTurn(
-        [...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]), [ofTenant, tenantId], [ofAll, '']],
+        [
+          ...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]),
+          [ofTenant, tenantId, who ?? ''],
+          [ofAll, '', tenantId],
+        ],
         () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
       ),
     readEntities: (tenantId, who, work) =>
       inTurn(
         [
           [entitiesOfPerson, `${tenantId} ${who}`],
-          [entitiesOfTenant, tenantId],
-          [ofAll, ''],
+          [entitiesOfTenant, tenantId, who],
+          [ofAll, '', tenantId],
         ],
         () =>
           fork(tenantId).transactional(
