@@ -20,6 +20,7 @@ import { assertOpenedAsPage, authRoutes, tokenRoute } from './auth/http.ts';
 import { ssoRoutes } from './auth/sso/http.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import { headsOf } from './chain/seek.ts';
+import { broughtBefore } from './chain/stored-records.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
@@ -122,6 +123,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
+      broughtBefore: (tenantId, events) => broughtBefore(services.db, tenantId, events),
       remember: (tenantId, all) => services.ledger.remember(tenantId, all),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {
@@ -148,7 +150,12 @@ export async function createProgram(parts: Parts): Promise<Program> {
             oldest: (tenantId) => holds.oldestShown(tenantId),
           },
         }),
-        forgetJob('forget session facts, calls, limits and holds set aside', [core.ledger, core.calls, limits, core.asides]),
+        forgetJob('forget session facts, calls, limits and holds set aside', [
+          core.ledger,
+          core.calls,
+          limits,
+          core.asides,
+        ]),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),

@@ -54,6 +54,11 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
+  /** Those of these events that are in the chain with the same content, whichever key brought them. */
+  broughtBefore: (
+    tenantId: string,
+    events: readonly DecisionEvent[],
+  ) => Promise<ReadonlyMap<DecisionEvent, { seq: number }>>;
   /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. */
   remember: (tenantId: string, all: readonly Remembered[]) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
@@ -74,7 +79,7 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
 
 /**
  * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, accepted
- * events are committed, duplicates had been committed before with the same content, and each rejected event is listed
+ * events are committed, duplicates had been committed before with the same content, with this key or an earlier one, and each rejected event is listed
  * with its index: one bad event does not block the others. Each record names the credential that sent it. A proxy cannot
  * write records as the control plane, for another tenant, or for a hold of another agent.
  *
@@ -117,6 +122,12 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
   let duplicates = 0;
   if (events.length > 0) {
     const { results } = await deps.append(tenantId, events);
+    const contradicting = events.flatMap(({ event }, i) => ('conflict' in results[i]! ? [event] : []));
+    const before = contradicting.length > 0 ? await deps.broughtBefore(tenantId, contradicting) : undefined;
+    for (const [i, { event }] of events.entries()) {
+      const same = before?.get(event);
+      if (same) results[i] = { ...same, duplicate: true };
+    }
     // also of duplicates: the first attempt may have ended between the two
     const all: Remembered[] = [];
     for (const [i, entries] of learned) {

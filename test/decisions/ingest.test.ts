@@ -4,7 +4,9 @@ import fc from 'fast-check';
 import Fastify, { type FastifyInstance, type InjectOptions } from 'fastify';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
+import { broughtBefore } from '../../server/chain/stored-records.ts';
 import { ingest, registerIngest } from '../../server/decisions/ingest.ts';
+import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { commitment } from '../../server/domain/kept-input.ts';
 import { AppError, problemBody } from '../../server/errors.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
@@ -31,6 +33,7 @@ beforeAll(async () => {
     },
     holders,
     remember,
+    broughtBefore: sentBefore,
   });
 });
 afterAll(async () => {
@@ -39,6 +42,7 @@ afterAll(async () => {
 });
 
 const remember = async () => {};
+const sentBefore = (tenant: string, events: readonly DecisionEvent[]) => broughtBefore(box.db, tenant, events);
 const holders = async () => new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support' }]]);
 let made = 0;
 const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => ({
@@ -58,10 +62,10 @@ const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => (
   total_latency_ms: 14,
   ...given,
 });
-const take = (body: unknown) =>
+const take = (body: unknown, keyId = 'key_1') =>
   ingest(
-    { append: (tenant, events) => appender.append(tenant, events), holders, remember },
-    { tenantId, keyId: 'key_1' },
+    { append: (tenant, events) => appender.append(tenant, events), holders, remember, broughtBefore: sentBefore },
+    { tenantId, keyId },
     body,
   );
 const post = async (options: Partial<InjectOptions> & { raw?: string | Buffer; json?: unknown }) => {
@@ -230,12 +234,52 @@ describe('a bad event is rejected with its index and the others are stored', () 
     });
   });
 
+  test('but not one that a proxy sends again after its key was rotated, which is the same event', async () => {
+    const [one, two, three] = [wire(), wire({ decision: 'deny', deny_reason: 'too much' }), wire()];
+    expect(await take({ events: [one, two] })).toMatchObject({ accepted: 2 });
+    expect(await take({ events: [one, two, three] }, 'key_2')).toEqual({ accepted: 1, duplicates: 2, rejected: [] });
+    // also for a process that remembers nothing of it
+    const fresh = appenderOn(box.db);
+    const elsewhere = {
+      append: (tenant: string, events: AppendEvent[]) => fresh.append(tenant, events),
+      holders,
+      remember,
+    };
+    const again = await ingest(
+      { ...elsewhere, broughtBefore: sentBefore },
+      { tenantId, keyId: 'key_3' },
+      { events: [{ ...three, method: 'PUT' }, three, { ...one, method: 'PUT' }, { ...two, proxy_id: 'prx_2' }] },
+    );
+    await fresh.stop();
+    // which has taken the chain over
+    appender.release(tenantId);
+    expect(again).toMatchObject({
+      duplicates: 1,
+      rejected: [
+        { index: 0, code: 'DUPLICATE_EVENT' },
+        { index: 2, code: 'DUPLICATE_EVENT' },
+        { index: 3, code: 'DUPLICATE_EVENT' },
+      ],
+    });
+    // the records name the key that brought them first
+    const rows = new Map((await storedRows(box.db, tenantId)).map((row) => [row.event_id, JSON.parse(row.line)]));
+    expect([one, two, three].map(({ event_id }) => rows.get(event_id as string).key_id)).toEqual([
+      'key_1',
+      'key_1',
+      'key_2',
+    ]);
+  });
+
   test('one the database refuses', async () => {
     const append = async (_: string, events: readonly AppendEvent[]) => ({
       results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, duplicate: false })),
     });
     expect(
-      await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] }),
+      await ingest(
+        { append, holders, remember, broughtBefore: sentBefore },
+        { tenantId, keyId: 'key_1' },
+        { events: [wire(), wire()] },
+      ),
     ).toMatchObject({
       accepted: 1,
       rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
@@ -403,6 +447,7 @@ describe('what is kept of a request', () => {
       append: (tenant: string, events: readonly AppendEvent[]) => appender.append(tenant, events),
       remember: async () => {},
       holders,
+      broughtBefore: sentBefore,
     };
     expect(
       await ingest(elsewhere, { tenantId: other, keyId: 'key_2' }, { events: [], inputs: [forged.input] }),
@@ -444,10 +489,20 @@ describe('a bad body is refused whole', () => {
   test('what append throws comes through', async () => {
     const append = () => Promise.reject(new AppError('UNAVAILABLE'));
     await expect(
-      ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire()] }),
+      ingest(
+        { append, holders, remember, broughtBefore: sentBefore },
+        { tenantId, keyId: 'key_1' },
+        { events: [wire()] },
+      ),
     ).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
     // with nothing to store it is not even called
-    expect(await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [{}] })).toMatchObject({
+    expect(
+      await ingest(
+        { append, holders, remember, broughtBefore: sentBefore },
+        { tenantId, keyId: 'key_1' },
+        { events: [{}] },
+      ),
+    ).toMatchObject({
       accepted: 0,
     });
   });
