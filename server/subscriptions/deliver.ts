@@ -160,7 +160,8 @@ export interface DeliverParts {
  *
  * After an accepted delivery the next one is sent while the outcome is being stored, for at most AHEAD of them and only
  * while notices reach this process: anyone who pauses, changes or deletes a destination waits until every process has heard
- * of it. A process that hears nothing sends the next delivery when the outcome before it is stored.
+ * of it. A process that hears nothing sends the next delivery when the outcome before it is stored, and asks before each whether
+ * the lane is still its own: what was loaded a while ago may be of a destination that is paused by now.
  */
 export class Deliverer {
   readonly #parts: DeliverParts;
@@ -354,7 +355,8 @@ export class Deliverer {
           next = undefined;
           break;
         }
-        const may = (await this.#keep(lane)) && !signal.aborted && !lane.over;
+        const ours = (await this.#keep(lane)) && (this.#parts.db.notices.healthy || (await this.#ours(lane)));
+        const may = ours && !signal.aborted && !lane.over;
         const then = may ? await this.#send(lane, target, delivery, signal) : 'enough';
         if (then !== 'more') {
           if (then !== 'enough') notBefore = then;
@@ -530,6 +532,15 @@ export class Deliverer {
       [lane.tenant_id, lane.id, lane.fence, new Date(now + LEASE_MS)],
     );
     lane.until = now + LEASE_MS;
+    return rowCount === 1;
+  }
+
+  /** Whether the lane is still this process's, and nobody has paused, changed or deleted its destination. */
+  async #ours({ tenant_id, id, fence }: Lane): Promise<boolean> {
+    const { rowCount } = await this.#parts.db.owner.query(
+      'select 1 from delivery_lane where tenant_id = $1 and id = $2 and fence = $3',
+      [tenant_id, id, fence],
+    );
     return rowCount === 1;
   }
 
