@@ -1745,6 +1745,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/escrow/{id}/aside": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set a hold aside for later, for yourself alone
+         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it, reports on a condition or changes who may vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
+         */
+        put: operations["escrow-setAside"];
+        post?: never;
+        /** Put a hold back that you set aside */
+        delete: operations["escrow-putBack"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/escrow/{id}/vote": {
         parameters: {
             query?: never;
@@ -4840,6 +4861,11 @@ export interface components {
                 stop_id: string;
                 reason: string;
             };
+            /**
+             * Format: date-time
+             * @description shown to the person who set it aside: when it comes back to their list, if it does not change before
+             */
+            aside_until?: string;
         };
         HoldSummary: {
             /** Format: date-time */
@@ -6186,6 +6212,16 @@ export interface components {
         };
         /** @description TERMS_REFUSED: The hold asks for less than the rules that it names */
         TERMS_REFUSED: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
+        /** @description CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
+        "CONFLICT-INVALID_STATUS-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -12501,6 +12537,7 @@ export interface operations {
                 min_value?: number;
                 max_value?: number;
                 mine?: "needed" | "voted";
+                aside?: "with" | "without" | "only";
                 order?: "created_at" | "expires_at" | "value" | "risk";
                 after?: string;
                 limit?: number;
@@ -12586,6 +12623,12 @@ export interface operations {
                         offset: number;
                         next_cursor: string | null;
                         has_more: boolean;
+                        /** @description for signed-in people: the holds that they have set aside, whatever the filters */
+                        set_aside?: {
+                            count: number;
+                            /** @description when the next of them comes back at the latest */
+                            next_at: string | null;
+                        };
                     };
                 };
             };
@@ -12713,6 +12756,7 @@ export interface operations {
             query: {
                 by: "agent" | "rule" | "tool";
                 mine?: "needed";
+                aside?: "with" | "without";
             };
             header?: never;
             path?: never;
@@ -12967,6 +13011,94 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-setAside": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "until": "2100-01-01T00:00:00.000Z"
+                 *     }
+                 */
+                "application/json": {
+                    until?: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        escrow_id: string;
+                        /** Format: date-time */
+                        aside_until: string;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-putBack": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
             404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
