@@ -222,7 +222,7 @@ describe('errors', () => {
       (name) =>
         !settings.includes(name) &&
         !name.startsWith('SVC_') &&
-        !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS|OTEL_EXPORTER_OTLP_)/.test(name),
+        !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS|OTEL_EXPORTER_OTLP_|O_DSYNC$)/.test(name),
     );
     expect(others.length).toBeGreaterThan(20);
     expect(others.filter((name) => !Object.hasOwn(ERRORS, name))).toEqual([]);

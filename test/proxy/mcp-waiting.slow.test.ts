@@ -202,7 +202,7 @@ test('the official client of the revision before shows the page in its session, 
   const client = await inSession(({ mode, url }) => {
     if (mode !== 'url') return 'accept';
     pages.push(url!);
-    setTimeout(() => void vote(url!.split('/').at(-1)!, 'approve'), 1500);
+    setTimeout(() => void vote(new URL(url!).pathname.split('/').at(-1)!, 'approve'), 1500);
     return 'accept';
   });
   // one whose person accepts and does not approve, and one whose person declines
