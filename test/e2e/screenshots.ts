@@ -137,7 +137,7 @@ const SCREENS: Record<string, Screen> = {
     who: 'aisha',
     prepare: async (page) => {
       if ((page.viewportSize()?.width ?? 0) < 1200) return;
-      await page.getByRole('button', { name: 'Keys' }).click();
+      await page.getByRole('button', { name: 'Keys on this page' }).click();
       await page.getByRole('dialog').waitFor();
     },
   },

@@ -193,7 +193,7 @@ function Person() {
   const Scheme = SCHEMES[colorScheme];
   const Zone = zone === 'utc' ? IconWorld : IconWorldOff;
   return (
-    <div style={{ borderTop: '1px solid var(--line)', paddingTop: 8 }}>
+    <div style={{ paddingTop: 8 }}>
       <Link to="/account" className="person cut" title={me.email}>
         {me.name || me.email}
       </Link>
