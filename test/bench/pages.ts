@@ -9,12 +9,13 @@ import { ensureDemo } from '../../server/demo/fill.ts';
 import { demoTenant } from '../../server/demo/tenant.ts';
 import { PEOPLE } from '../../server/demo/world.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import { pinned } from '../../server/domain/tool-definition.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { newSignInLink } from '../../server/provision.ts';
 import { buildDashboard } from '../../web/build.ts';
 import { type BenchContext, type Figure, figure, median, pick } from './lib.ts';
-import { MASTER_KEY, withProgram } from './program.ts';
+import { BENCH_ADMIN, MASTER_KEY, withProgram } from './program.ts';
 import { fill } from './verify.ts';
 
 const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
@@ -48,7 +49,11 @@ const PAGES: Record<string, Way> = {
   ),
   '/account': { from: '/', click: 'a.person' },
   'a hold': { from: '/approvals', click: 'main a[href^="/approvals/esc_"]' },
-  'a decision': { from: '/decisions', click: 'main tbody button' },
+  'the first steps': { from: '/', click: 'main a[href="/start"]' },
+  'a decision beside the list': { from: '/decisions', click: 'main tbody button' },
+  'a decision': { from: 'a decision beside the list', click: '[role="dialog"] a[href^="/decisions/"]' },
+  'a record of the audit log': { from: '/audit', click: 'main tbody button' },
+  'a new policy': { from: '/policies', click: 'main a[href="/policies/new"]' },
   'a policy': { from: '/policies', click: 'main td a[href^="/policies/"]' },
   'the tests of a policy': { from: 'a policy', click: '[role="tab"]:nth-of-type(2)' },
   'the changes of a policy': { from: 'a policy', click: '[role="tab"]:nth-of-type(3)' },
@@ -62,8 +67,14 @@ const PAGES: Record<string, Way> = {
   'a proxy': { from: '/proxies', click: 'main a[href^="/proxies/proxy"]' },
   'a package': { from: '/forensics', click: 'main a[href^="/forensics/packages/"]' },
   'a subscription': { from: '/subscriptions', click: 'main a[href^="/subscriptions/"]' },
+  'the keys of agents': { from: '/keys', click: '.segments button:nth-of-type(2)' },
+  'the trusted pipelines': { from: '/keys', click: '.segments button:nth-of-type(3)' },
+  'the invitations': { from: '/team', click: '.segments button:nth-of-type(2)' },
+  'the groups of approvers': { from: '/team', click: '.segments button:nth-of-type(3)' },
   'a delivery': { from: 'a subscription', click: 'main a[href*="/deliveries/"]' },
 };
+/** What only a tenant without any data leads to. */
+const NEW = ['the first steps'];
 /** What the short form visits. */
 const FEW = ['/', '/approvals', '/decisions', '/policies', 'a policy'];
 
@@ -83,14 +94,15 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const config = (dir: string) => readConfig({ SVC_DATA_DIR: dir, SVC_MASTER_KEY: MASTER_KEY });
   await withProgram(
     ctx.url,
-    async ({ url, core }) => {
+    async ({ url, core, tenantId: empty }) => {
       const browser = await chromium.launch({ executablePath: PROGRAM, args: ['--no-sandbox', '--disable-gpu'] });
       try {
         const demo = await demoTenant(core.db.owner);
         const tenants: [string, string, string][] = [];
         if (demo) tenants.push(['the demo', demo.tenantId, await memberOf(core.db, demo.tenantId, PEOPLE.maria.email)]);
-        const bigAdmin = await enlarge(core, url, big, pick(ctx, 5, 100), pick(ctx, 20, 1_000), print);
+        const bigAdmin = await enlarge(core, url, big, pick(ctx, LITTLE, MUCH), print);
         tenants.push([`${size.toLocaleString('en')} decisions`, big, bigAdmin]);
+        tenants.push(['a new tenant', empty, await memberOf(core.db, empty, BENCH_ADMIN)]);
         for (const [name, tenantId, person] of tenants) {
           const { sign_in_url } = await newSignInLink(core, url, tenantId, person);
           const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, reducedMotion: 'reduce' });
@@ -98,7 +110,14 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
           const page = await context.newPage();
           await page.goto(sign_in_url);
           if (figures.length === 0) figures.push(...(await firstView(browser, context, url)));
-          const names = pick(ctx, FEW, Object.keys(PAGES));
+          const names =
+            tenantId === empty
+              ? NEW
+              : pick(
+                  ctx,
+                  FEW,
+                  Object.keys(PAGES).filter((one) => !NEW.includes(one)),
+                );
           figures.push(...(await visit(page, url, name, names, rounds, print)));
           await context.close();
         }
@@ -119,13 +138,30 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-/** Gives a tenant that has only decisions an admin, who is answered with, enforced policies, and holds that wait. */
+/** How much a tenant has beside its decisions. */
+const MUCH = {
+  policies: 100,
+  reviews: 20,
+  holds: 1_150,
+  agents: 200,
+  people: 200,
+  proxies: 50,
+  tools: 400,
+  values: 2_000,
+};
+const LITTLE: typeof MUCH = {
+  ...{ policies: 5, reviews: 1, holds: 20, agents: 2, people: 2, proxies: 2, tools: 4, values: 10 },
+};
+
+/**
+ * Gives a tenant that has only decisions the rest: an admin, who is answered with, enforced policies and some to review, holds
+ * that wait, and what the other pages list. The deliveries about them wait too: their destination is paused.
+ */
 async function enlarge(
   core: Core,
   url: string,
   tenantId: string,
-  policies: number,
-  holds: number,
+  much: typeof MUCH,
   print: (line: string) => void,
 ): Promise<string> {
   const began = performance.now();
@@ -134,16 +170,46 @@ async function enlarge(
   const owner = await core.tenants.addMember(tenantId, admin, by);
   const asAdmin = await core.keys.createApiKey(tenantId, { label: 'admin', scopes: ['admin'], owner }, by);
   const asProxy = await core.keys.createApiKey(tenantId, { label: 'proxy', scopes: ['proxy'], owner }, by);
-  const post = async ({ secret }: { secret: string }, target: string, body: object) => {
+  const post = async ({ secret }: { secret: string }, target: string, body: object, method = 'POST') => {
     const headers = { authorization: `Bearer ${secret}`, 'content-type': 'application/json' };
-    const answer = await fetch(url + target, { method: 'POST', headers, body: JSON.stringify(body) });
+    const answer = await fetch(url + target, { method, headers, body: JSON.stringify(body) });
     if (!answer.ok) throw new Error(`${target}: ${await answer.text()}`);
   };
-  for (let n = 0; n < policies; n++) {
+  const { policies, reviews, holds } = much;
+  await post(asAdmin, '/v1/subscriptions', {
+    ...{ url: 'https://hooks.example.invalid/in', secret: 'a signing secret', destination_type: 'webhook' },
+    ...{ event_types: ['escrow.created', 'policy.approved'], active: false },
+  });
+  for (let n = 0; n < policies + reviews; n++) {
     const dsl_source = `@id("one") permit(principal, action, resource == Tool::"tool-${n}");`;
     await post(asAdmin, '/v1/policies', { id: `policy-${n}`, dsl_source });
-    await post(asAdmin, `/v1/policies/policy-${n}/approve`, { version: 1 });
+    if (n < policies) await post(asAdmin, `/v1/policies/policy-${n}/approve`, { version: 1 });
+    else await post(asAdmin, `/v1/policies/policy-${n}/submit`, {});
   }
+  for (let n = 0; n < much.agents; n++) {
+    await post(asAdmin, '/v1/agent-keys', { agent_id: `agent-${n}`, agent_role: `role-${n % 12}`, label: `key ${n}` });
+  }
+  for (let n = 0; n < much.people; n++) {
+    await core.tenants.addMember(tenantId, { email: `person-${n}@example.test`, roles: ['viewer'] }, by);
+  }
+  for (let n = 0; n < much.proxies; n++) {
+    await post(asProxy, '/v1/proxies/heartbeat', {
+      ...{ proxy_id: `proxy-${n}`, version: '1.0.0', bundle_hash: `sha256:${'0'.repeat(64)}`, bundle_seq: 1 },
+    });
+  }
+  const tools = Array.from({ length: much.tools }, (_, n) =>
+    pinned('shop', {
+      name: `tool-${n}`,
+      description: `Changes order ${n}`,
+      inputSchema: { type: 'object', properties: {} },
+    }),
+  );
+  await post(asProxy, '/v1/tools/observed', {
+    ...{ server: 'shop', complete: true },
+    tools: tools.map(({ pin, definition }) => ({ name: definition.name, pin, definition })),
+  });
+  const values = Array.from({ length: much.values }, (_, n) => `value-${n}`);
+  await post(asAdmin, '/v1/lists/known', { values, version: 0 }, 'PUT');
   await Promise.all(
     Array.from({ length: 4 }, async (_, part) => {
       for (let n = part; n < holds; n += 4) {
@@ -156,7 +222,12 @@ async function enlarge(
       }
     }),
   );
-  print(`${policies} policies and ${holds} holds in ${((performance.now() - began) / 1000).toFixed(0)} s`);
+  const seconds = ((performance.now() - began) / 1000).toFixed(0);
+  print(
+    `${Object.entries(much)
+      .map(([what, number]) => `${number} ${what}`)
+      .join(', ')} in ${seconds} s`,
+  );
   return owner;
 }
 
@@ -169,7 +240,7 @@ async function memberOf(db: Awaited<ReturnType<typeof openDatabase>>, tenantId: 
 }
 
 interface Watched {
-  watched: { measure(act: () => void): Promise<{ ms: number; asked: number }> };
+  watched: { measure(act: () => void): Promise<{ ms: number; asked: number; answered: number }> };
 }
 
 /** Each page so many times, from a page that was loaded anew: nothing that it shows was asked for before. */
@@ -181,34 +252,43 @@ async function visit(
   rounds: number,
   print: (line: string) => void,
 ): Promise<Figure[]> {
-  const found: { name: string; ms: number[]; asked: number }[] = [];
+  const found: { name: string; ms: number[]; asked: number; answered: number }[] = [];
+  const missing: string[] = [];
   /** The addresses of the pages from which others are reached by a tab. */
   const known = new Map<string, string>();
   for (const name of names) {
     const { from, click } = PAGES[name]!;
     const start = from.startsWith('/') ? from : known.get(from);
-    if (start === undefined) continue;
-    const one = { name, ms: [] as number[], asked: 0 };
+    if (start === undefined) {
+      missing.push(name);
+      continue;
+    }
+    const one = { name, ms: [] as number[], asked: 0, answered: 0 };
     // the first time the browser may not have the code of the page
     for (let round = -1; round < rounds; round++) {
       await page.goto(url + start);
       await page.evaluate('watched.loaded()');
       const link = page.locator(click).first();
       if ((await link.count()) === 0) break;
-      const { ms, asked } = await link.evaluate((element) =>
+      const { ms, asked, answered } = await link.evaluate((element) =>
         (globalThis as unknown as Watched).watched.measure(() => (element as unknown as { click(): void }).click()),
       );
       if (round >= 0) one.ms.push(ms);
-      one.asked = asked;
+      Object.assign(one, { asked, answered });
     }
-    if (one.ms.length === 0) continue;
+    if (one.ms.length === 0) {
+      missing.push(name);
+      continue;
+    }
     known.set(name, new URL(page.url()).pathname + new URL(page.url()).search);
     found.push(one);
   }
   found.sort((a, b) => median(b.ms) - median(a.ms));
-  for (const { name, ms, asked } of found) {
-    print(`${tenant}: ${name} ${ms.map((one) => one.toFixed(0)).join(', ')} ms, ${asked} requests`);
+  for (const { name, ms, asked, answered } of found) {
+    const times = ms.map((one) => one.toFixed(0)).join(', ');
+    print(`${tenant}: ${name} ${times} ms, ${asked} requests, the last answered after ${answered.toFixed(0)} ms`);
   }
+  if (missing.length > 0) print(`${tenant}: not reached: ${missing.join(', ')}`);
   const [worst] = found;
   if (!worst) throw new Error('no page was reached');
   const all = found.map(({ ms }) => median(ms));
@@ -248,14 +328,14 @@ const gzipped = (file: string) =>
  */
 const WATCH = `
   globalThis.watched = (() => {
-    let open = 0, asked = 0;
+    let open = 0, asked = 0, last = 0;
     const real = globalThis.fetch;
     globalThis.fetch = (...all) => {
       const url = String(all[0]?.url ?? all[0]);
       if (!url.includes('/trpc')) return real(...all);
       open++; asked++;
       // what reads the answer runs before it counts as answered
-      const done = () => setTimeout(() => open--, 0);
+      const done = () => { last = performance.now(); setTimeout(() => open--, 0); };
       return real(...all).then((answer) => { answer.clone().arrayBuffer().then(done, done); return answer; },
         (error) => { done(); throw error; });
     };
@@ -290,7 +370,7 @@ const WATCH = `
       const from = performance.now();
       act();
       const ms = await still(from, CALM);
-      return { ms, asked };
+      return { ms, asked, answered: asked > 0 ? last - from : 0 };
     };
     // the live stream is open, and what its beginning asked for again is answered
     const loaded = async () => {

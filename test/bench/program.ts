@@ -11,6 +11,8 @@ import { freePort } from '../helpers/ports.ts';
 
 /** Of every program that runs on a benchmark's database. */
 export const MASTER_KEY = '07'.repeat(32);
+/** Of the tenant that is made for a benchmark. */
+export const BENCH_ADMIN = 'bench@example.test';
 
 /** The real program on a database, with limits that a benchmark does not reach, while `work` runs. */
 export async function withProgram<T>(
@@ -44,7 +46,7 @@ export async function withProgram<T>(
     program = await createProgram({ config, databaseUrl, log: createLog('error'), ...rest });
     const url = await program.listen();
     const core = program.core!;
-    const made = await createTenant(core, url, { name: 'Bench', adminEmail: 'bench@example.test' });
+    const made = await createTenant(core, url, { name: 'Bench', adminEmail: BENCH_ADMIN });
     return await work({ url, core, tenantId: made.tenant_id, adminKey: made.api_key });
   } finally {
     await program?.stop();

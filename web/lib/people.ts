@@ -1,6 +1,6 @@
 import { useQuery } from '@tanstack/react-query';
 import { visible } from '../../server/lib/visible.ts';
-import { trpc } from './trpc.ts';
+import { type Answers, trpc } from './trpc.ts';
 
 /** What has an id, with its name. */
 export interface Named {
@@ -10,15 +10,40 @@ export interface Named {
 
 const long = { staleTime: 300_000 };
 
-/** People and keys with their names, also of those that ended. */
-export function usePeopleAndKeys() {
-  const { data } = useQuery(trpc.people.directory.queryOptions({}, long));
-  const keys = (which: 'api_key' | 'agent_key'): Named[] =>
-    data?.keys.flatMap(({ id, kind, name, ended }) =>
+type Directory = Answers['people']['directory'];
+interface Index {
+  user: Named[];
+  api_key: Named[];
+  agent_key: Named[];
+  /** A person by name, and a key by what it is called, as a key. */
+  said: ReadonlyMap<string, string>;
+}
+const NONE: Index = { user: [], api_key: [], agent_key: [], said: new Map() };
+/** An answer is gone through once, however many rows name somebody. */
+const indexes = new WeakMap<Directory, Index>();
+
+function indexOf(directory: Directory): Index {
+  const known = indexes.get(directory);
+  if (known) return known;
+  const { people: user, keys } = directory;
+  const of = (which: 'api_key' | 'agent_key'): Named[] =>
+    keys.flatMap(({ id, kind, name, ended }) =>
       kind === which ? [{ id, name: ended ? `${name} (ended)` : name }] : [],
-    ) ?? [];
-  const user: Named[] = data?.people ?? [];
-  return { user, api_key: keys('api_key'), agent_key: keys('agent_key') };
+    );
+  const [api_key, agent_key] = [of('api_key'), of('agent_key')];
+  const said = new Map([
+    ...[...api_key, ...agent_key].map(({ id, name }) => [id, `key “${visible(name)}”`] as const),
+    ...user.map(({ id, name }) => [id, name] as const),
+  ]);
+  const index = { user, api_key, agent_key, said };
+  indexes.set(directory, index);
+  return index;
+}
+
+/** People and keys with their names, also of those that ended. */
+export function usePeopleAndKeys(): Index {
+  const { data } = useQuery(trpc.people.directory.queryOptions({}, long));
+  return data ? indexOf(data) : NONE;
 }
 
 /**
@@ -26,11 +51,6 @@ export function usePeopleAndKeys() {
  * without a name (operators, keys of long ago) is shown as it is.
  */
 export function usePeople(): (id: string) => string {
-  const { user, api_key, agent_key } = usePeopleAndKeys();
-  return (id) => {
-    const person = user.find((one) => one.id === id);
-    if (person) return person.name;
-    const key = [...api_key, ...agent_key].find((one) => one.id === id);
-    return key ? `key “${visible(key.name)}”` : id;
-  };
+  const { said } = usePeopleAndKeys();
+  return (id) => said.get(id) ?? id;
 }

@@ -1,13 +1,7 @@
-import { Group, Paper, Text, Title } from '@mantine/core';
-import { useQuery } from '@tanstack/react-query';
+import { Group, Paper, Title } from '@mantine/core';
 import type { ReactNode } from 'react';
 import type { Filter } from '../lib/decision-filter.ts';
 import type { Last } from '../lib/moment.ts';
-import { trpc } from '../lib/trpc.ts';
-import { PageLink } from '../ui/link.tsx';
-import { Panel } from '../ui/panel.tsx';
-import { Shown } from '../ui/states.tsx';
-import { DecisionLines } from './decision-lines.tsx';
 import { AgentLink, RuleLink, ToolLink } from './names.tsx';
 import { Outcomes, useCounts } from './outcomes.tsx';
 import { Spans } from './spans.tsx';
@@ -22,7 +16,7 @@ const FACETS: Record<Facet, { title: string; name: (value: string) => ReactNode 
   rule_id: { title: 'Rules that decided', name: (id) => <RuleLink id={id} /> },
 };
 
-/** What an agent did, or what was done with a tool: over time, with what, and the last of it. */
+/** What an agent did, or what was done with a tool: over time, and with what. */
 export function Activity({
   title,
   filter,
@@ -61,36 +55,5 @@ export function Activity({
         </div>
       ) : null}
     </Paper>
-  );
-}
-
-export function LastDecisions({ filter, by }: { filter: Whose; by: 'agent' | 'tool' }) {
-  const query = useQuery(trpc.events.list.queryOptions({ ...filter, limit: 6 }));
-  return (
-    <Panel
-      id="last-title"
-      title="Last decisions"
-      link={
-        <PageLink to="/decisions" search={filter} size="sm">
-          All decisions
-        </PageLink>
-      }
-    >
-      <Shown query={query} lines={4}>
-        {({ events, has_more }) =>
-          events.length === 0 ? (
-            <Text c="dimmed" px="md" pb="md">
-              {has_more ? 'None among the newest decisions.' : 'None yet.'}
-            </Text>
-          ) : (
-            <DecisionLines
-              events={events}
-              filter={filter}
-              name={({ tool_name, agent_id }) => (by === 'agent' ? tool_name : agent_id)}
-            />
-          )
-        }
-      </Shown>
-    </Panel>
   );
 }

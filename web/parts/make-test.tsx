@@ -1,9 +1,10 @@
 import { Button, Group } from '@mantine/core';
-import { lazy, Suspense, useState } from 'react';
+import { useState } from 'react';
 import type { Decision } from '../../server/domain/decision.ts';
+import { later } from '../lib/later.tsx';
 import { useMe } from '../lib/session.ts';
 
-const MakeTestDialog = lazy(() => import('./make-test-dialog.tsx'));
+const MakeTestDialog = later(async () => (await import('./make-test-dialog.tsx')).default);
 
 /** A decision that a test can be made of. */
 export interface TestedDecision {
@@ -32,11 +33,7 @@ export function MakeTest({ decision, compact = false }: { decision: TestedDecisi
           </Button>
         )}
       </Group>
-      {open ? (
-        <Suspense>
-          <MakeTestDialog decision={decision} wrong={open === 'wrong'} onClose={() => setOpen(undefined)} />
-        </Suspense>
-      ) : null}
+      {open ? <MakeTestDialog decision={decision} wrong={open === 'wrong'} onClose={() => setOpen(undefined)} /> : null}
     </>
   );
 }

@@ -13,8 +13,9 @@ import {
 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Link, Outlet, useNavigate, useRouterState } from '@tanstack/react-router';
-import { Fragment, lazy, Suspense, useEffect, useRef } from 'react';
+import { Fragment, useEffect, useRef } from 'react';
 import { type Keys, keysList, useKeys } from '../lib/keys.ts';
+import { later } from '../lib/later.tsx';
 import { startLive, useLive } from '../lib/live.ts';
 import { useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
@@ -26,8 +27,8 @@ import { Notice } from '../ui/notice.tsx';
 import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
-const Palette = lazy(() => import('./palette.tsx'));
-const KeysList = lazy(() => import('./keys-list.tsx'));
+const Palette = later(async () => (await import('./palette.tsx')).default);
+const KeysList = later(async () => (await import('./keys-list.tsx')).default);
 
 /** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
@@ -103,16 +104,8 @@ export function Shell() {
         <StopBanner />
         <Outlet />
       </AppShell.Main>
-      {finding ? (
-        <Suspense>
-          <Palette onClose={find.close} />
-        </Suspense>
-      ) : null}
-      {listing ? (
-        <Suspense>
-          <KeysList everywhere={Object.keys(keys)} onClose={list.close} />
-        </Suspense>
-      ) : null}
+      {finding ? <Palette onClose={find.close} /> : null}
+      {listing ? <KeysList everywhere={Object.keys(keys)} onClose={list.close} /> : null}
     </AppShell>
   );
 }

@@ -3,15 +3,15 @@ import { useDisclosure } from '@mantine/hooks';
 import { IconHandStop } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Link } from '@tanstack/react-router';
-import { lazy, Suspense } from 'react';
 import type { StopKind } from '../../server/domain/stops.ts';
+import { later } from '../lib/later.tsx';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
 import { Hostile } from '../ui/hostile.tsx';
 import { Notice } from '../ui/notice.tsx';
 
 /** On every page there is only the button; the form comes when it is pressed. */
-const StopDialog = lazy(() => import('./stop-dialog.tsx'));
+const StopDialog = later(async () => (await import('./stop-dialog.tsx')).default);
 
 export type Stop = Answers['stops']['list']['stops'][number];
 
@@ -68,11 +68,7 @@ export function StopBanner() {
 
 /** The form that stops, with its target filled in. */
 export function PreparedStop({ target, onClose }: { target: { kind: StopKind; id: string }; onClose: () => void }) {
-  return (
-    <Suspense fallback={null}>
-      <StopDialog target={target} onClose={onClose} />
-    </Suspense>
-  );
+  return <StopDialog target={target} onClose={onClose} />;
 }
 
 /** The button that stops something, for those who may. */
@@ -93,11 +89,7 @@ export function StopButton({ fullWidth = false }: { fullWidth?: boolean }) {
       >
         Stop…
       </Button>
-      {opened ? (
-        <Suspense fallback={null}>
-          <StopDialog onClose={dialog.close} />
-        </Suspense>
-      ) : null}
+      {opened ? <StopDialog onClose={dialog.close} /> : null}
     </>
   );
 }

@@ -1,6 +1,7 @@
 import { Button, Text } from '@mantine/core';
+import { useIntersection } from '@mantine/hooks';
 import { useQuery } from '@tanstack/react-query';
-import { useState } from 'react';
+import { useRef, useState } from 'react';
 import { trpc } from '../lib/trpc.ts';
 import { count } from '../lib/words.ts';
 import { Line } from '../ui/hostile.tsx';
@@ -15,44 +16,54 @@ const FEW = 5;
 
 /** Rules that nothing has met: those that are not needed any more, or that do not say what somebody meant. */
 export function UnusedRules() {
-  const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000 }));
+  // the server looks through many decisions for it, so it is asked for when somebody comes near
+  const { ref, entry } = useIntersection({ rootMargin: '200px' });
+  const near = useRef(false);
+  near.current ||= entry?.isIntersecting ?? false;
+  const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000, enabled: near.current }));
   const [all, setAll] = useState(false);
   return (
     <Panel id="unused-title" title={`Rules without a decision in ${DAYS} days`}>
-      <Shown query={query} lines={4}>
-        {({ rules, more, of, looked_at, complete }) => (
-          <>
-            <Text c="dimmed" size="sm" px="md" pb="xs">
-              {rules.length === 0
-                ? of === 0
-                  ? 'No policy is live.'
-                  : `Each of the ${count(of, 'rule')} was met.`
-                : `${(rules.length + more).toLocaleString()} of ${count(of, 'rule')}.`}
-              {complete ? null : ` Of these days, the newest ${looked_at.toLocaleString()} decisions were looked at.`}
-            </Text>
-            <ul className="lines">
-              {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, written_at }) => (
-                <li key={rule_id}>
-                  <Line className="lines-main">
-                    <RuleLink id={rule_id} />
-                  </Line>
-                  <div className="lines-side">
-                    <EffectTag effect={effect} />
-                    <span className="dim">
-                      written <When at={written_at} />
-                    </span>
-                  </div>
-                </li>
-              ))}
-            </ul>
-            {rules.length > FEW && !all ? (
-              <Button variant="subtle" size="compact-sm" m="xs" onClick={() => setAll(true)}>
-                Show all {rules.length.toLocaleString()}
-              </Button>
-            ) : null}
-          </>
-        )}
-      </Shown>
+      <div ref={ref} style={{ minHeight: 130 }}>
+        {near.current ? (
+          <Shown query={query} lines={4}>
+            {({ rules, more, of, looked_at, complete }) => (
+              <>
+                <Text c="dimmed" size="sm" px="md" pb="xs">
+                  {rules.length === 0
+                    ? of === 0
+                      ? 'No policy is live.'
+                      : `Each of the ${count(of, 'rule')} was met.`
+                    : `${(rules.length + more).toLocaleString()} of ${count(of, 'rule')}.`}
+                  {complete
+                    ? null
+                    : ` Of these days, the newest ${looked_at.toLocaleString()} decisions were looked at.`}
+                </Text>
+                <ul className="lines">
+                  {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, written_at }) => (
+                    <li key={rule_id}>
+                      <Line className="lines-main">
+                        <RuleLink id={rule_id} />
+                      </Line>
+                      <div className="lines-side">
+                        <EffectTag effect={effect} />
+                        <span className="dim">
+                          written <When at={written_at} />
+                        </span>
+                      </div>
+                    </li>
+                  ))}
+                </ul>
+                {rules.length > FEW && !all ? (
+                  <Button variant="subtle" size="compact-sm" m="xs" onClick={() => setAll(true)}>
+                    Show all {rules.length.toLocaleString()}
+                  </Button>
+                ) : null}
+              </>
+            )}
+          </Shown>
+        ) : null}
+      </div>
     </Panel>
   );
 }

@@ -1,5 +1,6 @@
-import { Skeleton } from '@mantine/core';
-import { Fragment, type MouseEvent, type ReactNode } from 'react';
+import { Button, Skeleton } from '@mantine/core';
+import { Fragment, type MouseEvent, type ReactNode, useState } from 'react';
+import { rescueFocus } from './focus.ts';
 import { ErrorState } from './states.tsx';
 
 export interface Column<Row> {
@@ -34,6 +35,7 @@ export function DataTable<Row>({
   isNew,
   group,
   fixed = false,
+  first,
 }: {
   /** The accessible name of the table. */
   label: string;
@@ -53,9 +55,14 @@ export function DataTable<Row>({
   group?: (row: Row) => string;
   /** Columns keep their widths whatever is in them, for texts that others wrote; those without a width share the rest. */
   fixed?: boolean;
+  /** So many rows are shown until somebody asks for the others; for lists that come as a whole. */
+  first?: number;
 }) {
+  const [whole, showWhole] = useState(false);
   if (error && !rows) return <ErrorState error={error} retry={retry} />;
   if (rows?.length === 0) return <div className="grid-frame">{empty}</div>;
+  const shown = whole ? rows : rows?.slice(0, first);
+  const more = (rows?.length ?? 0) - (shown?.length ?? 0);
   const open = (row: Row) => (event: MouseEvent) => {
     if ((event.target as Element).closest('a, button, input, label')) return;
     if (window.getSelection()?.toString()) return;
@@ -74,9 +81,9 @@ export function DataTable<Row>({
           </tr>
         </thead>
         <tbody>
-          {rows?.map((row, n) => (
+          {shown?.map((row, n) => (
             <Fragment key={rowKey(row)}>
-              {group && (n === 0 || group(rows[n - 1]!) !== group(row)) ? (
+              {group && (n === 0 || group(shown[n - 1]!) !== group(row)) ? (
                 <tr className="grid-group">
                   <th scope="rowgroup" colSpan={columns.length}>
                     {group(row)}
@@ -114,6 +121,18 @@ export function DataTable<Row>({
             ))}
         </tbody>
       </table>
+      {more > 0 ? (
+        <Button
+          variant="subtle"
+          fullWidth
+          onClick={() => {
+            showWhole(true);
+            setTimeout(rescueFocus);
+          }}
+        >
+          Show {more.toLocaleString()} more
+        </Button>
+      ) : null}
     </div>
   );
 }

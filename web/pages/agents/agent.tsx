@@ -9,7 +9,8 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
-import { Activity, LastDecisions } from '../../parts/activity.tsx';
+import { Activity } from '../../parts/activity.tsx';
+import { LatestDecisions } from '../../parts/latest-decisions.tsx';
 import { RulesInForce } from '../../parts/rules-in-force.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { WaitingHolds } from '../../parts/waiting-holds.tsx';
@@ -85,7 +86,7 @@ function Agent({ id }: { id: string }) {
         }
       />
       <div className="halves">
-        <LastDecisions filter={filter} by="agent" />
+        <LatestDecisions title="Last decisions" all="All decisions" filter={filter} most={6} />
         <WaitingHolds of={{ agent_id: id }} />
       </div>
       {practice ? null : (

@@ -1,4 +1,4 @@
-import { Button, Group, NativeSelect, Text, Title } from '@mantine/core';
+import { Button, Group, Text, Title } from '@mantine/core';
 import { useMediaQuery } from '@mantine/hooks';
 import { IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
@@ -15,7 +15,8 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { count, money, risk } from '../../lib/words.ts';
 import { ActionTarget, ActionTitle, AgentSays, actionText } from '../../parts/action.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
-import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FilterBar } from '../../ui/filter-bar.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { rescueFocus } from '../../ui/focus.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -25,7 +26,7 @@ import { EmptyState, ErrorState, Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import { doubtsOf } from './claims.ts';
-import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, type HoldStatus, ORDERS } from './filter.ts';
+import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, ORDERS } from './filter.ts';
 import { Groups, NO_GROUP } from './groups.tsx';
 import { placed } from './pages.ts';
 import { HoldView } from './view.tsx';
@@ -297,60 +298,69 @@ export function Inbox() {
         ) : null
       }
     >
-      <search className="bar" aria-label="Filter holds">
-        <NativeSelect
-          label="Show"
-          value={onlyAside ? 'aside' : status}
-          onChange={(event) => {
-            const next = event.currentTarget.value as HoldStatus | 'aside';
-            if (next === 'aside') showAside();
-            else set({ status: next === 'held' ? undefined : next, aside: undefined });
-          }}
-          data={[
-            { value: 'held', label: 'waiting' },
-            { value: 'aside', label: 'set aside by me' },
-            ...HOLD_STATUSES.filter((value) => value !== 'held'),
-          ]}
-          w={160}
-        />
-        <NativeSelect
-          label="Vote"
-          value={mine ?? ''}
-          onChange={(event) => set({ mine: (event.currentTarget.value || undefined) as HoldFilter['mine'] })}
-          data={[
-            { value: '', label: 'anyone’s' },
-            { value: 'needed', label: 'needs my vote' },
-            { value: 'voted', label: 'I voted' },
-          ]}
-          w={140}
-        />
-        <NativeSelect
-          label="Sort"
-          value={order}
-          onChange={(event) => set({ order: ORDERS.find((one) => one === event.currentTarget.value) ?? undefined })}
-          data={[
-            ...(status === 'held' ? [{ value: 'expires_at', label: 'ends first' }] : []),
-            { value: 'created_at', label: 'newest first' },
-            { value: 'value', label: 'highest value' },
-            { value: 'risk', label: 'highest risk' },
-          ]}
-          w={140}
-        />
-        {grouped ? (
-          <NativeSelect
-            label="Group by"
-            value={search.group ?? ''}
-            onChange={(event) =>
-              set({ ...NO_GROUP, group: GROUPS.find((one) => one === event.currentTarget.value) ?? undefined })
-            }
-            data={[{ value: '', label: 'nothing' }, ...GROUPS]}
-            w={120}
-          />
-        ) : null}
-        <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
-        <TextFilter label="Agent" value={agent_id} onChange={(value) => set({ agent_id: value })} width={160} />
-        {filtered ? <ClearFilters clear={clear} /> : null}
-      </search>
+      <FilterBar
+        label="Filter holds"
+        clear={filtered ? clear : undefined}
+        fields={[
+          {
+            label: 'Show',
+            value: onlyAside ? 'aside' : status,
+            set: (next) => {
+              if (next === 'aside') showAside();
+              else set({ status: HOLD_STATUSES.find((one) => one === next && one !== 'held'), aside: undefined });
+            },
+            choices: [
+              { value: 'held', label: 'waiting' },
+              { value: 'aside', label: 'set aside by me' },
+              ...HOLD_STATUSES.filter((value) => value !== 'held').map((value) => ({ value, label: value })),
+            ],
+            view: true,
+            width: 160,
+          },
+          {
+            label: 'Vote',
+            value: mine,
+            set: (next) => set({ mine: next as HoldFilter['mine'] }),
+            choices: [
+              { value: '', label: 'anyone’s' },
+              { value: 'needed', label: 'needs my vote' },
+              { value: 'voted', label: 'I voted' },
+            ],
+            width: 140,
+          },
+          {
+            label: 'Sort',
+            value: order,
+            set: (next) => set({ order: ORDERS.find((one) => one === next) }),
+            choices: [
+              ...(status === 'held' ? [{ value: 'expires_at', label: 'ends first' }] : []),
+              { value: 'created_at', label: 'newest first' },
+              { value: 'value', label: 'highest value' },
+              { value: 'risk', label: 'highest risk' },
+            ],
+            view: true,
+            width: 140,
+          },
+          ...(grouped
+            ? [
+                {
+                  label: 'Group by',
+                  value: search.group,
+                  set: (next?: string) => set({ ...NO_GROUP, group: GROUPS.find((one) => one === next) }),
+                  choices: [{ value: '', label: 'nothing' }, ...GROUPS.map((value) => ({ value, label: value }))],
+                  view: true,
+                  width: 120,
+                },
+              ]
+            : []),
+          { label: 'Role', value: agent_role, set: (value) => set({ agent_role: value }), width: 160 },
+          { label: 'Agent', value: agent_id, set: (value) => set({ agent_id: value }), width: 160 },
+          // by the groups
+          { label: 'Tool', value: tool_name, set: (value) => set({ tool_name: value }), elsewhere: true },
+          { label: 'Server', value: tool_server, set: (value) => set({ tool_server: value }), elsewhere: true },
+          { label: 'Rule', value: rule_id, set: (value) => set({ rule_id: value }), elsewhere: true },
+        ]}
+      />
       {search.group && grouped ? (
         <Groups by={search.group} mine={mine} chosen={filter} choose={(group) => set({ ...NO_GROUP, ...group })} />
       ) : null}

@@ -1,10 +1,11 @@
 import { Button, Group, Paper, Text, Title } from '@mantine/core';
 import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { lazy, type ReactNode, Suspense, useState } from 'react';
+import { type ReactNode, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { toastDone } from '../../lib/errors.tsx';
+import { later } from '../../lib/later.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
@@ -23,9 +24,9 @@ import { TheAction } from './facts.tsx';
 import { Vote } from './vote.tsx';
 import './hold.css';
 
-const MachineStanding = lazy(() =>
-  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.MachineStanding })),
-);
+const MachineStanding = later(async () => (await import('../../parts/machine/standing.tsx')).MachineStanding, {
+  meanwhile: <Loading />,
+});
 
 export type Hold = Answers['escrow']['get'];
 
@@ -68,11 +69,7 @@ export function HoldView({
       <SimilarHolds hold={hold} />
       <details className="hold-life" onToggle={(event) => setLife(event.currentTarget.open)}>
         <summary>Current state, next steps and history</summary>
-        {life ? (
-          <Suspense fallback={<Loading />}>
-            <MachineStanding machine="escrow" id={hold.id} />
-          </Suspense>
-        ) : null}
+        {life ? <MachineStanding machine="escrow" id={hold.id} /> : null}
       </details>
     </div>
   );

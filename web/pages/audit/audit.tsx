@@ -1,16 +1,17 @@
 import '@mantine/core/styles/Drawer.css';
-import { Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Drawer, Group, Stack, Text } from '@mantine/core';
 import { IconAlertOctagon, IconAlertTriangle, IconDownload, IconHistory, IconInfoCircle } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { visible } from '../../../server/lib/visible.ts';
 import { useNames } from '../../lib/names.ts';
-import { fieldTime, fromFieldTime, useZone } from '../../lib/time.ts';
+import { useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FilterBar, type FilterField } from '../../ui/filter-bar.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { Hostile, Line } from '../../ui/hostile.tsx';
 import { PageLink, RowButton } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -21,6 +22,8 @@ import { When } from '../../ui/time.tsx';
 import type { AuditFilter, AuditSearch } from './filter.ts';
 
 type AuditRecord = Answers['chain']['audit']['records'][number];
+
+type Names = ReturnType<typeof useNames>;
 
 const route = getRouteApi('/app/audit');
 
@@ -60,6 +63,8 @@ export function Audit() {
     initialPageParam: undefined as string | undefined,
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
   });
+  // once for all rows
+  const names = useNames();
   const filtered = Object.values(filter).some((value) => value !== undefined);
   const download = (format: 'csv' | 'ndjson') =>
     `/v1/audit/export?${new URLSearchParams({ ...(filter as Record<string, string>), format })}`;
@@ -83,7 +88,7 @@ export function Audit() {
     >
       <Stack gap="md">
         <VerifyPanel chain="audit" />
-        <Filters filter={filter} set={set} clear={filtered ? clear : undefined} />
+        <Filters filter={filter} names={names} set={set} clear={filtered ? clear : undefined} />
         <DataTable<AuditRecord>
           label="Audit records"
           fixed
@@ -121,7 +126,7 @@ export function Audit() {
               header: 'By',
               cell: ({ actor }) => (
                 <Line>
-                  <Actor actor={actor} />
+                  <Actor actor={actor} names={names} />
                 </Line>
               ),
             },
@@ -129,7 +134,7 @@ export function Audit() {
               header: 'On',
               cell: ({ target }) => (
                 <Line>
-                  <Named type={target.type} id={target.id} />
+                  <Named type={target.type} id={target.id} names={names} />
                 </Line>
               ),
             },
@@ -154,7 +159,9 @@ export function Audit() {
         title={<strong>Audit record</strong>}
         closeButtonProps={{ 'aria-label': 'Close' }}
       >
-        {open === undefined ? null : <Detail id={open} only={(filter) => void navigate({ search: filter })} />}
+        {open === undefined ? null : (
+          <Detail id={open} names={names} only={(filter) => void navigate({ search: filter })} />
+        )}
       </Drawer>
     </Page>
   );
@@ -169,20 +176,19 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
   );
 }
 
-function Actor({ actor }: { actor: AuditRecord['actor'] }) {
-  const name = useNames().of(actor.id);
+function Actor({ actor, names }: { actor: AuditRecord['actor']; names: Names }) {
   if (actor.type === 'operator' || actor.type === 'system') return <>the {actor.type}</>;
-  if (!actor.email) return <Named type={actor.type} id={actor.id} />;
+  if (!actor.email) return <Named type={actor.type} id={actor.id} names={names} />;
   return (
     <span title={actor.email}>
-      <Hostile text={name ?? actor.email} />
+      <Hostile text={names.of(actor.id) ?? actor.email} />
     </span>
   );
 }
 
 /** What it is, with its name where it has one, and else its id. */
-function Named({ type, id }: { type: string; id: string }) {
-  const name = useNames().of(id);
+function Named({ type, id, names }: { type: string; id: string; names: Names }) {
+  const name = names.of(id);
   return (
     <span title={name === undefined ? undefined : id}>
       <span className="dim">{type.replaceAll('_', ' ')}</span>{' '}
@@ -193,31 +199,19 @@ function Named({ type, id }: { type: string; id: string }) {
   );
 }
 
-/** A choice by name of what the filter takes an id of. An id that has no name, such as that of a revoked key, can be chosen too. */
-function NameFilter(props: {
-  label: string;
-  value: string | undefined;
-  lists: readonly (readonly [group: string, readonly { id: string; name: string }[]])[];
-  onChange: (id: string | undefined) => void;
-}) {
-  const { label, value, lists, onChange } = props;
+/** Choices by name of what a filter takes an id of. An id that has no name, such as that of a revoked key, is one of them too. */
+function namedChoices(
+  value: string | undefined,
+  lists: readonly (readonly [group: string, readonly { id: string; name: string }[]])[],
+): FilterField['choices'] {
   const known = lists.some(([, list]) => list.some(({ id }) => id === value));
-  const groups = lists.filter(([, list]) => list.length > 0);
-  return (
-    <NativeSelect
-      label={label}
-      value={value ?? ''}
-      onChange={(event) => onChange(event.currentTarget.value || undefined)}
-      data={[
-        { value: '', label: 'any' },
-        ...(value === undefined || known ? [] : [{ value, label: visible(value) }]),
-        ...groups.map(([group, list]) => ({
-          group,
-          items: list.map(({ id, name }) => ({ value: id, label: visible(name) })),
-        })),
-      ]}
-    />
-  );
+  return [
+    { value: '', label: 'any' },
+    ...(value === undefined || known ? [] : [{ value, label: visible(value) }]),
+    ...lists
+      .filter(([, list]) => list.length > 0)
+      .map(([group, list]) => ({ group, items: list.map(({ id, name }) => ({ value: id, label: visible(name) })) })),
+  ];
 }
 
 const isNamed = (type: string | undefined): type is 'user' | 'api_key' | 'agent_key' | 'subscription' =>
@@ -225,76 +219,82 @@ const isNamed = (type: string | undefined): type is 'user' | 'api_key' | 'agent_
 
 function Filters({
   filter,
+  names,
   set,
   clear,
 }: {
   filter: AuditFilter;
+  names: Names;
   set: (change: AuditFilter) => void;
   clear: (() => void) | undefined;
 }) {
   const [zone] = useZone();
-  const names = useNames();
   const actions = useQuery(trpc.chain.actions.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   return (
-    <search className="filters" aria-label="Filter the records">
-      <NativeSelect
-        label="Action"
-        value={filter.action ?? ''}
-        onChange={(event) => set({ action: (event.currentTarget.value || undefined) as AuditFilter['action'] })}
-        data={[
-          { value: '', label: 'any' },
-          ...(actions.data?.actions ?? []).map(({ action, code }) => ({ value: action, label: `${action} · ${code}` })),
-        ]}
-      />
-      <NativeSelect
-        label="Severity"
-        value={filter.severity ?? ''}
-        onChange={(event) => set({ severity: (event.currentTarget.value || undefined) as AuditFilter['severity'] })}
-        data={[{ value: '', label: 'any' }, 'info', 'warning', 'critical']}
-      />
-      <NativeSelect
-        label="On"
-        value={filter.target_type ?? ''}
-        onChange={(event) => set({ target_type: event.currentTarget.value || undefined, target_id: undefined })}
-        data={[
-          { value: '', label: 'anything' },
-          ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
-        ]}
-      />
-      {isNamed(filter.target_type) ? (
-        <NameFilter
-          label="Which"
-          value={filter.target_id}
-          lists={[[TARGETS[filter.target_type], names[filter.target_type]]]}
-          onChange={(target_id) => set({ target_id })}
-        />
-      ) : (
-        <TextFilter label="Target id" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
-      )}
-      <NameFilter
-        label="By"
-        value={filter.actor_id}
-        lists={[
-          ['People', names.user],
-          ['API keys', names.api_key],
-          ['Agent keys', names.agent_key],
-        ]}
-        onChange={(actor_id) => set({ actor_id })}
-      />
-      <TextInput
-        type="datetime-local"
-        label={`Since (${zone === 'utc' ? 'UTC' : 'local'})`}
-        value={filter.since ? fieldTime(filter.since, zone) : ''}
-        onChange={(event) => set({ since: fromFieldTime(event.currentTarget.value, zone) })}
-      />
-      <TextInput
-        type="datetime-local"
-        label={`Until (${zone === 'utc' ? 'UTC' : 'local'})`}
-        value={filter.until ? fieldTime(filter.until, zone) : ''}
-        onChange={(event) => set({ until: fromFieldTime(event.currentTarget.value, zone) })}
-      />
-      {clear ? <ClearFilters clear={clear} /> : null}
-    </search>
+    <FilterBar
+      label="Filter the records"
+      clear={clear}
+      even
+      fields={[
+        {
+          label: 'Action',
+          value: filter.action,
+          set: (action) => set({ action: action as AuditFilter['action'] }),
+          choices: [
+            { value: '', label: 'any' },
+            ...(actions.data?.actions ?? []).map(({ action, code }) => ({
+              value: action,
+              label: `${action} · ${code}`,
+            })),
+          ],
+        },
+        {
+          label: 'Severity',
+          value: filter.severity,
+          set: (severity) => set({ severity: severity as AuditFilter['severity'] }),
+          choices: [{ value: '', label: 'any' }, ...Object.keys(SEVERITY).map((value) => ({ value, label: value }))],
+        },
+        {
+          label: 'On',
+          value: filter.target_type,
+          set: (target_type) => set({ target_type, target_id: undefined }),
+          choices: [
+            { value: '', label: 'anything' },
+            ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
+          ],
+        },
+        {
+          label: isNamed(filter.target_type) ? 'Which' : 'Target id',
+          value: filter.target_id,
+          set: (target_id) => set({ target_id }),
+          choices: isNamed(filter.target_type)
+            ? namedChoices(filter.target_id, [[TARGETS[filter.target_type], names[filter.target_type]]])
+            : undefined,
+        },
+        {
+          label: 'By',
+          value: filter.actor_id,
+          set: (actor_id) => set({ actor_id }),
+          choices: namedChoices(filter.actor_id, [
+            ['People', names.user],
+            ['API keys', names.api_key],
+            ['Agent keys', names.agent_key],
+          ]),
+        },
+        {
+          label: `Since (${zone === 'utc' ? 'UTC' : 'local'})`,
+          value: filter.since,
+          set: (since) => set({ since }),
+          moment: true,
+        },
+        {
+          label: `Until (${zone === 'utc' ? 'UTC' : 'local'})`,
+          value: filter.until,
+          set: (until) => set({ until }),
+          moment: true,
+        },
+      ]}
+    />
   );
 }
 
@@ -335,17 +335,19 @@ function RelatedLinks({ record: { target, detail = '' } }: { record: AuditRecord
   );
 }
 
-function Detail({ id, only }: { id: string; only: (filter: AuditFilter) => void }) {
+function Detail(props: { id: string; names: Names; only: (filter: AuditFilter) => void }) {
+  const { id, names, only } = props;
   // a record never changes
   const query = useQuery(trpc.chain.auditRecord.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <Shown query={query} lines={14}>
-      {(record) => <Facts record={record} only={only} />}
+      {(record) => <Facts record={record} names={names} only={only} />}
     </Shown>
   );
 }
 
-function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilter) => void }) {
+function Facts(props: { record: AuditRecord; names: Names; only: (filter: AuditFilter) => void }) {
+  const { record, names, only } = props;
   const rows: [string, React.ReactNode][] = [
     ['When', <When key="w" at={record.created_at} exact />],
     [
@@ -355,10 +357,10 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
       </span>,
     ],
     ['Severity', <SeverityTag key="s" severity={record.severity} />],
-    ['By', <Actor key="a" actor={record.actor} />],
+    ['By', <Actor key="a" actor={record.actor} names={names} />],
     ['Actor id', <Id key="i" value={record.actor.id} length={40} />],
     ['Address', record.actor.ip],
-    ['On', <Named key="o" type={record.target.type} id={record.target.id} />],
+    ['On', <Named key="o" type={record.target.type} id={record.target.id} names={names} />],
     ['Target id', <Id key="t" value={record.target.id} length={40} />],
     ['Reason', record.reason && <Hostile key="n" text={record.reason} />],
     [

@@ -1,12 +1,17 @@
 import { PageLink, RowButton } from '../../ui/link.tsx';
 import '@mantine/core/styles/Drawer.css';
 import './decisions.css';
-import { Button, Drawer, Group, NativeSelect, Skeleton, Text } from '@mantine/core';
+import { Button, Drawer, Group, Skeleton, Text } from '@mantine/core';
 import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useEffect, useMemo } from 'react';
-import { type Decision, FILTER_FIELDS, type FilterField, RECORD_FIELDS } from '../../../server/domain/decision.ts';
+import {
+  type Decision,
+  FILTER_FIELDS,
+  RECORD_FIELDS,
+  type FilterField as SearchField,
+} from '../../../server/domain/decision.ts';
 import { soughtBy } from '../../../server/domain/sought.ts';
 import { visible } from '../../../server/lib/visible.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
@@ -21,7 +26,8 @@ import { AgentLink } from '../../parts/names.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
 import { CopyButton } from '../../ui/copy.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
-import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FilterBar, type FilterField, usePhone } from '../../ui/filter-bar.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { Hostile, Line } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, ErrorState } from '../../ui/states.tsx';
@@ -30,7 +36,7 @@ import { Clock } from '../../ui/time.tsx';
 import { Apart } from './apart.tsx';
 import { Details } from './details.tsx';
 import { Facets } from './facets.tsx';
-import { RangePicker } from './range.tsx';
+import { GoTo, type Range, RangePicker, rangeFields } from './range.tsx';
 import { SavedFilters } from './saved.tsx';
 import type { Search } from './search.ts';
 
@@ -41,16 +47,17 @@ const BARS = 100;
 /** How long after a new decision it is counted: soon where counting is exact, and so cheap. */
 const COUNT_AGAIN_MS = { exact: 2_000, estimated: 30_000 };
 /** Ids, which nobody knows by how they begin. */
-const WHOLE: readonly FilterField[] = ['session_id', 'trace_id'];
+const WHOLE: readonly SearchField[] = ['session_id', 'trace_id'];
 
 /** Filters that are folded away while they are not used. */
-const LESS: readonly FilterField[] = ['agent_role', 'tool_server', 'proxy_id', 'session_id', 'trace_id'];
+const LESS: readonly SearchField[] = ['agent_role', 'tool_server', 'proxy_id', 'session_id', 'trace_id'];
 
 /** Decisions as they are made. The URL contains the filters and the open decision, so a link shows the same view. */
 export function Decisions() {
   const search = route.useSearch();
   const navigate = route.useNavigate();
   const [zone] = useZone();
+  const phone = usePhone();
   const { event, ...filter } = search;
   // "the last hour" is the one before it was chosen; what comes is added
   const since = useMemo(
@@ -72,18 +79,28 @@ export function Decisions() {
   const facets = counts.data?.facets;
   const session = search.session_id === undefined ? undefined : soughtBy(search.session_id).whole;
 
-  const field = (name: FilterField) => (
-    <TextFilter
-      key={name}
-      label={RECORD_FIELDS[name].label}
-      value={search[name]}
-      onChange={(v) => set({ [name]: v })}
-      suggestions={
-        WHOLE.includes(name) ? undefined : (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value)
-      }
-      width={130}
-    />
-  );
+  const range = (next: Range) => show({ ...filter, since: undefined, until: undefined, last: undefined, ...next });
+  const fields: FilterField[] = [
+    // elsewhere they stand beside the times to choose from
+    ...(phone ? rangeFields(filter, range) : []),
+    {
+      label: RECORD_FIELDS.decision.label,
+      value: search.decision,
+      set: (decision) => set({ decision: decision as Decision | undefined }),
+      choices: [{ value: '', label: 'all' }, ...Object.entries(DECISION).map(([value, [label]]) => ({ value, label }))],
+      width: 130,
+    },
+    ...FILTER_FIELDS.filter((name) => name !== 'decision').map((name) => ({
+      label: RECORD_FIELDS[name].label,
+      value: search[name],
+      set: (value?: string) => set({ [name]: value }),
+      suggestions: WHOLE.includes(name)
+        ? undefined
+        : (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value),
+      rare: LESS.includes(name),
+      width: 130,
+    })),
+  ];
 
   return (
     <Page
@@ -99,44 +116,19 @@ export function Decisions() {
         </Button>
       }
     >
-      <RangePicker filter={filter} set={(range) => show({ ...filter, ...range })} />
+      <RangePicker filter={filter} set={range} short={phone} />
       {counts.error && !counts.data ? (
         <ErrorState error={counts.error} retry={() => void counts.refetch()} />
       ) : counts.data ? (
-        <Histogram
-          counts={counts.data}
-          pending={counts.isPlaceholderData}
-          narrow={(range) => show({ ...filter, last: undefined, ...range })}
-        />
+        <Histogram counts={counts.data} pending={counts.isPlaceholderData} narrow={range} />
       ) : (
         <Skeleton height={118} mb="sm" />
       )}
-      <search aria-label="Filter decisions">
-        <div className="bar">
-          <NativeSelect
-            label={RECORD_FIELDS.decision.label}
-            value={search.decision ?? ''}
-            onChange={(change) => set({ decision: (change.currentTarget.value || undefined) as Decision | undefined })}
-            data={[
-              { value: '', label: 'all' },
-              ...Object.entries(DECISION).map(([value, [label]]) => ({ value, label })),
-            ]}
-            w={130}
-          />
-          {FILTER_FIELDS.filter((name) => name !== 'decision' && !LESS.includes(name)).map(field)}
-          <SavedFilters filter={filter} show={show} />
-          {filtered ? (
-            <>
-              <ClearFilters clear={clear} />
-              <CopyButton text={window.location.href} label="Copy the address of this view" />
-            </>
-          ) : null}
-        </div>
-        <details className="more" open={LESS.some((name) => filter[name] !== undefined)}>
-          <summary>More filters</summary>
-          <div className="bar">{LESS.map(field)}</div>
-        </details>
-      </search>
+      <FilterBar label="Filter decisions" fields={fields} clear={filtered ? clear : undefined}>
+        {phone ? <GoTo filter={filter} set={range} /> : null}
+        <SavedFilters filter={filter} show={show} />
+        {filtered ? <CopyButton text={window.location.href} label="Copy the address of this view" /> : null}
+      </FilterBar>
       <Beginnings filter={filter} />
       <Apart asked={asked} counts={counts.isPlaceholderData ? undefined : counts.data} set={set} />
       {session === undefined ? null : <SessionFacts sessionId={session} agentId={search.agent_id} />}

@@ -34,6 +34,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
     <>
       <DataTable<AgentKey>
         label="Agent keys"
+        first={50}
         rows={query.data?.agent_keys}
         error={query.error}
         retry={() => void query.refetch()}

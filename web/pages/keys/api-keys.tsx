@@ -60,6 +60,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
     <>
       <DataTable<ApiKey>
         label="API keys"
+        first={50}
         rows={query.data?.keys}
         error={query.error}
         retry={() => void query.refetch()}

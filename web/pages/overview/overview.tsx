@@ -1,12 +1,13 @@
-import { Group, Paper, Text, Title } from '@mantine/core';
+import { Group, Paper, Title } from '@mantine/core';
 import { IconClockPause, IconGitPullRequest, IconLink, IconRocket, IconRouter, IconWebhook } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { lazy, type ReactNode, Suspense } from 'react';
+import type { ReactNode } from 'react';
+import { later } from '../../lib/later.tsx';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
 import { count } from '../../lib/words.ts';
-import { DecisionLines } from '../../parts/decision-lines.tsx';
+import { LatestDecisions } from '../../parts/latest-decisions.tsx';
 import { AgentLink } from '../../parts/names.tsx';
 import { Outcomes } from '../../parts/outcomes.tsx';
 import { SPANS, Spans } from '../../parts/spans.tsx';
@@ -14,15 +15,17 @@ import { useWaiting, WaitingHolds } from '../../parts/waiting-holds.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
-import { Panel } from '../../ui/panel.tsx';
-import { EmptyState, Loading, Shown } from '../../ui/states.tsx';
+import { EmptyState, Loading } from '../../ui/states.tsx';
 import type { Tone } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import { Urgent, useDestinations, useFleet } from './urgent.tsx';
 import './overview.css';
 
 /** What is counted and summed up comes after what is to be done. */
-const Insight = lazy(() => import('./insight.tsx'));
+const Insight = later(async () => (await import('./insight.tsx')).default, {
+  meanwhile: <Loading lines={6} />,
+  soon: true,
+});
 
 const route = getRouteApi('/app/');
 
@@ -66,11 +69,19 @@ export function Overview() {
       </Paper>
       <div className="halves">
         <WaitingHolds />
-        <Denied />
+        <LatestDecisions
+          title="Recent denials"
+          all="All denials"
+          filter={{ decision: 'deny' }}
+          most={5}
+          about={({ agent_id, deny_reason }) => (
+            <>
+              <AgentLink id={agent_id} plain /> · {deny_reason ? <Hostile text={deny_reason} /> : 'no reason given'}
+            </>
+          )}
+        />
       </div>
-      <Suspense fallback={<Loading lines={6} />}>
-        <Insight last={last} span={SPANS[last]} />
-      </Suspense>
+      <Insight last={last} span={SPANS[last]} />
     </Page>
   );
 }
@@ -250,39 +261,5 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
         ),
       )}
     </Tile>
-  );
-}
-
-function Denied() {
-  const denied = useQuery(trpc.events.list.queryOptions({ decision: 'deny', limit: 5 }));
-  return (
-    <Panel
-      id="denials-title"
-      title="Recent denials"
-      link={
-        <PageLink to="/decisions" search={{ decision: 'deny' }} size="sm">
-          All denials
-        </PageLink>
-      }
-    >
-      <Shown query={denied} lines={4}>
-        {({ events }) =>
-          events.length === 0 ? (
-            <Text c="dimmed" px="md" pb="md">
-              No recent denials.
-            </Text>
-          ) : (
-            <DecisionLines
-              events={events}
-              about={({ agent_id, deny_reason }) => (
-                <>
-                  <AgentLink id={agent_id} plain /> · {deny_reason ? <Hostile text={deny_reason} /> : 'no reason given'}
-                </>
-              )}
-            />
-          )
-        }
-      </Shown>
-    </Panel>
   );
 }

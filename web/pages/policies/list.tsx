@@ -1,4 +1,3 @@
-import { NativeSelect } from '@mantine/core';
 import { IconFileText, IconHammer, IconPlus } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
@@ -6,7 +5,8 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
-import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FilterBar } from '../../ui/filter-bar.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
@@ -89,41 +89,40 @@ export function PolicyList() {
         ) : null
       }
     >
-      <search className="bar" aria-label="Filter policies">
-        <TextFilter label="Name or text contains" value={filter.q} onChange={(q) => set({ q })} width={200} />
-        <NativeSelect
-          label="Status"
-          value={filter.status ?? ''}
-          onChange={(event) => set({ status: (event.currentTarget.value || undefined) as PolicyStatus | undefined })}
-          data={[
-            { value: '', label: 'all' },
-            { value: 'deployed', label: 'Live' },
-            { value: 'draft', label: 'Draft' },
-            { value: 'pending_approval', label: 'In review' },
-            { value: 'revoked', label: 'Revoked' },
-          ]}
-          w={140}
-        />
-        <TextFilter
-          label="Applies to role"
-          value={filter.agent_role}
-          onChange={(agent_role) => set({ agent_role })}
-          width={160}
-        />
-        <TextFilter label="Scope" value={filter.scope} onChange={(scope) => set({ scope })} width={140} />
-        <NativeSelect
-          label="Sort"
-          value={filter.order ?? ''}
-          onChange={(event) => set({ order: (event.currentTarget.value || undefined) as PolicyFilter['order'] })}
-          data={[
-            { value: '', label: 'last changed' },
-            { value: 'id', label: 'by name' },
-            { value: 'status', label: 'by status' },
-          ]}
-          w={140}
-        />
-        {filtered ? <ClearFilters clear={clear} /> : null}
-      </search>
+      <FilterBar
+        label="Filter policies"
+        clear={filtered ? clear : undefined}
+        fields={[
+          { label: 'Name or text contains', value: filter.q, set: (q) => set({ q }), width: 200 },
+          {
+            label: 'Status',
+            value: filter.status,
+            set: (status) => set({ status: status as PolicyStatus | undefined }),
+            choices: [
+              { value: '', label: 'all' },
+              { value: 'deployed', label: 'Live' },
+              { value: 'draft', label: 'Draft' },
+              { value: 'pending_approval', label: 'In review' },
+              { value: 'revoked', label: 'Revoked' },
+            ],
+            width: 140,
+          },
+          { label: 'Applies to role', value: filter.agent_role, set: (agent_role) => set({ agent_role }), width: 160 },
+          { label: 'Scope', value: filter.scope, set: (scope) => set({ scope }), width: 140 },
+          {
+            label: 'Sort',
+            value: filter.order,
+            set: (order) => set({ order: order as PolicyFilter['order'] }),
+            choices: [
+              { value: '', label: 'last changed' },
+              { value: 'id', label: 'by name' },
+              { value: 'status', label: 'by status' },
+            ],
+            view: true,
+            width: 140,
+          },
+        ]}
+      />
       <DataTable
         label={
           filter.order === undefined

@@ -3,7 +3,8 @@ import '@mantine/core/styles/Tabs.css';
 import { Box, Paper, Tabs, Title, VisuallyHidden } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
-import { lazy, Suspense, useRef, useState } from 'react';
+import { useRef, useState } from 'react';
+import { later } from '../../lib/later.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ChangesAsked } from '../../parts/changes-asked.tsx';
@@ -27,9 +28,9 @@ import { Tests } from './tests.tsx';
 import { TryIt } from './try.tsx';
 import './policy.css';
 
-const MachineStanding = lazy(() =>
-  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.MachineStanding })),
-);
+const MachineStanding = later(async () => (await import('../../parts/machine/standing.tsx')).MachineStanding, {
+  meanwhile: <Loading />,
+});
 
 const route = getRouteApi('/app/policies/$id');
 
@@ -122,9 +123,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
           <History policy={policy} />
         </Tabs.Panel>
         <Tabs.Panel value="machine">
-          <Suspense fallback={<Loading />}>
-            <MachineStanding machine="policy" id={policy.id} />
-          </Suspense>
+          <MachineStanding machine="policy" id={policy.id} />
         </Tabs.Panel>
       </Tabs>
     </Page>

@@ -1,4 +1,4 @@
-import { Button, Group, NativeSelect, Text, Title } from '@mantine/core';
+import { Button, Group, Text, Title } from '@mantine/core';
 import { IconSend } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
@@ -6,6 +6,7 @@ import { useState } from 'react';
 import { api, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { FilterBar } from '../../ui/filter-bar.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { More } from '../../ui/pager.tsx';
@@ -29,6 +30,8 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
     refetchInterval: 3_000,
   });
+  const filtered = Object.values(filter).some((value) => value !== undefined);
+  const clear = () => setFilter({});
   const redeliver = useRedeliver();
   const navigate = useNavigate();
   const open = ({ id: delivery }: Delivery) =>
@@ -39,27 +42,35 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
         <Title order={2} size="h3" id="deliveries-title">
           Deliveries
         </Title>
-        <Group gap="xs">
-          <NativeSelect
-            aria-label="Filter by state"
-            value={filter.status ?? ''}
-            onChange={(event) =>
-              setFilter({ ...filter, status: (event.currentTarget.value || undefined) as Filter['status'] })
-            }
-            data={[{ value: '', label: 'any state' }, 'retrying', 'delivered', 'failed']}
-          />
-          <NativeSelect
-            aria-label="Filter by event"
-            value={filter.event_type ?? ''}
-            onChange={(event) =>
-              setFilter({ ...filter, event_type: (event.currentTarget.value || undefined) as Filter['event_type'] })
-            }
-            data={[{ value: '', label: 'any event' }, ...(types.data?.event_types.map(({ type }) => type) ?? [])]}
-          />
-          <ResendButton id={id} paused={paused} />
-        </Group>
+        <ResendButton id={id} paused={paused} />
       </Group>
       <Resending id={id} paused={paused} />
+      <FilterBar
+        label="Filter deliveries"
+        clear={filtered ? clear : undefined}
+        fields={[
+          {
+            label: 'State',
+            value: filter.status,
+            set: (status) => setFilter({ ...filter, status: status as Filter['status'] }),
+            choices: [
+              { value: '', label: 'any' },
+              ...['retrying', 'delivered', 'failed'].map((value) => ({ value, label: value })),
+            ],
+            width: 140,
+          },
+          {
+            label: 'Event',
+            value: filter.event_type,
+            set: (event_type) => setFilter({ ...filter, event_type: event_type as Filter['event_type'] }),
+            choices: [
+              { value: '', label: 'any' },
+              ...(types.data?.event_types.map(({ type }) => ({ value: type, label: type })) ?? []),
+            ],
+            width: 220,
+          },
+        ]}
+      />
       <DataTable<Delivery>
         label="Deliveries"
         rows={query.data?.pages.flatMap(({ deliveries }) => deliveries)}
@@ -68,8 +79,8 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
         rowKey={({ id: delivery }) => delivery}
         onOpen={open}
         empty={
-          filter.status || filter.event_type ? (
-            <NothingMatches icon={IconSend} title="No deliveries match the filters" clear={() => setFilter({})} />
+          filtered ? (
+            <NothingMatches icon={IconSend} title="No deliveries match the filters" clear={clear} />
           ) : (
             <EmptyState icon={IconSend} title="No deliveries yet">
               Every event sent to this destination is listed here for 30 days, with each answer. Tests are not listed.

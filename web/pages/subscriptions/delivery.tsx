@@ -2,10 +2,11 @@ import { Button, Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconCheck, IconRefresh, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { lazy, type ReactNode, Suspense } from 'react';
+import type { ReactNode } from 'react';
 import { kindOf } from '../../../server/domain/destinations.ts';
 import { postCommand } from '../../lib/curl.ts';
 import { toastDone } from '../../lib/errors.tsx';
+import { later } from '../../lib/later.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Broken } from '../../ui/broken.tsx';
@@ -21,9 +22,10 @@ import { When } from '../../ui/time.tsx';
 import { ExchangeLines } from './exchange.tsx';
 import { DeliveryTag, RESULT } from './words.tsx';
 
-const CurrentState = lazy(() =>
-  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.CurrentState })),
-);
+const CurrentState = later(async () => (await import('../../parts/machine/standing.tsx')).CurrentState, {
+  meanwhile: <Loading lines={5} />,
+  soon: true,
+});
 
 const route = getRouteApi('/app/subscriptions/$id/deliveries/$delivery');
 
@@ -98,9 +100,7 @@ export function DeliveryPage() {
         <Facts delivery={delivery} paused={paused} />
         <Attempts delivery={delivery} />
         <Sent delivery={delivery} to={to && kindOf(to.destination_type).proof === 'signature' ? to.url : undefined} />
-        <Suspense fallback={<Loading lines={5} />}>
-          <CurrentState machine="delivery" query={standing} />
-        </Suspense>
+        <CurrentState machine="delivery" query={standing} />
       </Stack>
     </Page>
   );

@@ -16,7 +16,8 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FilterBar } from '../../ui/filter-bar.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -61,30 +62,39 @@ export function Tools() {
           ))}
         </ul>
       ) : null}
-      <search className="bar" aria-label="Filter tools">
-        <NativeSelect
-          label="Server"
-          value={filter.server ?? ''}
-          onChange={(event) => set({ server: event.currentTarget.value || undefined })}
-          data={[
-            { value: '', label: 'all' },
-            ...(servers.data?.servers.map(({ id }) => ({ value: id, label: visible(id) })) ?? []),
-          ]}
-          w={180}
-        />
-        <NativeSelect
-          label="Status"
-          value={filter.status ?? ''}
-          onChange={(event) => set({ status: (event.currentTarget.value || undefined) as ToolStatus | undefined })}
-          data={[
-            { value: '', label: 'all' },
-            ...TOOL_STATUSES.map((value) => ({ value, label: TOOL_STATUS[value][0] })),
-          ]}
-          w={150}
-        />
-        <TextFilter label="Name contains" value={filter.q} onChange={(q) => set({ q })} width={180} />
-        {filtered ? <ClearFilters clear={clear} /> : null}
-      </search>
+      <FilterBar
+        label="Filter tools"
+        clear={filtered ? clear : undefined}
+        fields={[
+          {
+            label: 'Server',
+            value: filter.server,
+            set: (server) => set({ server }),
+            choices: [
+              { value: '', label: 'all' },
+              ...(servers.data?.servers.map(({ id }) => ({ value: id, label: visible(id) })) ?? []),
+            ],
+            width: 180,
+          },
+          {
+            label: 'Status',
+            value: filter.status,
+            set: (status) => set({ status: status as ToolStatus | undefined }),
+            choices: [
+              { value: '', label: 'all' },
+              ...TOOL_STATUSES.map((value) => ({ value, label: TOOL_STATUS[value][0] })),
+            ],
+            width: 150,
+          },
+          { label: 'Name contains', value: filter.q, set: (q) => set({ q }), width: 180 },
+          {
+            label: 'Review',
+            value: filter.review && 'needed',
+            set: () => set({ review: undefined }),
+            elsewhere: true,
+          },
+        ]}
+      />
       <DataTable<Tool>
         label="Tools by server and name"
         rows={query.data?.tools}

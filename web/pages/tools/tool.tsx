@@ -12,7 +12,8 @@ import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
-import { Activity, LastDecisions } from '../../parts/activity.tsx';
+import { Activity } from '../../parts/activity.tsx';
+import { LatestDecisions } from '../../parts/latest-decisions.tsx';
 import { RulesInForce } from '../../parts/rules-in-force.tsx';
 import { PreparedStop } from '../../parts/stops.tsx';
 import { Broken } from '../../ui/broken.tsx';
@@ -109,7 +110,13 @@ function Use({ name, server }: { name: string; server?: string }) {
             </Text>
           ) : null}
         </Paper>
-        <LastDecisions filter={filter} by="tool" />
+        <LatestDecisions
+          title="Last decisions"
+          all="All decisions"
+          filter={filter}
+          most={6}
+          name={({ agent_id }) => agent_id}
+        />
       </div>
       {server === undefined ? null : (
         <Text size="sm" c="dimmed">

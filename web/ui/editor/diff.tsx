@@ -1,9 +1,10 @@
 import { Group, Text } from '@mantine/core';
 import { useMediaQuery } from '@mantine/hooks';
-import { lazy, Suspense, useState } from 'react';
+import { useState } from 'react';
+import { later } from '../../lib/later.tsx';
 import { Loading } from '../states.tsx';
 
-const TextDiff = lazy(() => import('./merge-view.tsx'));
+const TextDiff = later(async () => (await import('./merge-view.tsx')).default, { meanwhile: <Loading /> });
 
 /** What changed from one text to another. Narrow screens get one column. */
 export function Diff({
@@ -43,9 +44,7 @@ export function Diff({
           </button>
         </fieldset>
       </Group>
-      <Suspense fallback={<Loading />}>
-        <TextDiff before={before} after={after} sideBySide={sideBySide} label={label} plain={plain} />
-      </Suspense>
+      <TextDiff before={before} after={after} sideBySide={sideBySide} label={label} plain={plain} />
     </>
   );
 }

@@ -1,13 +1,8 @@
 import { Skeleton } from '@mantine/core';
-import { type ComponentProps, lazy, Suspense } from 'react';
+import { later } from '../../lib/later.tsx';
 
-const CodeEditor = lazy(() => import('./code-editor.tsx'));
-
-/** The policy editor, loaded on first use. */
-export function Editor(props: ComponentProps<typeof CodeEditor>) {
-  return (
-    <Suspense fallback={<Skeleton height={320} aria-label="Loading" role="status" />}>
-      <CodeEditor {...props} />
-    </Suspense>
-  );
-}
+/** The policy editor. */
+export const Editor = later(async () => (await import('./code-editor.tsx')).default, {
+  meanwhile: <Skeleton height={320} aria-label="Loading" role="status" />,
+  soon: true,
+});

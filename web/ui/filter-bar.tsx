@@ -1,0 +1,168 @@
+import './filter-bar.css';
+import { Button, NativeSelect, TextInput } from '@mantine/core';
+import { useDisclosure, useMediaQuery } from '@mantine/hooks';
+import { IconAdjustmentsHorizontal, IconX } from '@tabler/icons-react';
+import { type ReactNode, useId, useRef } from 'react';
+import { fieldTime, fromFieldTime, fullTime, useZone } from '../lib/time.ts';
+import { ClearFilters, TextFilter } from './filters.tsx';
+import { Hostile } from './hostile.tsx';
+
+interface Choice {
+  value: string;
+  label: string;
+}
+
+/** A field of a `FilterBar`: typed text, one of its choices, or a moment. */
+export interface FilterField {
+  label: string;
+  /** Undefined while it narrows nothing. */
+  value: string | undefined;
+  set: (value: string | undefined) => void;
+  width?: number;
+  /** An empty choice narrows nothing. */
+  choices?: readonly (Choice | { group: string; items: Choice[] })[] | undefined;
+  moment?: boolean;
+  /** See `TextFilter`. */
+  suggestions?: readonly string[] | undefined;
+  /** It says how the list is shown, and narrows nothing. */
+  view?: boolean;
+  /** It is folded away while no such field is used. */
+  rare?: boolean;
+  /** It is set elsewhere on the page, so it has no input here. */
+  elsewhere?: boolean;
+}
+
+/** Whether the window is as narrow as that of a phone; style sheets change at the same width. */
+export const usePhone = () =>
+  useMediaQuery('(max-width: 48em)', undefined, { getInitialValueInEffect: false }) ?? false;
+
+/**
+ * What narrows a list. On a phone the fields are behind one button, so that rows are on the first screen. What is set stays
+ * in sight there, within a height that no text of it changes, and one press removes it.
+ */
+export function FilterBar({
+  label,
+  fields,
+  clear,
+  even = false,
+  children,
+}: {
+  /** The accessible name. */
+  label: string;
+  fields: readonly FilterField[];
+  /** Given while something is set. */
+  clear: (() => void) | undefined;
+  /** The fields share the width evenly. */
+  even?: boolean;
+  /** What stands after the fields. */
+  children?: ReactNode;
+}) {
+  const phone = usePhone();
+  const [opened, fold] = useDisclosure();
+  const id = useId();
+  const button = useRef<HTMLButtonElement>(null);
+  const active = fields.filter(({ value, view }) => value !== undefined && !view);
+  const [usual, rare] = [false, true].map((is) =>
+    fields
+      .filter((field) => !field.elsewhere && (field.rare ?? false) === is)
+      .map((field) => <FilterInput key={field.label} field={field} />),
+  );
+  const clearing = clear ? <ClearFilters clear={clear} /> : null;
+  return (
+    <search aria-label={label}>
+      {phone ? (
+        <div className="filter-fold">
+          <Button
+            ref={button}
+            variant="default"
+            leftSection={<IconAdjustmentsHorizontal size={16} aria-hidden />}
+            aria-expanded={opened}
+            aria-controls={id}
+            onClick={fold.toggle}
+          >
+            {active.length > 0 ? `Filters (${active.length})` : 'Filters'}
+          </Button>
+          {clearing}
+          {active.length > 0 ? (
+            <ul aria-label="Active filters">
+              {active.map((field) => (
+                <li key={field.label}>
+                  <ActiveFilter
+                    field={field}
+                    remove={() => {
+                      field.set(undefined);
+                      // the pressed button goes away
+                      button.current?.focus();
+                    }}
+                  />
+                </li>
+              ))}
+            </ul>
+          ) : null}
+        </div>
+      ) : null}
+      <div id={id} hidden={phone && !opened}>
+        <div className={even ? 'filters' : 'bar'}>
+          {usual}
+          {children}
+          {phone ? null : clearing}
+        </div>
+        {rare?.length ? (
+          <details className="more" open={active.some((field) => field.rare)}>
+            <summary>More filters</summary>
+            <div className="bar">{rare}</div>
+          </details>
+        ) : null}
+      </div>
+    </search>
+  );
+}
+
+/** A field by itself. */
+export function FilterInput({
+  field: { label, value, set, width, choices, moment, suggestions },
+}: {
+  field: FilterField;
+}) {
+  const [zone] = useZone();
+  if (choices) {
+    return (
+      <NativeSelect
+        label={label}
+        value={value ?? ''}
+        onChange={(event) => set(event.currentTarget.value || undefined)}
+        data={choices as (Choice | { group: string; items: Choice[] })[]}
+        w={width}
+      />
+    );
+  }
+  if (moment) {
+    return (
+      <TextInput
+        type="datetime-local"
+        label={label}
+        value={value ? fieldTime(value, zone) : ''}
+        onChange={(event) => set(fromFieldTime(event.currentTarget.value, zone))}
+        w={width}
+      />
+    );
+  }
+  return <TextFilter label={label} value={value} onChange={set} width={width} suggestions={suggestions} />;
+}
+
+function ActiveFilter({ field, remove }: { field: FilterField; remove: () => void }) {
+  const [zone] = useZone();
+  const { label, value = '', choices, moment } = field;
+  const chosen = choices
+    ?.flatMap((choice) => ('items' in choice ? choice.items : choice))
+    .find((choice) => choice.value === value);
+  return (
+    <button type="button" className="active-filter" onClick={remove}>
+      <span className="cut">
+        {label}: <Hostile text={chosen?.label ?? (moment ? fullTime(value, zone) : value)} />
+      </span>
+      <span className="unseen">, remove</span>
+      <IconX size={14} aria-hidden />
+    </button>
+  );
+}
