@@ -1,5 +1,5 @@
 import pg from 'pg';
-import { RequestClient } from './client.ts';
+import { RequestClient, within } from './client.ts';
 
 /*
  * Citus spreads the tables over several servers, by tenant: all rows of a tenant are on one of them, its node. Processes
@@ -258,26 +258,36 @@ export interface Tenants {
   readonly node?: Pick<pg.Pool, 'query'> | undefined;
 }
 
+/** So long all servers are given to answer, where what a node has would do, */
+const ACROSS_MS = 2000;
+/** and so long they are not asked when they did not: a host that is gone says nothing. */
+const AWAY_MS = 10_000;
+const awayUntil = new WeakMap<object, number>();
+
 /**
  * What a statement finds among all tenants. While not every server answers, a process beside a node finds what is on that one, part
  * by part, so that a server that is away stops its own tenants alone; an order or a limit is then that of each part.
  */
 export async function across<R extends pg.QueryResultRow>(db: Tenants, found: string, values: unknown[]): Promise<R[]> {
-  try {
-    return (await db.owner.query<R>(found, values)).rows;
-  } catch (error) {
-    if (!db.node) throw error;
-    const rows: R[] = [];
-    for (const names of await partsOf(db.node)) {
-      // a part of a table is a table
-      const ofPart = found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
-        const part = names.get(name);
-        return part === undefined ? all : `${word} ${part}`;
-      });
-      rows.push(...(await db.node.query<R>(ofPart, values)).rows);
+  const { node } = db;
+  if (!node) return (await db.owner.query<R>(found, values)).rows;
+  if ((awayUntil.get(node) ?? 0) <= performance.now()) {
+    try {
+      return (await within(ACROSS_MS, db.owner.query<R>(found, values))).rows;
+    } catch {
+      awayUntil.set(node, performance.now() + AWAY_MS);
     }
-    return rows;
   }
+  const rows: R[] = [];
+  for (const names of await partsOf(node)) {
+    // a part of a table is a table
+    const ofPart = found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
+      const part = names.get(name);
+      return part === undefined ? all : `${word} ${part}`;
+    });
+    rows.push(...(await node.query<R>(ofPart, values)).rows);
+  }
+  return rows;
 }
 
 /** The names of the tables that a node has its tenants' rows in: a list for each range of tenants. */

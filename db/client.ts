@@ -141,3 +141,26 @@ export async function inTransaction<T>(
     client.release(broken);
   }
 }
+
+/** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
+export async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  let late = false;
+  answer.then(
+    (one) => {
+      if (late && one instanceof pg.Client) one.end().catch(() => undefined);
+    },
+    () => undefined,
+  );
+  const timeout = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => {
+      late = true;
+      reject(Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' }));
+    }, ms);
+  });
+  try {
+    return await Promise.race([answer, timeout]);
+  } finally {
+    clearTimeout(timer);
+  }
+}

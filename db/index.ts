@@ -60,10 +60,10 @@ export interface Database {
   readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
   /**
-   * The owner's too, for what is asked while a transaction of the same process is open: it never waits for a connection
-   * that such a transaction holds.
+   * The owner's too, for what is asked about a tenant while a transaction of the same process is open: it never waits for a
+   * connection that such a transaction holds. On the node of Citus beside this process where that has the tenant.
    */
-  readonly aside: pg.Pool;
+  asideOf(tenantId: string): pg.Pool;
   /**
    * The owner's as well, for statements about one tenant that send no notice: they go to the node of Citus beside this process, where
    * there is one, and reach a tenant on another node from there. Those of tenants elsewhere never wait for one another's
@@ -330,7 +330,8 @@ export async function openDatabase(
     query: async <R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]) =>
       asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
-    aside,
+    // transactions of the node's tenants have a pool of their own there
+    asideOf: (tenantId) => (node && isNear(tenantId) ? node : aside),
     nearOf,
     node,
     places,

@@ -181,11 +181,28 @@ export class Notices {
     void this.#tell({ topic, tenantId, id, steps }, true);
   }
 
-  /** Sends a notice of a change that is committed without it, as long as notices arrive here. */
+  /**
+   * Sends a notice of a change that is committed without it, as long as notices arrive here. What comes while some are sent is
+   * sent together afterwards, each once: what shows that the connection is alive never waits behind more than one statement.
+   */
   tellOthers({ topic, tenantId, id }: Notice): void {
-    if (!this.#client) return;
-    this.#ask(this.#client, 'select pg_notify($1, $2)', [CHANNEL, `${topic} ${tenantId} ${id}`]).catch(() => undefined);
+    this.#untold.add(`${topic} ${tenantId} ${id}`);
+    this.#telling ??= this.#tellUntold().finally(() => {
+      this.#telling = undefined;
+    });
   }
+
+  async #tellUntold(): Promise<void> {
+    while (this.#untold.size > 0) {
+      const words = [...this.#untold];
+      this.#untold.clear();
+      if (!this.#client) return;
+      const text = 'select pg_notify($1, word) from unnest($2::text[]) word';
+      await this.#ask(this.#client, text, [CHANNEL, words]).catch(() => undefined);
+    }
+  }
+  readonly #untold = new Set<string>();
+  #telling: Promise<void> | undefined;
 
   /** Forgets a notice whose transaction was rolled back. */
   drop(notice: Notice): void {

@@ -4,8 +4,8 @@ import type { PrimaryClient } from './primary.ts';
 
 /** How often connections that a pooler may share are compared. */
 const LOOKS = 5;
-/** How many clients are looked at: behind one address may be several poolers, and those of different ones share nothing. */
-const CLIENTS = 5;
+/** With how many others: behind one address may be several poolers, and clients of different ones share nothing. */
+const OTHERS = 4;
 
 /** A session of the database is needed, and the settings do not lead to one. The message says what to do. */
 export class NoSession extends Error {
@@ -50,30 +50,30 @@ export async function connectSession(
 /**
  * Whether the connection of PostgreSQL behind `client` is given to others between its transactions. PostgreSQL says the
  * number of its process twice: at connect, which a pooler answers itself with a number of its own, and when it is asked.
- * Where they differ, there is something in between; then several clients are looked at. In a session each keeps its process.
+ * Where they differ, there is something in between; then others are looked at beside it. In a session each keeps its process.
  */
 export async function isShared(client: pg.Client, open: () => Promise<pg.Client>): Promise<boolean> {
   const processOf = async (one: pg.Client) =>
     (await one.query<{ pid: number }>('select pg_backend_pid() as pid')).rows[0]!.pid;
   const own = await processOf(client);
   if (own === (client as pg.Client & { processID: number | null }).processID) return false;
-  const known: [pg.Client, number][] = [[client, own]];
-  try {
-    while (known.length < CLIENTS) {
-      const other = await open();
-      known.push([other, await processOf(other)]);
-      if (new Set(known.map(([, pid]) => pid)).size < known.length) return true;
+  for (let n = 0; n < OTHERS; n++) {
+    // one at a time: sessions that each waited for several connections of a small pool would wait for each other
+    const other = await open();
+    try {
+      const others = await processOf(other);
+      if (others === own) return true;
       for (let look = 0; look < LOOKS; look++) {
-        // each twice: of connections that are taken in turn, clients in turn would always get their own
-        for (const [one, pid] of known) {
-          if ((await processOf(one)) !== pid || (await processOf(one)) !== pid) return true;
+        // each twice: of connections that are taken in turn, two clients in turn would always get their own
+        for (const [one, first] of [[client, own] as const, [other, others] as const]) {
+          if ((await processOf(one)) !== first || (await processOf(one)) !== first) return true;
         }
       }
+    } finally {
+      await other.end();
     }
-    return false;
-  } finally {
-    await Promise.all(known.slice(1).map(([other]) => other.end()));
   }
+  return false;
 }
 
 /** Throws NoSession where the two lead to different databases: records would go to one, and be looked for in the other. */

@@ -1,5 +1,5 @@
 import pg from 'pg';
-import { inTransaction } from '../../db/client.ts';
+import { inTransaction, within } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
 import type { Job } from '../jobs/jobs.ts';
@@ -9,7 +9,6 @@ import { Block, firstIn, lastIn } from './blocks.ts';
 import { copyRows, RECEIVE_BYTES } from './copy.ts';
 import { hashOf } from './record.ts';
 import { FastLine } from './verify.ts';
-import { within } from './writer.ts';
 
 /** Blocks of one chain before it is the next one's turn. */
 const TURN = 32;

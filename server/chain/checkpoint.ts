@@ -34,7 +34,7 @@ export interface Signer {
 }
 
 export interface CheckpointOptions {
-  db: Pick<Database, 'owner' | 'aside' | 'nearOf'>;
+  db: Pick<Database, 'owner' | 'asideOf' | 'nearOf'>;
   clock: Clock;
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
@@ -279,7 +279,7 @@ export class Checkpoints {
    */
   async inspectHeld(tenantId: string, chain: ChainName): Promise<Standing> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
-    const standing = await this.comparison.standing(this.#options.db.aside, tenantId, chain, knowledge);
+    const standing = await this.comparison.standing(this.#options.db.asideOf(tenantId), tenantId, chain, knowledge);
     if (!standing.contradiction) return standing;
     const raised = this.inspect(tenantId, chain).catch((err) => {
       if (!(err instanceof ChainClosed))

@@ -1,4 +1,5 @@
-import pg from 'pg';
+import type pg from 'pg';
+import { within } from '../../db/client.ts';
 import { isLeaving } from '../../db/moves.ts';
 import { Fenced } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
@@ -762,29 +763,6 @@ function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean
 
 function isDone(batch: Batch, pick: number | undefined): boolean {
   return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
-}
-
-/** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
-export async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
-  let late = false;
-  answer.then(
-    (one) => {
-      if (late && one instanceof pg.Client) one.end().catch(() => undefined);
-    },
-    () => undefined,
-  );
-  const timeout = new Promise<never>((_resolve, reject) => {
-    timer = setTimeout(() => {
-      late = true;
-      reject(Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' }));
-    }, ms);
-  });
-  try {
-    return await Promise.race([answer, timeout]);
-  } finally {
-    clearTimeout(timer);
-  }
 }
 
 function unavailable(detail: string, cause?: unknown): AppError {

@@ -161,8 +161,8 @@ function beginning(value: unknown): string | null {
 }
 
 /**
- * The time by which holds are judged, in milliseconds: the database's, so that the processes of a cluster agree. With a clock given,
- * that clock's: for tests that move it.
+ * The time by which holds are judged, in milliseconds: the database's, so that the processes of a cluster agree. Beside a node of Citus
+ * it is the node's, elsewhere the coordinator's, so their clocks must agree. With a clock given, that clock's: for tests that move it.
  */
 export async function timeOf(em: EntityManager, clock: Clock | undefined): Promise<number> {
   if (clock) return clock.now();

@@ -228,7 +228,8 @@ export class Bundles {
         }
       }
       if (!newest && scopes && keyId !== undefined) {
-        await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`sets of scopes of ${keyId}`]);
+        // a row, which is the same one on whichever server it is asked for
+        await em.execute('select from api_key where tenant_id = ? and id = ? for no key update', [tenantId, keyId]);
         const [{ sets } = { sets: 0 }] = await em.execute<{ sets: number }[]>(
           `select count(distinct scope_set)::integer as sets from policy_bundle where tenant_id = ? and key_id = ?`,
           [tenantId, keyId],

@@ -38,7 +38,7 @@ const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, val
 /** What one process knows and does. */
 function newProcess(
   where: string | undefined = directory,
-  db: Pick<typeof box.db, 'owner' | 'aside' | 'nearOf'> = box.db,
+  db: Pick<typeof box.db, 'owner' | 'asideOf' | 'nearOf'> = box.db,
 ) {
   const checkpoints = new Checkpoints({
     db,
@@ -483,7 +483,7 @@ test('chains that cannot be compared, however many, keep no other from its turn,
   for (const tenantId of [away[0]!, idle]) await goBack(tenantId, 5);
   // their server does not answer
   let back = false;
-  const { owner, aside } = box.db;
+  const { owner, asideOf } = box.db;
   const query = (text: string, values?: unknown[]) =>
     !back && away.includes(values?.[0] as string)
       ? Promise.reject(new Error('the node is away'))
@@ -491,7 +491,7 @@ test('chains that cannot be compared, however many, keep no other from its turn,
   const partly = new Proxy(owner, {
     get: (target, name) => (name === 'query' ? query : Reflect.get(target, name, target)),
   });
-  const one = newProcess(directory, { owner: partly, aside, nearOf: () => partly });
+  const one = newProcess(directory, { owner: partly, asideOf, nearOf: () => partly });
   const alarms = async () => {
     const { rows } = await sql('select tenant_id from chain_alarm where tenant_id = any($1)', [[...away, idle]]);
     return rows.map((row) => row.tenant_id as string).sort();

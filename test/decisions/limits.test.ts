@@ -455,7 +455,7 @@ test('what is taken counts, also where the counter of an ended window is deleted
     await client.query('select pg_advisory_xact_lock(18)');
     taking = take();
     await untilBlocked(db, 1);
-    await db.aside.query('delete from limit_counter where tenant_id = $1', [w.tenant.id]);
+    await db.asideOf(w.tenant.id).query('delete from limit_counter where tenant_id = $1', [w.tenant.id]);
   });
   expect(await taking).toHaveProperty('taken');
   expect(await take()).toHaveProperty('exceeded');

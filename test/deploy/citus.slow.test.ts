@@ -373,7 +373,8 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       const at = beside.get(node)!;
       const agent = await tenant.agent('agent-1', 'clerk');
       const revoked = await tenant.agent('agent-2', 'clerk');
-      await deploy(at, tenant.admin, 'guard', policy);
+      // the last to write the tenant's audit records is the other process
+      await deploy(beside.get(3 - node)!, tenant.admin, 'guard', policy);
       const evaluate = async (tool_name: string, who = agent, expected = 200) => {
         const asked = { action_type: 'tool_call', tool_name };
         return (await at.call<{ decision: string }>(expected, 'POST /v1/evaluate', who, asked)).body.decision;

@@ -81,6 +81,16 @@ describe.skipIf(noPgBouncer)('with PgBouncer in front of the database', () => {
     }
   });
 
+  test('sessions that are opened together do not wait for each other, however few connections the pool has', async () => {
+    const few = await PgBouncer.start(box.url, { mode: 'session', connections: 4 });
+    try {
+      const opened = await Promise.all([0, 1, 2].map(() => connectSession(few.url(box.url))));
+      for (const client of opened) await client.end();
+    } finally {
+      await few.stop();
+    }
+  });
+
   test('of several poolers behind one address, any may be met: those that share are refused as sessions, the others serve', async () => {
     const poolers: PgBouncer[] = [];
     const closed: (() => void)[] = [];

@@ -2,9 +2,9 @@ import type { Database } from '../../db/index.ts';
 import { until } from './until.ts';
 
 /** Resolves once so many sessions of the database wait for a lock that another one has. */
-export async function untilBlocked(db: Pick<Database, 'aside'>, sessions: number): Promise<void> {
+export async function untilBlocked(db: Pick<Database, 'asideOf'>, sessions: number): Promise<void> {
   await until(async () => {
-    const { rows } = await db.aside.query<{ waiting: number }>(
+    const { rows } = await db.asideOf('').query<{ waiting: number }>(
       `select count(*)::int as waiting from pg_stat_activity
          where datname = current_database() and wait_event_type = 'Lock'`,
     );
