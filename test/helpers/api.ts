@@ -204,6 +204,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/subscriptions/{id}/resend': { since: '2026-01-01T00:00:00Z' },
   'POST /v1/escrow/{id}/vote': { decision: 'approve', reason: 'as agreed' },
   'PUT /v1/escrow/{id}/aside': { until: '2100-01-01T00:00:00.000Z' },
+  'DELETE /v1/escrow/{id}/aside': {},
   'POST /v1/escrow/{id}/consume': {
     action_hash: `sha256:${'0'.repeat(64)}`,
     agent_role: 'clerk',
