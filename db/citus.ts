@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { isDatabaseFault } from '../server/lib/database-fault.ts';
 import { RequestClient, within } from './client.ts';
 
 /*
@@ -266,7 +267,8 @@ const awayUntil = new WeakMap<object, number>();
 
 /**
  * What a statement finds among all tenants. While not every server answers, a process beside a node finds what is on that one, part
- * by part, so that a server that is away stops its own tenants alone; an order or a limit is then that of each part.
+ * by part, so that a server that is away stops its own tenants alone; an order or a limit is then that of each part. Rejects for
+ * any other error: a statement that is wrong is wrong on every server.
  */
 export async function across<R extends pg.QueryResultRow>(db: Tenants, found: string, values: unknown[]): Promise<R[]> {
   const { node } = db;
@@ -274,7 +276,8 @@ export async function across<R extends pg.QueryResultRow>(db: Tenants, found: st
   if ((awayUntil.get(node) ?? 0) <= performance.now()) {
     try {
       return (await within(ACROSS_MS, db.owner.query<R>(found, values))).rows;
-    } catch {
+    } catch (error) {
+      if (!isAway(error)) throw error;
       awayUntil.set(node, performance.now() + AWAY_MS);
     }
   }
@@ -289,6 +292,13 @@ export async function across<R extends pg.QueryResultRow>(db: Tenants, found: st
   }
   return rows;
 }
+
+/** Whether the server did not answer, or Citus did not reach another one: what it reads of that it repeats in words. */
+function isAway(error: unknown): boolean {
+  return isDatabaseFault(error) || CUT_OFF.test(String((error as Error).message));
+}
+const CUT_OFF =
+  /^connection to the remote node .* failed|^server closed the connection|^connection not open|^could not (receive|send) data/;
 
 /** The names of the tables that a node has its tenants' rows in: a list for each range of tenants. */
 async function partsOf(node: Pick<pg.Pool, 'query'>): Promise<Map<string, string>[]> {

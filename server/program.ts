@@ -124,7 +124,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
       broughtBefore: (tenantId, events) => broughtBefore(services.db, tenantId, events),
-      remember: (tenantId, all) => services.ledger.remember(tenantId, all),
+      remember: (...args) => services.ledger.remember(...args),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {
         const { principal, stillValid } = await server.begin(request, reply, 'ingest');

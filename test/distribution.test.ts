@@ -1,5 +1,7 @@
+import pg from 'pg';
 import { describe, expect, test } from 'vitest';
-import { hashOf, REFERENCE, tablesOfTenants } from '../db/citus.ts';
+import { across, hashOf, REFERENCE, tablesOfTenants } from '../db/citus.ts';
+import { newTenant } from './chain/helpers.ts';
 import { useDatabase } from './helpers/database.ts';
 
 /** What db/citus.ts relies on, as far as plain PostgreSQL can tell. */
@@ -67,4 +69,27 @@ describe('the schema can be distributed by tenant', () => {
     );
     expect(names.map(hashOf)).toEqual(rows.map(({ hash }) => hash));
   });
+});
+
+test('what is looked for among all tenants is asked of the node alone while a server is away, and not where the statement is wrong', async () => {
+  const tenantId = await newTenant(box.db);
+  // a node that has none of the tenants, as Citus says it
+  await box.db.owner.query(`create schema catalog;
+    create table catalog.pg_dist_local_group as select 1 as groupid;
+    create table catalog.pg_dist_placement as select 7 as shardid, 1 as groupid, 1 as shardstate;
+    create table catalog.pg_dist_shard as select 'public.tenant'::regclass::oid as logicalrelid, 7 as shardid, '0' as shardminvalue;
+    create view catalog.tenant_7 as select * from public.tenant where false`);
+  const citus = { version: '13', nodes: 1, spread: true };
+  const node = new pg.Pool({ connectionString: box.url, options: '-c search_path=catalog,public', max: 1 });
+  const away = new pg.Pool({ connectionString: 'postgres://nobody@127.0.0.1:1/none' });
+  const all = (owner: pg.Pool, found = 'select tenant_id from tenant where tenant_id = $1') =>
+    across<{ tenant_id: string }>({ citus, owner, node }, found, [tenantId]);
+  const everyone = [{ tenant_id: tenantId }];
+  expect(await all(box.db.owner)).toEqual(everyone);
+  await expect(all(box.db.owner, 'select tenant_id from nothing where tenant_id = $1')).rejects.toThrow('"nothing"');
+  expect(await all(box.db.owner)).toEqual(everyone);
+  expect(await all(away)).toEqual([]);
+  // and for a while
+  expect(await all(box.db.owner)).toEqual([]);
+  await Promise.all([node.end(), away.end()]);
 });

@@ -10,6 +10,7 @@ import { sha256Hex } from '../lib/crypto.ts';
 import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
+import { Turns } from '../lib/turns.ts';
 import type { Sessions } from './sessions.ts';
 
 /** A valid credential: its principal and its expiry in milliseconds. */
@@ -43,9 +44,11 @@ const ANSWER_MS = 2000;
  * has received the notice, so a key revoked in one process is refused by all on its next use; see Lookups and Notices.
  * With several processes, Redis caches lookups too, trusted only as far as Lookups describes.
  *
- * Anyone who knows the id of a tenant can make up secrets of the right form. Whether there is such a credential at all is asked
- * first, for all that wait in one statement, one after the other (on Citus for each tenant): so strangers keep one connection busy, however many
- * requests they send, and nobody is refused who has a credential. Nothing is counted that a stranger could use up for others.
+ * Anyone can make up secrets of the right form, for any tenant. Whether there is such a credential at all is asked first, for all
+ * that wait in one statement, one after the other. On Citus the statement is of one tenant, and of all tenants of a node two
+ * statements run at once, those of different tenants by turns. So strangers keep one connection busy, or two for each node, however
+ * many requests they send and tenants they name, and nobody is refused who has a credential. Nothing is counted that a stranger could
+ * use up for others.
  */
 export class Authenticator {
   readonly #db: Database;
@@ -55,8 +58,10 @@ export class Authenticator {
   /** Whether a tenant leaves for another installation; without it none does. */
   readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   readonly #lookups: Lookups<FoundCredential | null>;
-  /** What asks whether there are credentials: one for all tenants, or on Citus for each, so that none waits for the node of another. */
+  /** What asks whether there are credentials: one for all tenants, or on Citus for each. */
   readonly #asking = new Map<string, { known: Groups<Asked, boolean>; waiting: number }>();
+  /** The statements of those on each node, so that no tenant waits for the node of another. */
+  readonly #statements = new Turns({ atOnce: 2, mostWaiting: Number.POSITIVE_INFINITY });
   /** When the next use of each credential is stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
 
@@ -137,7 +142,7 @@ export class Authenticator {
   async #mayBeKnown(asked: Asked): Promise<boolean> {
     const place = this.#db.citus ? asked.tenantId : '';
     const one = this.#asking.get(place) ?? {
-      known: new Groups<Asked, boolean>((all) => mayBeKnown(this.#db, all), AT_ONCE),
+      known: new Groups<Asked, boolean>((all) => this.#askFor(all, place), AT_ONCE),
       waiting: 0,
     };
     this.#asking.set(place, one);
@@ -146,6 +151,29 @@ export class Authenticator {
       return await one.known.add(asked);
     } finally {
       if (--one.waiting === 0) this.#asking.delete(place);
+    }
+  }
+
+  /**
+   * Of each of these whether it may be a credential: see `known`. Where the database does not say, or not in time, each of them is
+   * looked up by itself: nobody has to wait for another, or fails with it.
+   */
+  async #askFor(all: readonly Asked[], place: string): Promise<boolean[]> {
+    const node = place === '' ? '' : String(this.#db.places?.nodeOf(place));
+    const end = place === '' ? undefined : await this.#statements.take(node, place);
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<boolean[]>((resolve) => {
+      timer = setTimeout(() => resolve(all.map(() => true)), ANSWER_MS);
+    });
+    const answer = known(this.#db, all).catch((err) => {
+      this.#log.warn({ err }, 'credentials could not be asked for together');
+      return all.map(() => true);
+    });
+    try {
+      return await Promise.race([answer, late]);
+    } finally {
+      clearTimeout(timer);
+      end?.();
     }
   }
 
@@ -231,15 +259,6 @@ export class Authenticator {
 interface Asked {
   tenantId: string;
   hash: string;
-}
-
-/** Of each of these whether it may be a credential: see `known`. A database that does not answer in time keeps nobody waiting here. */
-async function mayBeKnown(db: Pick<Database, 'nearOf' | 'citus'>, asked: readonly Asked[]): Promise<boolean[]> {
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<boolean[]>((resolve) => {
-    timer = setTimeout(() => resolve(asked.map(() => true)), ANSWER_MS);
-  });
-  return Promise.race([known(db, asked), late]).finally(() => clearTimeout(timer));
 }
 
 /**

@@ -59,8 +59,8 @@ export interface IngestDeps {
     tenantId: string,
     events: readonly DecisionEvent[],
   ) => Promise<ReadonlyMap<DecisionEvent, { seq: number }>>;
-  /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. */
-  remember: (tenantId: string, all: readonly Remembered[]) => Promise<void>;
+  /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. See SessionLedger. */
+  remember: (tenantId: string, all: readonly Remembered[], more?: { replace: boolean }) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
 }
@@ -128,13 +128,18 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
       const same = before?.get(event);
       if (same) results[i] = { ...same, duplicate: true };
     }
-    // also of duplicates: the first attempt may have ended between the two
-    const all: Remembered[] = [];
+    // Also of duplicates: the first attempt may have ended between the two. What an event says of its session is no part of its
+    // record, so another key than that of the record adds what is missing and changes nothing.
+    const own: Remembered[] = [];
+    const others: Remembered[] = [];
     for (const [i, entries] of learned) {
-      const { agent_id, session_id, event_id } = events[i]!.event;
-      if ('seq' in results[i]!) all.push({ agent_id, session_id, event_id, entries });
+      const { event } = events[i]!;
+      const { agent_id, session_id, event_id } = event;
+      if (!('seq' in results[i]!)) continue;
+      (before?.has(event) ? others : own).push({ agent_id, session_id, event_id, entries });
     }
-    if (all.length > 0) await deps.remember(tenantId, all);
+    if (others.length > 0) await deps.remember(tenantId, others, { replace: false });
+    if (own.length > 0) await deps.remember(tenantId, own);
     for (const [i, result] of results.entries()) {
       const index = indexes[i]!;
       if (!('seq' in result)) kept?.refuse(events[i]!.event.event_id, 'event_id: the event was rejected');

@@ -53,11 +53,14 @@ export class SessionLedger {
     this.#clock = clock;
   }
 
-  /** Stores entries, durably when this resolves; the same again changes nothing, and an older one replaces no newer one. */
-  async remember(tenantId: string, all: readonly Remembered[]): Promise<void> {
+  /**
+   * Stores entries, durably when this resolves; the same again changes nothing, and an older one replaces no newer one. Without
+   * `replace` none replaces another, however old.
+   */
+  async remember(tenantId: string, all: readonly Remembered[], { replace } = { replace: true }): Promise<void> {
     const rows = this.#rowsOf(all);
     if (rows.length === 0) return;
-    await this.#db.transactionNear(tenantId, (em) => put(em, tenantId, rows));
+    await this.#db.transactionNear(tenantId, (em) => put(em, tenantId, rows, replace));
   }
 
   /** The same, once for an event that the agent reports about. False when it was reported before with other content. */
@@ -76,7 +79,7 @@ export class SessionLedger {
         return before?.hash === hash ? 'known' : 'conflict';
       }
       const rows = this.#rowsOf([{ ...remembered, reported: true }]);
-      if (rows.length > 0) await put(em, tenantId, rows);
+      if (rows.length > 0) await put(em, tenantId, rows, true);
       return 'stored';
     });
   }
@@ -149,7 +152,12 @@ export class SessionLedger {
   }
 }
 
-async function put(em: EntityManager, tenantId: string, rows: readonly (LedgerRow & SessionOf)[]): Promise<void> {
+async function put(
+  em: EntityManager,
+  tenantId: string,
+  rows: readonly (LedgerRow & SessionOf)[],
+  replace: boolean,
+): Promise<void> {
   await em.execute(
     `insert into session_fact as f (tenant_id, agent_id, session_id, source, name, key, reported, value, event_id,
        observed_at, expires_at)
@@ -160,8 +168,8 @@ async function put(em: EntityManager, tenantId: string, rows: readonly (LedgerRo
      on conflict (tenant_id, agent_id, session_id, source, name, key, reported) do update set
        value = excluded.value, event_id = excluded.event_id, observed_at = excluded.observed_at,
        expires_at = excluded.expires_at
-     where f.observed_at <= excluded.observed_at`,
-    [tenantId, JSON.stringify(rows)],
+     where ? and f.observed_at <= excluded.observed_at`,
+    [tenantId, JSON.stringify(rows), replace],
   );
   // what is beyond the newest of a session is never read
   const sessions = new Map(rows.map((row) => [canonicalJson([row.agent_id, row.session_id]), row]));

@@ -26,7 +26,6 @@ export class RedisLookups<V> implements SharedLookups<V> {
   /** Undefined while Redis is unavailable, when nothing can be stored, or while the database does not say. Never rejects. */
   async horizon(): Promise<Horizon | undefined> {
     if (this.#redis.commands.status !== 'ready') return undefined;
-    if (this.#redis.commands.status !== 'ready') return undefined;
     this.#asked ??= inTime(this.#attempt(this.#horizon), () => undefined).finally(() => {
       this.#asked = undefined;
     });

@@ -374,7 +374,7 @@ function readRoutes(text: string, env: Environment): Route[] {
     if ('to' in route && (target.search || target.hash)) fault('to: has a query or a fragment');
     const headers = filledHeaders(route.headers, env);
     for (const name of Object.keys(headers)) {
-      if (/^(?:host|content-length|connection|transfer-encoding|upgrade|te|trailer)$/.test(name)) {
+      if (/^(?:host|content-length|connection|transfer-encoding|upgrade|te|trailer|expect)$/.test(name)) {
         fault(`headers.${name}: is the proxy's own`);
       }
       try {

@@ -140,9 +140,9 @@ export interface Prepared {
   readonly sent: http.ClientRequest;
   /** The head of the answer; rejects when there will be none. */
   readonly answered: Promise<IncomingMessage>;
-  /** It has the connection. */
-  connected: boolean;
-  /** There is no connection any more. */
+  /** Since when it has the connection, by `performance.now()`. */
+  connectedAt: number | undefined;
+  /** There is no connection any more, or something came over it already. */
   over: boolean;
 }
 
@@ -152,6 +152,9 @@ export interface Prepared {
  * that. Node heeds what is announced only where there is a timeout, and that is of unused connections alone.
  */
 const KEPT = { keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo', timeout: 4000 } as const;
+
+/** A connection that has waited for longer than this is not sent over: the other side may be about to close it. */
+const FRESH_MS = 500;
 
 /** The way to the upstreams: what is forwarded is what was decided on, and answers come back through the same masks. */
 export class Upstreams {
@@ -331,35 +334,37 @@ export class Upstreams {
       port: url.port || undefined,
       path: url.pathname + url.search,
       method: call.method,
-      // as a list, which Node prints at once and sends with the first bytes of the body
-      headers: headers.concat(framingOf(call, bytes)) as string[],
+      // As a list, which Node prints at once and sends with the first bytes of the body; where there is an `expect`, at once.
+      headers: without(headers, ['expect']).concat(framingOf(call, bytes)) as string[],
       agent: this.#pools[protocol],
     };
     const sent = (protocol === 'https:' ? https : http).request(options);
-    let begun = false;
     const answered = new Promise<IncomingMessage>((resolve, reject) => {
       const lost = (error: Error) => {
         prepared.over = true;
         reject(error);
       };
       sent.once('response', (head) => {
-        begun = true;
+        prepared.over = true;
         resolve(head);
       });
       sent.once('error', lost);
-      sent.once('close', () => begun || lost(new Error('the request was given up')));
+      sent.once('close', () => prepared.over || lost(new Error('the request was given up')));
       // nobody asked for it, and Node leaves the connection to anyone who listens
       sent.once('upgrade', (_head, socket) => {
         socket.destroy();
-        reject(new Error('the upstream wants another protocol'));
+        lost(new Error('the upstream wants another protocol'));
       });
     });
     // it may fail before anyone waits for it
     answered.catch(() => {});
-    const prepared: Prepared = { sent, answered, connected: false, over: false };
+    const prepared: Prepared = { sent, answered, connectedAt: undefined, over: false };
+    const connected = () => {
+      prepared.connectedAt = performance.now();
+    };
     sent.once('socket', (socket) => {
-      if (sent.reusedSocket) prepared.connected = true;
-      else socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => (prepared.connected = true));
+      if (sent.reusedSocket) connected();
+      else socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', connected);
     });
     return prepared;
   }
@@ -376,9 +381,11 @@ export class Upstreams {
         prepared?.sent.destroy();
         throw new Error('the request was given up');
       }
-      // a kept connection may have been closed before anything was sent
-      const usable = prepared && !(prepared.over && prepared.sent.reusedSocket);
-      const attempt = usable ? prepared : this.prepare(forwarding);
+      // Nothing of it was sent, so that any method may have another one. What came over it already, such as the 408 of a server
+      // that closes an idle connection, answers nothing.
+      const fresh = prepared && !prepared.over && performance.now() - (prepared.connectedAt ?? Infinity) < FRESH_MS;
+      if (!fresh) prepared?.sent.destroy();
+      const attempt = fresh ? prepared : this.prepare(forwarding);
       const { sent } = attempt;
       forwarding.sent = sent;
       if (bytes) sent.end(bytes);
@@ -391,7 +398,7 @@ export class Upstreams {
         const stale = (error as NodeJS.ErrnoException).code === 'ECONNRESET' && sent.reusedSocket;
         if (!safe || !stale || again || !bytes || forwarding.givenUp) throw error;
       } finally {
-        forwarding.reached ||= attempt.connected;
+        forwarding.reached ||= attempt.connectedAt !== undefined;
       }
     }
   }

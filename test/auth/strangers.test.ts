@@ -1,5 +1,9 @@
 import { expect, test } from 'vitest';
+import type { Database } from '../../db/index.ts';
+import { Authenticator } from '../../server/auth/authenticate.ts';
 import { newSecret } from '../../server/domain/secret.ts';
+import { systemClock } from '../../server/lib/clock.ts';
+import { silent } from '../chain/helpers.ts';
 import { sql } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -73,4 +77,42 @@ test('a key that was just made is found by its first request, and one that was r
   await server.call(200, 'GET /v1/policies', { key: made.key });
   await server.call(204, `DELETE /v1/keys/${made.id}`, tenant.admin);
   await server.call(401, 'GET /v1/policies', { key: made.key });
+});
+
+test('where the statement that asks for many fails, each of them is looked up by itself', async () => {
+  const tenant = await server.tenant();
+  const keys = await Promise.all(Array.from({ length: 3 }, () => tenant.key('admin')));
+  const made = newSecret('key', tenant.id);
+  // no look-up of one credential reads it
+  await sql(server, 'alter table tenant_parcel rename to tenant_parcel_away');
+  try {
+    const secrets = [...keys.map(({ key }) => key), made];
+    const statuses = await Promise.all(secrets.map((key) => ask({ authorization: `Bearer ${key}` })));
+    expect(statuses).toEqual([200, 200, 200, 401]);
+  } finally {
+    await sql(server, 'alter table tenant_parcel_away rename to tenant_parcel');
+  }
+});
+
+test('on Citus, where the statement is of one tenant, made-up tenants have two at once together', async () => {
+  const { db, sessions } = server.core;
+  const tenant = await server.tenant();
+  const { key } = await tenant.key('admin');
+  const [running, most] = [new Set<object>(), { running: 0 }];
+  const pool = {
+    query: async (text: string, values: unknown[]) => {
+      running.add(values);
+      most.running = Math.max(most.running, running.size);
+      return db.owner.query(text, values).finally(() => running.delete(values));
+    },
+  };
+  const citus = { version: '13', nodes: 1, spread: true };
+  const spread = { ...db, citus, nearOf: () => pool } as unknown as Database;
+  const authenticator = new Authenticator(spread, sessions, systemClock, silent);
+  const found = (secret: string) =>
+    authenticator.authenticate({ authorization: `Bearer ${secret}`, cookie: undefined });
+  const strangers = Array.from({ length: 100 }, (_, n) => found(newSecret('key', `stranger${n}`)));
+  expect(await Promise.all(strangers)).toEqual(strangers.map(() => null));
+  expect(most.running).toBe(2);
+  expect(await found(key!)).toMatchObject({ kind: 'api_key', tenantId: tenant.id });
 });

@@ -6,10 +6,12 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
 import { broughtBefore } from '../../server/chain/stored-records.ts';
 import { ingest, registerIngest } from '../../server/decisions/ingest.ts';
+import { SessionLedger } from '../../server/decisions/ledger.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { commitment } from '../../server/domain/kept-input.ts';
 import { AppError, problemBody } from '../../server/errors.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
+import { systemClock } from '../../server/lib/clock.ts';
 import { appenderOn, newTenant, storedRows, verdictOf } from '../chain/helpers.ts';
 import { useDatabase } from '../helpers/database.ts';
 
@@ -268,6 +270,47 @@ describe('a bad event is rejected with its index and the others are stored', () 
       'key_1',
       'key_2',
     ]);
+  });
+
+  test('what an event says of its session is no part of its record: another key adds it, and changes none of it', async () => {
+    const ledger = new SessionLedger(box.db, systemClock);
+    const send = (keyId: string, events: object[], remember?: () => Promise<never>) =>
+      ingest(
+        {
+          append: (tenant, all) => appender.append(tenant, all),
+          holders,
+          broughtBefore: sentBefore,
+          remember: remember ?? ((...args) => ledger.remember(...args)),
+        },
+        { tenantId, keyId },
+        { events },
+      );
+    const session_id = 'ses_facts';
+    const fact = (name: string, value: string, ms: number) => ({
+      ...{ source: 'tool', name, key: 'A', value },
+      observed_at: new Date(Date.now() + ms).toISOString(),
+      expires_at: new Date(Date.now() + 3_600_000).toISOString(),
+    });
+    const known = async () => {
+      const rows = await ledger.rows(tenantId, session_id);
+      return Object.fromEntries(rows.map(({ name, value, event_id }) => [name, [value, event_id]]));
+    };
+    const [one, two] = [wire({ session_id }), wire({ session_id })];
+    await send('key_1', [{ ...one, session_facts: [fact('status', 'pending', -2000)] }]);
+    // the process ended between the record and its facts
+    const killed = () => Promise.reject(new Error('killed'));
+    const owed = { ...two, session_facts: [fact('paid', 'no', -2000)] };
+    await expect(send('key_1', [owed], killed)).rejects.toThrow('killed');
+    const forged = { ...one, session_facts: [fact('status', 'done', -1000)] };
+    expect(await send('key_2', [forged, owed])).toEqual({ accepted: 0, duplicates: 2, rejected: [] });
+    const first = { status: ['pending', one.event_id], paid: ['no', two.event_id] };
+    expect(await known()).toEqual(first);
+    expect(await send('key_2', [{ ...two, session_facts: [fact('paid', 'yes', 0)] }])).toMatchObject({ duplicates: 1 });
+    expect(await known()).toEqual(first);
+    // an event of its own says what is new, also beside one of another key
+    const three = wire({ session_id });
+    await send('key_2', [{ ...three, session_facts: [fact('paid', 'yes', 0)] }, owed]);
+    expect(await known()).toEqual({ ...first, paid: ['yes', three.event_id] });
   });
 
   test('one the database refuses', async () => {

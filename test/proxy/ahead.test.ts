@@ -3,7 +3,7 @@ import { syncBuiltinESMExports } from 'node:module';
 import net, { type AddressInfo, type Socket } from 'node:net';
 import path from 'node:path';
 import { afterEach, beforeAll, expect, test } from 'vitest';
-import { readConfig } from '../../server/proxy/config.ts';
+import { type HttpRoute, type ProxyConfig, readConfig } from '../../server/proxy/config.ts';
 import { serve } from '../../server/proxy/serve.ts';
 import { atEnd } from '../helpers/cleanups.ts';
 import { freePort } from '../helpers/ports.ts';
@@ -59,7 +59,10 @@ beforeAll(async () => {
   world = await governed(server, { api: 'permit(principal, action, resource == Tool::"api");' });
 });
 
-async function proxied(upstream: RawUpstream): Promise<(body: object) => Promise<Response>> {
+async function proxied(
+  upstream: RawUpstream,
+  change: (config: ProxyConfig) => void = () => {},
+): Promise<(body: object) => Promise<Response>> {
   const dir = temporaryDirectory();
   const routes = path.join(dir, 'routes.json');
   writeFileSync(routes, JSON.stringify({ routes: [{ path: '/*', to: upstream.url, tool: 'api' }] }));
@@ -75,6 +78,7 @@ async function proxied(upstream: RawUpstream): Promise<(body: object) => Promise
     },
     { routes: true },
   );
+  change(config);
   const stop = await serve(config, new AbortController().signal);
   atEnd(async () => {
     patch(fdatasync);
@@ -132,4 +136,49 @@ test('a kept connection that the upstream closes meanwhile is replaced, since no
   expect((await second).status).toBe(200);
   expect(upstream.sockets).toHaveLength(2);
   expect(upstream.received.match(/"amount":2/g)).toHaveLength(1);
+});
+
+test('nothing is sent ahead of the record where a route has the header that asks for it', async () => {
+  const upstream = await new RawUpstream().start();
+  // which the route table refuses
+  const ask = await proxied(upstream, ({ routes: [route] }) => {
+    Object.defineProperty((route as HttpRoute).headers, 'expect', { value: '100-continue', enumerable: true });
+  });
+  holdFlushes();
+  const asked = ask({ amount: 1 });
+  await until(() => upstream.sockets.length === 1 && held.length > 0, 'the way is made while the disk is waited for');
+  await moment();
+  expect(upstream.received).toBe('');
+  patch(fdatasync);
+  for (const flush of held) flush();
+  expect((await asked).status).toBe(200);
+  expect(upstream.received).toContain('{"amount":1}');
+  expect(upstream.received).not.toMatch(/^expect:/im);
+});
+
+const TIMED_OUT = 'HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n';
+
+test.each<[string, (socket: Socket) => unknown]>([
+  ['was closed', (socket) => socket.destroy()],
+  ['was ended with a word that it took too long', (socket) => socket.end(TIMED_OUT)],
+  ['got that word and is open', (socket) => socket.write(TIMED_OUT)],
+  ['waited for long', () => new Promise((resolve) => setTimeout(resolve, 500))],
+])('a connection that %s before anything was sent over it is replaced, be it new or kept', async (_, meanwhile) => {
+  const upstream = await new RawUpstream().start();
+  const ask = await proxied(upstream);
+  for (const amount of [1, 2]) {
+    holdFlushes();
+    const asked = ask({ amount });
+    await until(() => upstream.sockets.length === amount && held.length > 0, 'there is a connection');
+    await moment();
+    await meanwhile(upstream.sockets.at(-1)!);
+    await moment();
+    patch(fdatasync);
+    for (const flush of held) flush();
+    expect((await asked).status).toBe(200);
+    // the one that was replaced is not used for anything else either
+    expect(upstream.sockets).toHaveLength(amount + 1);
+    await until(() => upstream.sockets.at(-2)!.destroyed, 'it is closed');
+    expect(upstream.received.match(new RegExp(`"amount":${amount}`, 'g'))).toHaveLength(1);
+  }
 });

@@ -148,6 +148,11 @@ describe('the route table', () => {
     ['a query in the address', { routes: [{ path: '/x', to: 'http://a.test/?x=1' }] }, /has a query/],
     ['a header of the proxy', { routes: [{ path: '/x', to: 'http://a.test', headers: { Host: 'b' } }] }, /own/],
     [
+      'a header that has Node send a request before its body',
+      { routes: [{ path: '/x', to: 'http://a.test', headers: { Expect: '100-continue' } }] },
+      /headers\.expect: is the proxy's own/,
+    ],
+    [
       'a variable that is not there',
       { routes: [{ path: '/x', to: 'http://a.test', headers: { a: `\${NOT_THERE}` } }] },
       /has no NOT_THERE/,
