@@ -22,9 +22,12 @@ export function clockTime(at: string | Date, zone: Zone): string {
   return fullTime(at, zone).slice(11, 19);
 }
 
-/** The day with its name, such as `Tuesday, 2026-11-17`. */
+const WEEKDAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
+
+/** The day with its name, such as `Tuesday, 2026-11-17`. A list asks for that of each row, and `Intl` takes milliseconds for each. */
 export function dayTime(at: string | Date, zone: Zone): string {
-  const day = new Date(at).toLocaleDateString('en', { weekday: 'long', ...(zone === 'utc' && { timeZone: 'UTC' }) });
+  const date = new Date(at);
+  const day = WEEKDAYS[zone === 'utc' ? date.getUTCDay() : date.getDay()];
   return `${day}, ${fullTime(at, zone).slice(0, 10)}`;
 }
 
