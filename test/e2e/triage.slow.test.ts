@@ -123,6 +123,7 @@ describeInBrowser('the inbox of an approver', () => {
     const phone = await browser.visitor(who, { width: 360, height: 740 });
     await phone.open('/approvals');
     await phone.page.getByText('1 hold set aside by you').waitFor();
+    await phone.page.getByRole('button', { name: 'Filters', exact: true }).click();
     await phone.page.getByLabel('Show', { exact: true }).selectOption('aside');
     await phone.page.getByRole('link', { name: 'first (tool_call)' }).click();
     await phone.assertAccessible();
