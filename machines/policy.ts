@@ -13,8 +13,11 @@ export type PolicyState = 'draft' | 'pending_approval' | 'deployed' | 'revoked';
 export interface PolicyContext {
   version: number;
   liveVersion: number | null;
-  /** Who wrote the newest revision. */
-  author: string;
+  /**
+   * Who wrote any of the newest revision since a version last went live, each once, the earliest first: what one of them
+   * put into a draft is still in the newer drafts of others.
+   */
+  authors: string[];
   /** Who submitted it; null until it is submitted. */
   submitter: string | null;
   /**
@@ -41,7 +44,9 @@ interface Circumstances {
 /** `version` is the version that the actor has seen. */
 export type PolicyEvent = Circumstances &
   (
-    | { type: 'update' | 'rollback' | 'submit' | 'revoke' | 'break_glass' }
+    | { type: 'rollback' | 'submit' | 'revoke' | 'break_glass' }
+    /** With the person whose suggestion it takes up, who is an author of it too. */
+    | { type: 'update'; suggester?: string | undefined }
     /** Approves the newest version, or closes the open review of an older one. */
     | { type: 'approve'; version: number }
     | { type: 'reject' | 'request_changes' | 'comment'; version: number }
@@ -66,6 +71,14 @@ export type PolicyEffect =
   | { type: 'audit'; params: { action: `policy.${PolicyAction}`; severity: 'info' | 'critical' } }
   | { type: 'review'; params: { status: ReviewStatus; version: number } }
   | { type: 'publish'; params?: undefined };
+
+/** The most authors since a version last went live. None is ever forgotten: one more is refused. */
+export const MOST_AUTHORS = 100;
+
+/** The authors with those of the version that an event adds. */
+const authorsWith = ({ authors }: PolicyContext, event: PolicyEvent): string[] => [
+  ...new Set([...authors, event.actor, ...('suggester' in event && event.suggester ? [event.suggester] : [])]),
+];
 
 const audit = (action: PolicyAction, severity: 'info' | 'critical' = 'info') =>
   ({ type: 'audit', params: { action: `policy.${action}`, severity } }) as const;
@@ -106,11 +119,11 @@ export const policyMachine = setup({
     publish: () => undefined,
     addRevision: assign(({ context, event }) => ({
       version: context.version + 1,
-      author: event.actor,
+      authors: authorsWith(context, event),
       submitter: null,
     })),
     noteSubmitter: assign(({ event }) => ({ submitter: event.actor })),
-    goLive: assign(({ context }) => ({ liveVersion: context.version })),
+    goLive: assign(({ context }) => ({ liveVersion: context.version, authors: [] })),
     withdraw: assign({ liveVersion: null }),
     openReview: assign(({ context, event: { actor } }) => ({
       openReviews: [
@@ -132,6 +145,7 @@ export const policyMachine = setup({
     mayDecide: permitted,
     mayRevoke: permitted,
     mayBreakGlass: permitted,
+    mayWrite: ({ context, event }) => authorsWith(context, event).length <= MOST_AUTHORS,
     sameVersion: permitted,
   },
 }).createMachine({
@@ -139,7 +153,7 @@ export const policyMachine = setup({
   context: ({ input }) => ({
     version: 1,
     liveVersion: null,
-    author: input.author,
+    authors: [input.author],
     submitter: null,
     openReviews: [],
   }),
@@ -149,8 +163,8 @@ export const policyMachine = setup({
     draft: {
       description: 'being written; proxies keep enforcing the live version',
       on: {
-        update: { target: 'draft', actions: ['addRevision', audit('updated')] },
-        rollback: { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
+        update: { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('updated')] },
+        rollback: { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('rolled_back')] },
         revoke: revoking,
         break_glass: breaking,
         submit: { guard: 'maySubmit', target: 'pending_approval', actions: ['noteSubmitter', audit('submitted')] },
@@ -165,10 +179,14 @@ export const policyMachine = setup({
       },
     },
     pending_approval: {
-      description: 'waiting for an approver who neither wrote nor submitted it',
+      description: 'waiting for an approver who neither wrote any of it nor submitted it',
       on: {
-        update: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('updated')] },
-        rollback: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('rolled_back')] },
+        update: { guard: 'mayWrite', target: 'draft', actions: [review('dismissed'), 'addRevision', audit('updated')] },
+        rollback: {
+          guard: 'mayWrite',
+          target: 'draft',
+          actions: [review('dismissed'), 'addRevision', audit('rolled_back')],
+        },
         approve: [
           closing,
           {
@@ -214,8 +232,8 @@ export const policyMachine = setup({
       description: 'no proxy enforces it; a new version starts a draft',
       entry: 'withdraw',
       on: {
-        update: { target: 'draft', actions: ['addRevision', audit('updated')] },
-        rollback: { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
+        update: { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('updated')] },
+        rollback: { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('rolled_back')] },
         approve: closing,
         break_glass: breaking,
       },
@@ -256,9 +274,11 @@ function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | 
     const detail = `the current version is ${context.version}, not ${event.version}`;
     return { code: 'VERSION_CHANGED', detail };
   }
-  const own = event.actor === context.author || event.actor === context.submitter;
+  const own = context.authors.includes(event.actor) || event.actor === context.submitter;
   if (event.type === 'approve' && event.approvalRequired && !event.selfApproval && own) {
-    return { code: 'SELF_APPROVAL', detail: 'the person who wrote or submitted a version cannot approve it' };
+    const detail =
+      'the person who wrote any of a version since the last enforced one, or submitted it, cannot approve it';
+    return { code: 'SELF_APPROVAL', detail };
   }
   return undefined;
 }
@@ -267,6 +287,10 @@ function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | 
 function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const refuse = (detail: string): Refused => ({ code: 'INVALID_STATUS', detail });
   switch (event.type) {
+    case 'update':
+    case 'rollback':
+      if (authorsWith(context, event).length <= MOST_AUTHORS) return undefined;
+      return refuse(`${MOST_AUTHORS} authors have written since a version was enforced: approve one first`);
     case 'submit':
       return state === 'draft' ? undefined : refuse(`only a draft can be submitted; the policy is ${state}`);
     case 'approve':

@@ -8,7 +8,8 @@ import {
 } from '@tanstack/react-router';
 import { problemOf } from './lib/errors.tsx';
 import { endLive } from './lib/live.ts';
-import { localPath, takeNext, tenantIn, withoutTenant } from './lib/next.ts';
+import { localPath } from './lib/local-path.ts';
+import { takeNext, tenantIn, withoutTenant } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
 import { readAgent, readAgentFilter } from './pages/agents/search.ts';

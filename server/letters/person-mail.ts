@@ -287,9 +287,10 @@ async function waitingFor(
   return { holds, heldInAll, reviews: reviews.slice(0, LISTED), reviewsInAll: reviews.length };
 }
 
-/** Whether somebody other than who wrote or submitted it is asked for. */
+/** Whether somebody other than those who wrote any of it or submitted it is asked for. */
 function waitsFor({ status, machineContext }: PolicyRow, userId: string, selfApproval: boolean): boolean {
-  const { author, submitter, openReviews } = machineContext;
-  if (status === 'pending_approval' && (selfApproval || (author !== userId && submitter !== userId))) return true;
+  const { authors, submitter, openReviews } = machineContext;
+  if (status === 'pending_approval' && (selfApproval || (!authors.includes(userId) && submitter !== userId)))
+    return true;
   return openReviews.some(({ actor }) => actor !== userId);
 }

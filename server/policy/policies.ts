@@ -151,7 +151,8 @@ export class Policies {
   /**
    * A new version of the text and the test suite; without `tests_source` the suite of the newest version stays, and null
    * removes it. The tenant's rules decide whether the version is enforced immediately. VERSION_CHANGED if the newest
-   * version is not the expected one.
+   * version is not the expected one. `applies` is the comment whose suggestion a signed-in person takes up: who made it is
+   * then an author of the version too, and its thread is resolved. NOT_FOUND if the policy has no such suggestion.
    */
   async update(
     tenantId: string,
@@ -161,14 +162,18 @@ export class Policies {
       tests_source?: string | null | undefined;
       source?: StatedSource | undefined;
       expected_version?: number | undefined;
+      applies?: string | undefined;
     },
     by: By,
   ): Promise<PolicyView> {
-    const { dsl_source: source, tests_source: tests, expected_version: expected } = input;
+    const { dsl_source: source, tests_source: tests, expected_version: expected, applies } = input;
+    if (applies !== undefined && !by.signedIn) {
+      throw new AppError('FORBIDDEN', 'only a signed-in person can apply a suggestion');
+    }
     await this.#queries.find(tenantId, id);
     const compiled = await this.#compile(tenantId, id, source, tests ?? null);
     const from = sourceOf(input.source, by.proven);
-    return this.#revise(tenantId, id, { type: 'update' }, { source, tests, compiled, from, expected }, by);
+    return this.#revise(tenantId, id, { type: 'update', applies }, { source, tests, compiled, from, expected }, by);
   }
 
   /** A new version with the text and the test suite of an old one. */
@@ -252,20 +257,32 @@ export class Policies {
       const root = revision && threadOf(revision, comment_id);
       if (!revision || !root) throw new AppError('NOT_FOUND', 'the version has no such thread');
       if ((root.resolved !== undefined) === resolved) return policyView(policy, newest);
-      const { resolved: _before, ...rest } = root;
-      const at = new Date(this.#clock.now()).toISOString();
-      const after: ReviewRecord = resolved ? { ...rest, resolved: { by: by.person, at } } : rest;
-      revision.reviews = revision.reviews.map((one) => (one === root ? after : one));
-      await em.flush();
+      await this.#settle(em, revision, root, resolved, by);
       await notify('policies');
-      await this.#audit(em, tenantId, {
-        actor: by.actor,
-        action: resolved ? 'policy.thread_resolved' : 'policy.thread_reopened',
-        target: { type: 'policy', id },
-        detail: `version ${version}, ${commentWords(root)}`,
-        requestId: by.requestId,
-      });
       return policyView(policy, newest);
+    });
+  }
+
+  async #settle(
+    em: EntityManager,
+    revision: PolicyRevisionRow,
+    root: ReviewRecord,
+    resolved: boolean,
+    by: By,
+    how?: string,
+  ): Promise<void> {
+    const { resolved: _before, ...rest } = root;
+    const at = new Date(this.#clock.now()).toISOString();
+    const after: ReviewRecord = resolved ? { ...rest, resolved: { by: by.person, at } } : rest;
+    // by its id: the row may have been read again since
+    revision.reviews = revision.reviews.map((one) => (one.id === root.id ? after : one));
+    await em.flush();
+    await this.#audit(em, revision.tenantId, {
+      actor: by.actor,
+      action: resolved ? 'policy.thread_resolved' : 'policy.thread_reopened',
+      target: { type: 'policy', id: revision.policyId },
+      detail: [`version ${revision.version}`, commentWords(root), how].filter(Boolean).join(', '),
+      requestId: by.requestId,
     });
   }
 
@@ -396,7 +413,7 @@ export class Policies {
   async #revise(
     tenantId: string,
     id: string,
-    change: { type: 'update' } | { type: 'rollback'; target: number; reason: string },
+    change: { type: 'update'; applies?: string | undefined } | { type: 'rollback'; target: number; reason: string },
     text: {
       source: string;
       tests: string | null | undefined;
@@ -412,7 +429,10 @@ export class Policies {
       assertExpected(policy, text.expected);
       const before = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
       const enforced = policy.liveVersion ?? null;
-      const [effects, taken] = step(policy, { type: change.type, ...circumstancesOf(by, rules) });
+      const applies = change.type === 'update' ? change.applies : undefined;
+      const applied = applies === undefined ? undefined : await suggestionOf(em, policy, applies);
+      const suggester = applied?.comment.decided_by;
+      const [effects, taken] = step(policy, { type: change.type, suggester, ...circumstancesOf(by, rules) });
       const now = new Date(this.#clock.now());
       await this.#review(em, policy, effects, by);
       policy.updatedAt = now;
@@ -436,10 +456,17 @@ export class Policies {
         found: findings?.words,
         ...(change.type === 'rollback' && { reason: change.reason }),
         detail:
-          [target !== null && `from version ${target}`, text.from && sourceInWords(text.from)]
+          [
+            target !== null && `from version ${target}`,
+            applied && `with the suggestion of ${suggester}, comment ${applied.comment.id}${onLine(applied.comment)}`,
+            text.from && sourceInWords(text.from),
+          ]
             .filter(Boolean)
             .join(', ') || undefined,
       });
+      if (applied && !applied.comment.resolved) {
+        await this.#settle(em, applied.revision, applied.comment, true, by, `applied in version ${policy.version}`);
+      }
       return policyView(policy, revision);
     });
   }
@@ -632,8 +659,28 @@ async function assertThread(em: EntityManager, { tenantId, id }: PolicyRow, thre
   if (found.length === 0) throw new AppError('NOT_FOUND', 'the policy has no such thread');
 }
 
-const commentWords = ({ id, place, suggestion }: ReviewRecord): string =>
-  `comment ${id}${suggestion === undefined ? '' : ' with a suggestion'}${place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : ''}`;
+/** The comment of that id with its suggestion, and the version that it was made on. */
+async function suggestionOf(
+  em: EntityManager,
+  { tenantId, id }: PolicyRow,
+  comment: string,
+): Promise<{ comment: ReviewRecord; revision: PolicyRevisionRow }> {
+  const [row] = await em.execute<{ version: number }[]>(
+    `select r.version from policy_revision r, jsonb_array_elements(r.reviews) one
+     where r.tenant_id = ? and r.policy_id = ? and one->>'id' = ? and one->'suggestion' is not null`,
+    [tenantId, id, comment],
+  );
+  const revision = row && (await em.findOne(PolicyRevision, { policyId: id, version: row.version }));
+  const found = revision && threadOf(revision, comment);
+  if (!found) throw new AppError('NOT_FOUND', 'the policy has no such suggestion');
+  return { comment: found, revision };
+}
+
+const onLine = ({ place }: ReviewRecord): string =>
+  place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : '';
+
+const commentWords = (comment: ReviewRecord): string =>
+  `comment ${comment.id}${comment.suggestion === undefined ? '' : ' with a suggestion'}${onLine(comment)}`;
 
 /** The place of a comment with the line as it stands there: of the version itself, or of an older one. */
 async function placeIn(

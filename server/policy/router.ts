@@ -592,7 +592,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     update: route('PUT /v1/policies/{id}', writes, {
       summary: 'Create a new version',
       tag,
-      problems: ['NOT_FOUND', 'POLICY_INVALID', 'VERSION_CHANGED'],
+      problems: ['NOT_FOUND', 'POLICY_INVALID', 'VERSION_CHANGED', 'INVALID_STATUS'],
     })
       .input(
         z.strictObject({
@@ -603,6 +603,11 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             .describe('absent: the suite of the newest version stays; null: none'),
           source: StatedSource.optional(),
           expected_version: Version.optional().describe('refused if this is not the newest version'),
+          applies: text(64)
+            .optional()
+            .describe(
+              'the comment whose suggestion the text takes up, for a signed-in person: who made it counts as an author of the version too, and its thread is resolved',
+            ),
         }),
       )
       .output(PolicyOut)
@@ -621,7 +626,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     rollback: route('POST /v1/policies/{id}/rollback', write, {
       summary: 'Create a new version with the text of an old one',
       tag,
-      problems: ['NOT_FOUND', 'POLICY_INVALID'],
+      problems: ['NOT_FOUND', 'POLICY_INVALID', 'INVALID_STATUS'],
     })
       .input(z.strictObject({ ...Id, target_version: Version, reason }))
       .output(PolicyOut)
@@ -652,7 +657,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       {
         summary: 'Approve a version, which is then enforced',
         description:
-          'If the tenant requires approval, this needs a signed-in person who neither wrote nor submitted the version. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.',
+          'If the tenant requires approval, this needs a signed-in person who did not submit the version and wrote none of it since a version was last enforced. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.',
         tag,
         problems: [
           ...(['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL', 'POLICY_INVALID'] as const),

@@ -512,6 +512,76 @@ describe('a review', () => {
     expect(log.body.records[0]!.detail).toMatch(/^version 2, comment cmt_\S+ with a suggestion on line 2 of the text/);
   });
 
+  test('counts everyone who wrote any of a draft as its author, also who suggested a line that another person applied', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben, cleo, dan] = [
+      await tenant.person('author', 'approver'),
+      await tenant.person('author', 'approver'),
+      await tenant.person('approver'),
+      await tenant.person('approver'),
+    ];
+    const put = (status: number, who: object, body: object) =>
+      server.call<PolicyAnswer>(status, 'PUT /v1/policies/p', who, body);
+    const approve = (status: number, who: object, version: number) =>
+      server.call(status, 'POST /v1/policies/p/approve', who, { version });
+    const suggest = async (version: number, line: number, suggestion: string, who: object) => {
+      const place = { part: 'text', line };
+      await server.call(200, 'POST /v1/policies/p/comments', who, { version, place, suggestion });
+      const path = `GET /v1/policies/p/versions/${version}`;
+      return (await server.call<{ reviews: Comment[] }>(200, path, ann)).body.reviews.at(-1)!.id;
+    };
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: FORBID });
+    await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+    await approve(200, ben, 1);
+
+    // the dangerous line is ann's; ben applies harmless ones of hers and of cleo's, and asks for a review
+    const lines = (...more: string[]) => [PERMIT, ...more].join('\n');
+    await put(200, ann, { dsl_source: lines('// a', '// b') });
+    await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+    const hers = await suggest(2, 2, '// c', ann);
+    const cleos = await suggest(2, 3, '// d', cleo);
+    const dsl_source = lines('// c', '// b');
+    // by somebody who is signed in, on this policy, with what suggests something
+    await put(403, await tenant.key('pipeline'), { dsl_source, applies: hers });
+    await put(404, ben, { dsl_source, applies: 'cmt_none' });
+    await server.call(200, 'POST /v1/policies/p/comments', cleo, { version: 2, comment: 'no suggestion' });
+    const plain = (await server.call<{ reviews: Comment[] }>(200, 'GET /v1/policies/p/versions/2', ann)).body;
+    await put(404, ben, { dsl_source, applies: plain.reviews.at(-1)!.id });
+    await server.call(201, 'POST /v1/policies', ann, { id: 'other', dsl_source: FORBID });
+    await server.call(404, 'PUT /v1/policies/other', ben, { dsl_source, applies: hers });
+    await put(409, ben, { dsl_source, applies: hers, expected_version: 1 });
+    // the version is under review, which ends by it
+    expect((await put(200, ben, { dsl_source, applies: hers, expected_version: 2 })).body.version).toBe(3);
+    await put(200, ben, { dsl_source: lines('// c', '// d'), applies: cleos });
+    await server.call(200, 'POST /v1/policies/p/submit', ben, {});
+    for (const who of [ann, ben, cleo]) expect((await approve(403, who, 4)).body.code).toBe('SELF_APPROVAL');
+    await approve(200, dan, 4);
+
+    // each thread was resolved by applying it; the log names who applied and who suggested
+    const { reviews } = (await server.call<{ reviews: Comment[] }>(200, 'GET /v1/policies/p/versions/2', ann)).body;
+    const resolvedBy = (id: string) => reviews.find((one) => one.id === id)?.resolved?.by;
+    expect([hers, cleos].map(resolvedBy)).toEqual([ben.userId, ben.userId]);
+    const { body } = await server.call<{ records: { action: string; detail: string; actor: { id: string } }[] }>(
+      200,
+      'GET /v1/audit?target_id=p&limit=7',
+      ann,
+    );
+    const of = (action: string) => body.records.filter((record) => record.action === `policy.${action}`);
+    expect(of('updated')[0]).toMatchObject({
+      actor: { id: ben.userId },
+      detail: `version 4, with the suggestion of ${cleo.userId}, comment ${cleos} on line 3 of the text of version 2`,
+    });
+    expect(of('thread_resolved').map(({ detail }) => detail)).toEqual([
+      `version 2, comment ${cleos} with a suggestion on line 3 of the text of version 2, applied in version 4`,
+      `version 2, comment ${hers} with a suggestion on line 2 of the text of version 2, applied in version 3`,
+    ]);
+    // what is enforced was approved: ann may approve what others write after it
+    await put(200, ben, { dsl_source: FORBID });
+    await server.call(200, 'POST /v1/policies/p/submit', ben, {});
+    await approve(200, ann, 5);
+  });
+
   test('says in words what each changed rule does, before and after', async () => {
     const { admin } = await server.tenant();
     const rule = (limit: string) =>

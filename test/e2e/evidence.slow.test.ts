@@ -169,6 +169,20 @@ describeInBrowser('evidence', () => {
     await record.getByText('Nightly').waitFor();
     expect(await record.innerText()).toContain('U+202E');
     expect(await record.innerText()).not.toContain(key.id);
+    // who chooses the address of another as a name does not stand in the log as them
+    const chief = 'chief@example.test';
+    await tenant.member({ email: chief, name: 'Chief', roles: ['admin'] });
+    const mallory = await tenant.member({ email: 'mallory@example.test', name: chief, roles: ['admin'] });
+    await server.call(201, 'POST /v1/keys', await tenant.enter(mallory), { label: 'hers', scopes: ['proxy'] });
+    await admin.open(`/audit?actor_id=${mallory}&action=key.created`);
+    const hers = admin.page.getByRole('row').filter({ hasText: 'key.created' });
+    await hers.getByText('mallory@example.test').waitFor();
+    await hers.getByText(chief).waitFor();
+    await hers.getByRole('button', { name: 'key.created' }).click();
+    await admin.page.getByRole('dialog').getByText('mallory@example.test').waitFor();
+    await admin.page.getByRole('button', { name: 'Close' }).click();
+    await admin.page.getByRole('dialog').waitFor({ state: 'detached' });
+    await admin.open(`/audit?target_type=api_key&target_id=${key.id}`);
     await admin.page.getByLabel('By').selectOption({ index: 1 });
     await admin.page.waitForURL(/actor_id=usr_/);
     await admin.page.getByText('No records match the filters').waitFor();

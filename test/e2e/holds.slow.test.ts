@@ -33,6 +33,16 @@ describeInBrowser('a held action', () => {
     await second.open(`/approvals/${escrow!.id}?vote=approve`);
     await second.page.getByText('Nothing is decided until you confirm it here').waitFor();
     await second.assertAccessible();
+    // on paper there is nothing to set aside, and times are exact
+    const aside = second.page.getByText('Not now: set aside');
+    await aside.waitFor();
+    await second.page.emulateMedia({ media: 'print' });
+    await aside.waitFor({ state: 'hidden' });
+    const times = `[...document.querySelectorAll('main time')].map((time) => [time.innerText, getComputedStyle(time, '::after').content])`;
+    const printed = (await second.page.evaluate(times)) as [string, string][];
+    expect(printed.length).toBeGreaterThan(0);
+    for (const time of printed) expect(time).toEqual(['', expect.stringMatching(/\d\d:\d\d:\d\d/)]);
+    await second.page.emulateMedia({ media: 'screen' });
     // a link for a colleague prepares no vote for them
     await second.context.grantPermissions(['clipboard-read', 'clipboard-write']);
     await second.page.getByRole('button', { name: 'Copy link' }).click();

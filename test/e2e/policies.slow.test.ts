@@ -54,7 +54,9 @@ describeInBrowser('a policy', () => {
 
     // their own version: not theirs to approve, and the page says why
     await page.getByRole('link', { name: 'Review', exact: true }).last().click();
-    await page.getByText('the person who wrote or submitted a version cannot approve it').waitFor();
+    await page
+      .getByText('the person who wrote any of a version since the last enforced one, or submitted it')
+      .waitFor();
     expect(await page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
     await author.assertAccessible();
 
@@ -305,7 +307,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
   test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
     const tenant = await server.tenant();
     const reads = (...tools: string[]) =>
-      tools.map((tool) => `permit(principal, action, resource == Tool::"${tool}");`).join('\r\n');
+      tools.map((tool) => `@id("${tool}") permit(principal, action, resource == Tool::"${tool}");`).join('\r\n');
     await deploy(server, tenant.admin, 'reads', reads('read'));
     await tenant.set({ approval_required: true });
     const author = await tenant.person('author');
@@ -332,7 +334,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     const own = await browser.visitor(author);
     await own.open('/review/reads');
     const first = own.page.getByRole('article', { name: 'Suggestion for line 2' }).first();
-    await first.getByText('It saves version 3, a draft, with you as its author.').waitFor();
+    await first.getByText(/It saves version 3, a draft, with you and .+ as its authors\./).waitFor();
     await first.getByRole('button', { name: 'Apply' }).click();
     await own.page.getByText('Version 3 saved').waitFor();
     const stands = async () => (await server.call(200, 'GET /v1/policies/reads', author)).body;

@@ -2,6 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import {
   createPolicy,
+  MOST_AUTHORS,
   POLICY_MACHINE_VERSION,
   type PolicyContext,
   type PolicyEvent,
@@ -20,12 +21,18 @@ class Model {
   status = 'draft';
   version = 1;
   live: number | null = null;
-  author: string;
+  /** Whose writing may be in the newest version and in no version that was live. */
+  authors: string[];
   submitter: string | null = null;
   glass: { version: number; actor: string }[] = [];
 
   constructor(author: string) {
-    this.author = author;
+    this.authors = [author];
+  }
+
+  goLive(): void {
+    this.live = this.version;
+    this.authors = [];
   }
 
   /** Does the operation, or says why not. */
@@ -37,9 +44,10 @@ class Model {
       case 'rollback': {
         const staysLive = this.status === 'deployed' && !approvalRequired;
         this.version += 1;
-        this.author = actor;
+        const writers = [actor, ...(event.type === 'update' && event.suggester ? [event.suggester] : [])];
+        for (const one of writers) if (!this.authors.includes(one)) this.authors.push(one);
         this.submitter = null;
-        if (staysLive) this.live = this.version;
+        if (staysLive) this.goLive();
         else this.status = 'draft';
         return undefined;
       }
@@ -63,9 +71,11 @@ class Model {
         if (event.version !== this.version) return 'VERSION_CHANGED';
         const reviewable = this.status === 'pending_approval' || (this.status === 'draft' && !approvalRequired);
         if (!reviewable) return 'INVALID_STATUS';
-        if (approvalRequired && !selfApproval && [this.author, this.submitter].includes(actor)) return 'SELF_APPROVAL';
+        if (approvalRequired && !selfApproval && [...this.authors, this.submitter].includes(actor)) {
+          return 'SELF_APPROVAL';
+        }
         this.status = 'deployed';
-        this.live = this.version;
+        this.goLive();
         return undefined;
       }
       case 'reject':
@@ -85,7 +95,7 @@ class Model {
         if (!byPerson) return 'FORBIDDEN';
         if (this.status === 'deployed') return 'INVALID_STATUS';
         this.status = 'deployed';
-        this.live = this.version;
+        this.goLive();
         this.glass = this.glass.filter((one) => one.version !== this.version || one.actor !== actor);
         this.glass.push({ version: this.version, actor });
         return undefined;
@@ -117,10 +127,11 @@ const TYPES = [
   'break_glass',
   'comment',
 ] as const;
-const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind });
+const suggester = fc.option(actor, { nil: undefined });
+const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind, suggester });
 type Command = typeof command extends fc.Arbitrary<infer C> ? C : never;
 
-function eventOf({ type, actor, who, rules, behind }: Command, version: number): PolicyEvent {
+function eventOf({ type, actor, who, rules, behind, suggester }: Command, version: number): PolicyEvent {
   const circumstances = { actor, ...who, ...rules };
   switch (type) {
     case 'approve':
@@ -128,6 +139,8 @@ function eventOf({ type, actor, who, rules, behind }: Command, version: number):
     case 'request_changes':
     case 'comment':
       return { type, version: version - behind, ...circumstances };
+    case 'update':
+      return { type, suggester, ...circumstances };
     default:
       return { type, ...circumstances };
   }
@@ -193,7 +206,7 @@ describe('the policy machine', () => {
           expect(next.context).toEqual({
             version: model.version,
             liveVersion: model.live,
-            author: model.author,
+            authors: model.authors,
             submitter: model.submitter,
             openReviews: model.glass,
           });
@@ -262,7 +275,7 @@ describe('the policy machine', () => {
         let [snapshot] = createPolicy('ann');
         for (const one of commands) {
           const asked = eventOf(
-            { ...one, actor: 'ann', rules: { approvalRequired: true, selfApproval: false } },
+            { ...one, actor: 'ann', suggester: undefined, rules: { approvalRequired: true, selfApproval: false } },
             snapshot.context.version,
           );
           if (asked.type === 'break_glass' || policyRefusal(snapshot.value, snapshot.context, asked)) continue;
@@ -272,6 +285,59 @@ describe('the policy machine', () => {
       }),
       { numRuns: 500 },
     );
+  });
+
+  test('no one approves what they wrote into a draft, although others saved and submitted it after them', () => {
+    const rules = { signedIn: true, admin: false, approvalRequired: true, selfApproval: false };
+    const by = (actor: string) => ({ actor, ...rules });
+    let [policy] = createPolicy('ann');
+    const send = (event: PolicyEvent) => {
+      const refused = policyRefusal(policy.value, policy.context, event);
+      [policy] = stepPolicy(policy, event);
+      return refused?.code;
+    };
+    send({ type: 'submit', ...by('ann') });
+    expect(send({ type: 'approve', version: 1, ...by('ben') })).toBeUndefined();
+    // ann writes, cleo applies a line that dan suggested, eve only rolls back to what was before that
+    send({ type: 'update', ...by('ann') });
+    send({ type: 'update', suggester: 'dan', ...by('cleo') });
+    send({ type: 'rollback', ...by('eve') });
+    send({ type: 'submit', ...by('fay') });
+    for (const who of ['ann', 'cleo', 'dan', 'eve', 'fay']) {
+      expect(send({ type: 'approve', version: 4, ...by(who) }), who).toBe('SELF_APPROVAL');
+    }
+    // a revocation makes none of it approved
+    send({ type: 'revoke', ...by('ben'), admin: true });
+    send({ type: 'update', ...by('eve') });
+    send({ type: 'submit', ...by('fay') });
+    expect(send({ type: 'approve', version: 5, ...by('ann') })).toBe('SELF_APPROVAL');
+    expect(send({ type: 'approve', version: 5, ...by('ben') })).toBeUndefined();
+    // what is live was approved: only what is written after it counts
+    send({ type: 'update', ...by('eve') });
+    send({ type: 'submit', ...by('fay') });
+    expect(send({ type: 'approve', version: 6, ...by('ann') })).toBeUndefined();
+  });
+
+  test('forgets no author of a draft: one more than it can keep is refused until a version is live', () => {
+    const rules = { signedIn: true, admin: false, approvalRequired: true, selfApproval: false };
+    let [policy] = createPolicy('author 0');
+    for (let n = 1; n < MOST_AUTHORS; n++) {
+      [policy] = stepPolicy(policy, { type: 'update', actor: `author ${n}`, ...rules });
+    }
+    expect(policy.context.authors).toHaveLength(MOST_AUTHORS);
+    for (const type of ['update', 'rollback'] as const) {
+      const more: PolicyEvent = { type, actor: 'one more', ...rules };
+      expect(policyRefusal(policy.value, policy.context, more)?.code).toBe('INVALID_STATUS');
+      expect(stepPolicy(policy, more)[0].context).toEqual(policy.context);
+    }
+    const suggested: PolicyEvent = { type: 'update', actor: 'author 1', suggester: 'one more', ...rules };
+    expect(policyRefusal(policy.value, policy.context, suggested)?.code).toBe('INVALID_STATUS');
+    const known: PolicyEvent = { type: 'update', actor: 'author 0', ...rules };
+    expect(policyRefusal(policy.value, policy.context, known)).toBeUndefined();
+    [policy] = stepPolicy(policy, { type: 'submit', actor: 'author 1', ...rules });
+    [policy] = stepPolicy(policy, { type: 'approve', version: MOST_AUTHORS, actor: 'one more', ...rules });
+    expect(policy.value).toBe('deployed');
+    expect(policyRefusal(policy.value, policy.context, suggested)).toBeUndefined();
   });
 
   test('no one approves what they submitted, nor does a key, for any author', () => {

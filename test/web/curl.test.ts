@@ -9,6 +9,9 @@ function words(command: string): string[] {
   return execFileSync('sh', ['-c', script], { encoding: 'utf8' }).split('\0').slice(0, -1);
 }
 
+/** The address is sent as it is: curl neither expands brackets in it nor takes `..` out of it. */
+const OPTIONS = ['-sS', '--globoff', '--path-as-is'];
+
 const text = fc.string({ unit: 'binary', maxLength: 40 }).filter((text) => text.isWellFormed() && !text.includes('\0'));
 
 test('a command to send a request again is that request, whatever an agent wrote into its body', () => {
@@ -16,7 +19,7 @@ test('a command to send a request again is that request, whatever an agent wrote
   fc.assert(
     fc.property(fc.oneof(text, fc.constantFrom(...hostile)), (body) => {
       const given = words(postCommand('https://example.com/hook', { 'webhook-id': 'evt_1' }, body));
-      expect(given).toEqual(['-sS', 'https://example.com/hook', '-H', 'webhook-id: evt_1', '--data-raw', body]);
+      expect(given).toEqual([...OPTIONS, 'https://example.com/hook', '-H', 'webhook-id: evt_1', '--data-raw', body]);
     }),
     { numRuns: 60, examples: hostile.map((body) => [body]) },
   );
@@ -26,9 +29,8 @@ test('a command to read something names it and nothing else', () => {
   fc.assert(
     fc.property(text, (id) => {
       const given = words(getCommand('https://example.com', ['events', id]));
-      expect(given.slice(0, 3)).toEqual(['-sS', '-H', 'Authorization: Bearer secret']);
-      expect(given[3]).toBe(`https://example.com/v1/events/${encodeURIComponent(id)}`);
-      expect(given).toHaveLength(4);
+      expect(given.slice(0, -1)).toEqual([...OPTIONS, '-H', 'Authorization: Bearer secret']);
+      expect(given.at(-1)).toBe(`https://example.com/v1/events/${encodeURIComponent(id)}`);
     }),
     { numRuns: 60 },
   );

@@ -1,4 +1,5 @@
 import { TENANT_ID } from '../../server/domain/tenant-id.ts';
+import { localPath } from './local-path.ts';
 
 /**
  * The page that a person requested before signing in. The link in the mail opens another tab, so it is stored for all
@@ -18,11 +19,6 @@ export function takeNext(): string | undefined {
   localStorage.removeItem(KEY);
   const { path, at } = JSON.parse(kept) as { path: string; at: number };
   return Date.now() - at < GOOD_MS ? localPath(path) : undefined;
-}
-
-/** A path on this site, never on another one. */
-export function localPath(value: unknown): string | undefined {
-  return typeof value === 'string' && /^\/(?![/\\])/.test(value) ? value : undefined;
 }
 
 const ID = new RegExp(`^${TENANT_ID}$`);

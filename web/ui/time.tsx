@@ -1,13 +1,13 @@
 import { clockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
 
-/** A relative time, or an exact one; the other one is its tooltip. */
+/** A relative time, or an exact one; the other one is its tooltip. On paper it is exact. */
 export function When({ at, exact = false }: { at: string; exact?: boolean }) {
   const [zone] = useZone();
   const now = useNow(15_000);
   const full = fullTime(at, zone);
   return (
-    <time dateTime={at} title={exact ? relativeTime(at, now) : full}>
-      {exact ? full : relativeTime(at, now)}
+    <time dateTime={at} title={exact ? relativeTime(at, now) : full} data-on-paper={full}>
+      <span>{exact ? full : relativeTime(at, now)}</span>
     </time>
   );
 }
@@ -22,7 +22,7 @@ export function Clock({ at }: { at: string }) {
   );
 }
 
-/** The time left, with seconds in the last hour. */
+/** The time left, with seconds in the last hour; on paper, when it ends. */
 export function Countdown({ until, over = 'over' }: { until: string; over?: string }) {
   const [zone] = useZone();
   const now = useNow(1_000);
@@ -32,10 +32,11 @@ export function Countdown({ until, over = 'over' }: { until: string; over?: stri
     <time
       dateTime={until}
       title={fullTime(until, zone)}
+      data-on-paper={`until ${fullTime(until, zone)}`}
       data-tone={urgent ? 'bad' : undefined}
       style={urgent ? { color: 'var(--tone)', fontWeight: 650 } : undefined}
     >
-      {left <= 0 ? over : `${duration(left)} left`}
+      <span>{left <= 0 ? over : `${duration(left)} left`}</span>
     </time>
   );
 }

@@ -904,7 +904,7 @@ export interface paths {
         put?: never;
         /**
          * Approve a version, which is then enforced
-         * @description If the tenant requires approval, this needs a signed-in person who neither wrote nor submitted the version. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.
+         * @description If the tenant requires approval, this needs a signed-in person who did not submit the version and wrote none of it since a version was last enforced. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.
          */
         post: operations["policies-approve"];
         delete?: never;
@@ -6140,16 +6140,6 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
-        VERSION_CHANGED: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                [name: string]: unknown;
-            };
-            content: {
-                "application/problem+json": components["schemas"]["Problem"];
-            };
-        };
         /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
         "INVALID_STATUS-VERSION_CHANGED": {
             headers: {
@@ -9498,6 +9488,8 @@ export interface operations {
                     source?: components["schemas"]["StatedSource"];
                     /** @description refused if this is not the newest version */
                     expected_version?: number;
+                    /** @description the comment whose suggestion the text takes up, for a signed-in person: who made it counts as an author of the version too, and its thread is resolved */
+                    applies?: string;
                 };
             };
         };
@@ -9518,7 +9510,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["VERSION_CHANGED"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID"];
@@ -9625,6 +9617,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID"];

@@ -9,7 +9,7 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
   const aside = useAside();
   if (hold.aside_until !== undefined) {
     return (
-      <div className="hold-aside">
+      <div className="hold-aside no-print">
         <span>
           Set aside by you. It returns <When at={hold.aside_until} />, or when it changes.
         </span>
@@ -30,7 +30,7 @@ export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) 
   const spans = aside.spans(hold);
   if (spans.length === 0) return null;
   return (
-    <fieldset className="hold-aside" disabled={aside.busy}>
+    <fieldset className="hold-aside no-print" disabled={aside.busy}>
       <legend className="unseen">Set aside for later</legend>
       <span aria-hidden>Not now: set aside</span>
       <div className="segments">

@@ -179,10 +179,18 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
 function Actor({ actor, names }: { actor: AuditRecord['actor']; names: Names }) {
   if (actor.type === 'operator' || actor.type === 'system') return <>the {actor.type}</>;
   if (!actor.email) return <Named type={actor.type} id={actor.id} names={names} />;
+  // the address as it was recorded, first: people choose their names themselves, also those of others
+  const name = names.of(actor.id);
   return (
-    <span title={actor.email}>
-      <Hostile text={names.of(actor.id) ?? actor.email} />
-    </span>
+    <>
+      <Hostile text={actor.email} />
+      {name === undefined || name === actor.email ? null : (
+        <span className="dim">
+          {' '}
+          (<Hostile text={name} />)
+        </span>
+      )}
+    </>
   );
 }
 

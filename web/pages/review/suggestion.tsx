@@ -1,17 +1,19 @@
 import { Button, Group, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
-import { lineIn, withLine } from './place.ts';
+import { AROUND, lineIn, linesOf, withLine } from './place.ts';
 import type { Thread } from './threads.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 
 /**
- * What a comment suggests in place of a line. Who writes policies applies it with one press: a new version, by them, in which
- * nothing else differs; the thread is resolved then.
+ * What a comment suggests in place of a line, which is shown as it stands, whole and between the lines around it. Who writes
+ * policies applies it with one press: a new version, by them and by who suggested it, in which nothing else differs; the
+ * thread is resolved with it.
  */
 export function Suggestion({
   policy,
@@ -25,6 +27,7 @@ export function Suggestion({
   suggestion: string;
 }) {
   const me = useMe();
+  const name = usePeople();
   const { id } = policy;
   const tests = place.part === 'tests';
   const textOf = (one: Pick<PolicyDetail, 'dsl_source' | 'tests_source'>) =>
@@ -32,7 +35,7 @@ export function Suggestion({
   const offered = me.has('author') && thread.first.resolved === undefined;
   const then = useQuery({
     ...trpc.policies.version.queryOptions({ id, version: place.version }),
-    enabled: offered && place.version !== policy.version,
+    enabled: place.version !== policy.version,
   });
   const settings = useQuery(trpc.settings.get.queryOptions({}, { enabled: offered }));
   const apply = useMutation({
@@ -40,39 +43,38 @@ export function Suggestion({
       const saved = await api.policies.update.mutate({
         ...{ id, expected_version: policy.version, dsl_source: tests ? policy.dsl_source : text },
         ...(tests && { tests_source: text.trim() === '' ? null : text }),
+        applies: thread.first.id!,
       });
       const enforced = saved.live_version === saved.version;
       toastDone(
         `Version ${saved.version} saved`,
         enforced ? 'It is enforced.' : 'It is a draft: submit it for review.',
       );
-      await api.policies.resolve.mutate({
-        ...{ id, comment_id: thread.first.id!, version: thread.version, resolved: true },
-      });
     },
   });
   const older = place.version === policy.version ? policy : then.data;
-  const line = older && lineIn(textOf(older), textOf(policy), place.line);
+  const line = older && lineIn(textOf(older), textOf(policy), place.line, place.part);
+  const by = thread.first.decided_by;
+  const authors = by === me.id ? 'you as its author' : `you and ${name(by)} as its authors`;
+  // what applying it would replace, or what it was suggested for
+  const [text, at] = offered && line !== undefined ? [policy, line] : [older, place.line];
+  const shown = text && { lines: linesOf(textOf(text)), at };
   const enforces = policy.status === 'deployed' && settings.data?.approval_required === false;
   return (
     <article className="suggestion" aria-label={`Suggestion for line ${place.line}`}>
-      <code className="suggestion-line" data-kind="-">
-        <span className="unseen">instead of: </span>
-        <Hostile text={place.quote} />
-      </code>
+      {shown ? <Around {...shown} from={shown.at - AROUND} to={shown.at - 1} /> : null}
+      <PolicyLine kind="-" said="instead of: " n={at} text={shown?.lines[at - 1] ?? place.quote} />
       {suggestion === '' ? (
         <Text size="sm" px={8} py={2} c="dimmed">
           The line is removed.
         </Text>
       ) : (
-        suggestion.split(/\r\n?|\n/).map((text, n) => (
+        linesOf(suggestion).map((text, n) => (
           // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
-          <code key={n} className="suggestion-line" data-kind="+">
-            <span className="unseen">suggested: </span>
-            <Hostile text={text.replaceAll('\t', '  ')} />
-          </code>
+          <PolicyLine key={n} kind="+" said="suggested: " text={text} />
         ))
       )}
+      {shown ? <Around {...shown} from={shown.at + 1} to={shown.at + AROUND} /> : null}
       {offered && older && settings.data ? (
         <Group gap="xs" p={8}>
           <Button
@@ -85,11 +87,29 @@ export function Suggestion({
           </Button>
           <Text size="sm" c="dimmed">
             {line === undefined
-              ? 'The line has changed since, so this cannot be applied.'
-              : `It saves version ${policy.version + 1}${enforces ? '' : ', a draft'}, with you as its author.`}
+              ? 'The line has changed since, or what is around it, so this cannot be applied.'
+              : `It saves version ${policy.version + 1}${enforces ? '' : ', a draft'}, with ${authors}.`}
           </Text>
         </Group>
       ) : null}
     </article>
+  );
+}
+
+function Around({ lines, from, to }: { lines: readonly string[]; from: number; to: number }) {
+  return lines.slice(Math.max(0, from - 1), to).map((text, n) => (
+    // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
+    <PolicyLine key={n} kind=" " n={Math.max(1, from) + n} text={text} />
+  ));
+}
+
+/** One line, with its number if it stands somewhere. Nothing in it is invisible, its indentation by tabs neither. */
+function PolicyLine({ kind, said, n, text }: { kind: '-' | '+' | ' '; said?: string; n?: number; text: string }) {
+  return (
+    <code className="suggestion-line" data-kind={kind}>
+      <span className="suggestion-number">{n}</span>
+      {said === undefined ? null : <span className="unseen">{said}</span>}
+      <Hostile text={text} />
+    </code>
   );
 }
