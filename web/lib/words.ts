@@ -6,8 +6,17 @@ export function money(value: number, currency: string | null | undefined): strin
   if (!/^[A-Za-z]{3}$/.test(currency ?? '')) {
     return `${value.toLocaleString()}${currency ? ` “${oneLine(currency, 12)}”` : ''}`;
   }
-  return new Intl.NumberFormat(undefined, { style: 'currency', currency: currency! }).format(value);
+  const code = currency!.toUpperCase();
+  let format = formats.get(code);
+  if (!format) {
+    // to make one takes milliseconds; an agent may name any of 17,576
+    if (formats.size >= 100) formats.clear();
+    format = new Intl.NumberFormat(undefined, { style: 'currency', currency: code });
+    formats.set(code, format);
+  }
+  return format.format(value);
 }
+const formats = new Map<string, Intl.NumberFormat>();
 
 export const count = (n: number, one: string, many = `${one}s`): string =>
   `${n.toLocaleString()} ${n === 1 ? one : many}`;
