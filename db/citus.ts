@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks';
 import pg from 'pg';
 import { isDatabaseFault } from '../server/lib/database-fault.ts';
 import { RequestClient, within } from './client.ts';
@@ -123,6 +124,11 @@ export class Places {
     return shardOf(this.#shards, tenantId)?.node;
   }
 
+  /** The shard that has a tenant, or would have it: the lowest of its hashes. */
+  shardOf(tenantId: string): number | undefined {
+    return shardOf(this.#shards, tenantId)?.low;
+  }
+
   /** Whether the node beside this process has the tenant. */
   has(tenantId: string): boolean {
     return this.here !== undefined && this.nodeOf(tenantId) === this.here;
@@ -244,53 +250,129 @@ export class CitusClient extends RequestClient {
 }
 
 /** Narrows a statement to one tenant: ` and alias.tenant_id = …`; nothing where one statement may be of all. */
-export type Only = (alias?: string) => string;
+export interface Only {
+  (alias?: string): string;
+  readonly tenantId?: string;
+}
 
 const ALL: Only = () => '';
-export const onlyOf =
-  (tenantId: string): Only =>
-  (alias) =>
-    ` and ${alias === undefined ? '' : `${alias}.`}tenant_id = ${pg.escapeLiteral(tenantId)}`;
+export const onlyOf = (tenantId: string): Only =>
+  Object.assign(
+    (alias?: string) => ` and ${alias === undefined ? '' : `${alias}.`}tenant_id = ${pg.escapeLiteral(tenantId)}`,
+    { tenantId },
+  );
+
+/** The same to several, of one shard: Citus then knows the node. */
+export function amongThese(tenantIds: Iterable<string>): (alias: string) => string {
+  const list = [...tenantIds].map((tenantId) => pg.escapeLiteral(tenantId)).join(', ');
+  return (alias) => ` and ${alias}.tenant_id = any(array[${list}])`;
+}
 
 /** As much of a database as looks for tenants in it. */
 export interface Tenants {
   readonly citus: Citus | undefined;
-  readonly owner: Pick<pg.Pool, 'query'>;
-  readonly node?: Pick<pg.Pool, 'query'> | undefined;
+  readonly search: Pick<pg.Pool, 'query' | 'connect'>;
+  readonly searchNode?: Pick<pg.Pool, 'query'> | undefined;
+  readonly places?: Places | undefined;
+  readonly elsewhere?: Elsewhere | undefined;
 }
 
-/** So long all servers are given to answer, where what a node has would do, */
-const ACROSS_MS = 2000;
+/** The tenants of the node beside a process, or those of all others. */
+export type Part = 'here' | 'elsewhere';
+const looking = new AsyncLocalStorage<Part>();
+
+/** Has `across` and `apart` look for this part of the tenants, in all that `work` calls. */
+export function lookingFor<T>(part: Part, work: () => T): T {
+  return looking.run(part, work);
+}
+
+/** So long all servers are given to answer where a process is beside one, */
+const ACROSS_MS = 5000;
 /** and so long they are not asked when they did not: a host that is gone says nothing. */
 const AWAY_MS = 10_000;
-const awayUntil = new WeakMap<object, number>();
+
+/** Whether a process beside a node finds what is among the tenants of others. */
+export class Elsewhere {
+  #awayUntil: number | undefined;
+  /** Told when that changes, with what was in the way. */
+  onChange: ((why: unknown) => void) | undefined;
+
+  get away(): boolean {
+    return this.#awayUntil !== undefined;
+  }
+
+  /** False where nobody is to be asked now. While they are away one is told to ask again, and the others go on without. */
+  mayAsk(): boolean {
+    if (this.#awayUntil === undefined) return true;
+    if (this.#awayUntil > performance.now()) return false;
+    this.#awayUntil = performance.now() + AWAY_MS;
+    return true;
+  }
+
+  heard(why?: unknown): void {
+    const before = this.away;
+    this.#awayUntil = why === undefined ? undefined : performance.now() + AWAY_MS;
+    if (this.away !== before) this.onChange?.(why);
+  }
+}
 
 /**
- * What a statement finds among all tenants. While not every server answers, a process beside a node finds what is on that one, part
- * by part, so that a server that is away stops its own tenants alone; an order or a limit is then that of each part. Rejects for
- * any other error: a statement that is wrong is wrong on every server.
+ * What a statement finds among all tenants. A process beside a node asks that for those of its own, part by part, and the
+ * coordinator for the others, of whom it finds none while not every server answers: so a server that is away stops its own tenants
+ * alone. An order or a limit is then that of each part. Rejects for any other error: a statement that is wrong is wrong on every
+ * server.
  */
 export async function across<R extends pg.QueryResultRow>(db: Tenants, found: string, values: unknown[]): Promise<R[]> {
-  const { node } = db;
-  if (!node) return (await db.owner.query<R>(found, values)).rows;
-  if ((awayUntil.get(node) ?? 0) <= performance.now()) {
-    try {
-      return (await within(ACROSS_MS, db.owner.query<R>(found, values))).rows;
-    } catch (error) {
-      if (!isAway(error)) throw error;
-      awayUntil.set(node, performance.now() + AWAY_MS);
-    }
+  const { search, searchNode: node, places, elsewhere } = db;
+  if (!node || !elsewhere) return (await search.query<R>(found, values)).rows;
+  const part = looking.getStore();
+  const rows = part === 'elsewhere' ? [] : await onNode<R>(node, found, values);
+  if (part === 'here' || !elsewhere.mayAsk()) return rows;
+  try {
+    const all = await inTime<R & { tenant_id?: string }>(search, found, values);
+    elsewhere.heard();
+    return [...rows, ...all.filter(({ tenant_id }) => tenant_id === undefined || !places?.has(tenant_id))];
+  } catch (error) {
+    if (!isAway(error)) throw error;
+    elsewhere.heard(error);
+    return rows;
   }
-  const rows: R[] = [];
-  for (const names of await partsOf(node)) {
-    // a part of a table is a table
-    const ofPart = found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
+}
+
+/** A connection that a server which says nothing would keep is given up. */
+async function inTime<R extends pg.QueryResultRow>(
+  search: Pick<pg.Pool, 'connect'>,
+  found: string,
+  values: unknown[],
+): Promise<R[]> {
+  const client = await search.connect();
+  let broken: Error | undefined;
+  try {
+    return (await within(ACROSS_MS, client.query<R>(found, values))).rows;
+  } catch (error) {
+    broken = error as Error;
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}
+
+/** What a statement finds among the tenants of the node that is asked. */
+async function onNode<R extends pg.QueryResultRow>(
+  node: Pick<pg.Pool, 'query'>,
+  found: string,
+  values: unknown[],
+): Promise<R[]> {
+  const parts = await partsOf(node);
+  if (parts.length === 0) return [];
+  // a part of a table is a table
+  const ofParts = parts.map((names) =>
+    found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
       const part = names.get(name);
       return part === undefined ? all : `${word} ${part}`;
-    });
-    rows.push(...(await node.query<R>(ofPart, values)).rows);
-  }
-  return rows;
+    }),
+  );
+  return (await node.query<R>(ofParts.map((one) => `(${one})`).join(' union all '), values)).rows;
 }
 
 /** Whether the server did not answer, or Citus did not reach another one: what it reads of that it repeats in words. */

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { inTime } from '../server/lib/deadlines.ts';
 import { PrimaryClient } from './primary.ts';
 
 /** A transaction that may write ends within this time, its commit included, or its connection does. */
@@ -10,8 +11,10 @@ const WRITE_MS = 5000;
 export const LONG_TRANSACTION = `select set_config('svc.long', 'on', true)`;
 /** How long a statement waits for a connection of the pool, or for a new one. */
 export const CONNECT_MS = 5000;
-/** A server that is silent for this long in the middle of a statement is taken for gone. */
+/** A server that is silent for this long in the middle of a statement is taken for gone, */
 const SILENT_MS = 60_000;
+/** and in one that a request waits for, which takes less: reads that may take long have their own limit, which is lower. */
+const SILENT_TO_REQUESTS_MS = 6000;
 
 /** How columns are read: bigint columns here are sequence numbers far below 2^53. */
 export const COLUMN_TYPES: pg.CustomTypesConfig = {
@@ -39,13 +42,15 @@ const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete fr
  *   the statement resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
  */
 export class SteadyClient extends PrimaryClient {
-  #transaction: NodeJS.Timeout | undefined;
+  protected readonly silentMs: number = SILENT_MS;
+  #transaction: Limit | undefined;
   #long = false;
+  #heardAt = Number.NEGATIVE_INFINITY;
 
   constructor(config?: string | pg.ClientConfig) {
     super(config);
     this.on('error', () => undefined);
-    this.on('end', () => clearTimeout(this.#transaction));
+    this.on('end', () => this.#transaction?.end());
   }
 
   // `never` fits each of the many overloads: nothing about them changes
@@ -54,21 +59,31 @@ export class SteadyClient extends PrimaryClient {
     const text = typeof first === 'string' ? first : (first?.text ?? '');
     if (typeof first === 'object' && first.name !== undefined) throw new Error('a statement that is prepared by name');
     if (BEGIN.test(text)) {
-      clearTimeout(this.#transaction);
+      this.#transaction?.end();
       this.#transaction = this.#cutAfter(WRITE_MS);
       this.#long = false;
     }
     if (text === LONG_TRANSACTION) {
-      clearTimeout(this.#transaction);
+      this.#transaction?.end();
       this.#long = true;
     }
     const bounded = WRITE.test(text) || (this.#long && END.test(text));
-    const statement = this.#cutAfter(bounded ? WRITE_MS : SILENT_MS);
-    const answer: unknown = super.query(...(args as Parameters<pg.Client['query']>));
+    const statement = bounded ? this.#cutAfter(WRITE_MS) : this.#cutWhenSilent(this.#long ? SILENT_MS : this.silentMs);
     const answered = () => {
-      clearTimeout(statement);
-      if (END.test(text)) clearTimeout(this.#transaction);
+      this.#heardAt = performance.now();
+      statement.end();
+      if (END.test(text)) this.#transaction?.end();
     };
+    // a pool asks with a callback
+    const callback = args.at(-1);
+    if (typeof callback === 'function') {
+      const heard = (...result: unknown[]) => {
+        answered();
+        callback(...result);
+      };
+      return super.query(...([...args.slice(0, -1), heard] as Parameters<pg.Client['query']>)) as never;
+    }
+    const answer: unknown = super.query(...(args as Parameters<pg.Client['query']>));
     // what is read row by row has no promise: its reader is the one who knows when it takes too long
     if (!(answer instanceof Promise)) {
       answered();
@@ -82,9 +97,44 @@ export class SteadyClient extends PrimaryClient {
     }) as never;
   }
 
-  #cutAfter(ms: number): NodeJS.Timeout {
-    return setTimeout(() => this.cut(), ms).unref();
+  #cutAfter(ms: number): Limit {
+    return new Limit(ms, () => this.cut());
   }
+
+  /** Of several statements that were sent together, each has this long once the one before it is answered. */
+  #cutWhenSilent(ms: number): Limit {
+    const askedAt = performance.now();
+    return new Limit(ms, () => {
+      if (performance.now() - Math.max(askedAt, this.#heardAt) < ms - 1) return 'again';
+      return this.cut();
+    });
+  }
+}
+
+/**
+ * Calls `late` after `ms`, unless it was ended; once more after each time that it says `again`. Where the process itself did not run
+ * for that long, what came in meanwhile is read first.
+ */
+class Limit {
+  readonly #timer: NodeJS.Timeout;
+  #over = false;
+
+  constructor(ms: number, late: () => unknown) {
+    const look = () => {
+      if (!this.#over && late() === 'again') this.#timer.refresh();
+    };
+    this.#timer = setTimeout(() => setImmediate(look), ms).unref();
+  }
+
+  end(): void {
+    this.#over = true;
+    clearTimeout(this.#timer);
+  }
+}
+
+/** A connection of the owner's for what requests wait for. */
+export class PromptClient extends SteadyClient {
+  protected override readonly silentMs = SILENT_TO_REQUESTS_MS;
 }
 
 /** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
@@ -99,7 +149,7 @@ const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS
  * INVARIANT: all that makes it a request's ends with the transaction, since a pooler gives the connection to others then. So
  * a statement outside of a transaction, which would run as the owner of the tables, is refused before it is sent.
  */
-export class RequestClient extends SteadyClient {
+export class RequestClient extends PromptClient {
   #within = false;
 
   // see SteadyClient
@@ -143,8 +193,7 @@ export async function inTransaction<T>(
 }
 
 /** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
-export async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
+export function within<T>(ms: number, answer: Promise<T>): Promise<T> {
   let late = false;
   answer.then(
     (one) => {
@@ -152,15 +201,8 @@ export async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
     },
     () => undefined,
   );
-  const timeout = new Promise<never>((_resolve, reject) => {
-    timer = setTimeout(() => {
-      late = true;
-      reject(Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' }));
-    }, ms);
+  return inTime(ms, answer, () => {
+    late = true;
+    throw Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' });
   });
-  try {
-    return await Promise.race([answer, timeout]);
-  } finally {
-    clearTimeout(timer);
-  }
 }

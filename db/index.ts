@@ -1,17 +1,18 @@
 import { Migrator } from '@mikro-orm/migrations';
 import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@mikro-orm/postgresql';
-import pg from 'pg';
+import type pg from 'pg';
 import type { AuditEntry } from '../server/domain/audit.ts';
 import { type Principal, personOf } from '../server/domain/principal.ts';
 import { ReadRefused } from '../server/lib/database-fault.ts';
 import { databaseHosts } from '../server/lib/database-hosts.ts';
 import { Turns } from '../server/lib/turns.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
-import { type Citus, CitusClient, citusOf, Places, setTenant, spread } from './citus.ts';
-import { COLUMN_TYPES, CONNECT_MS, inTransaction, RequestClient, SteadyClient } from './client.ts';
+import { type Citus, citusOf, Elsewhere, Places, setTenant, spread } from './citus.ts';
+import { COLUMN_TYPES, inTransaction } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { isAwaited, type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
+import { Pools, TAKEN_ALONG } from './pools.ts';
 import { PrimaryClient } from './primary.ts';
 import { Replication } from './replication.ts';
 import { assertBeside, assertSame, connectSession } from './session.ts';
@@ -67,9 +68,16 @@ export interface Database {
   /**
    * The owner's as well, for statements about one tenant that send no notice: they go to the node of Citus beside this process, where
    * there is one, and reach a tenant on another node from there. Those of tenants elsewhere never wait for one another's
-   * connections with those of tenants there, so a node that is away takes none from these.
+   * connections with those of tenants there, nor do those of two other nodes, so a node that is away takes none from these. Without a
+   * tenant: `owner`.
    */
-  nearOf(tenantId: string): pg.Pool;
+  nearOf(tenantId: string | undefined): pg.Pool;
+  /** The owner's too, for what jobs look for among tenants: while a server is silent, they keep no connection from requests. */
+  readonly search: pg.Pool;
+  /** The same on the node of Citus beside this process. */
+  readonly searchNode: pg.Pool | undefined;
+  /** Whether jobs beside a node of Citus find what is to be done for tenants of others. */
+  readonly elsewhere: Elsewhere | undefined;
   /** The node of Citus beside this process. */
   readonly node: pg.Pool | undefined;
   /** Which node has a tenant, where they are spread over several. */
@@ -148,50 +156,17 @@ export async function openDatabase(
 ): Promise<Database> {
   const poolSize = options.poolSize ?? 10;
   const sessionUrl = options.sessionUrl ?? url;
-  const types = COLUMN_TYPES;
-  const patience = { connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
-  const pools = new Set<pg.Pool>();
-  // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself
-  const poolOf = (more: pg.PoolConfig = {}) => {
-    const pool = new pg.Pool({
-      connectionString: url,
-      max: poolSize,
-      types,
-      Client: SteadyClient,
-      ...patience,
-      ...more,
-    });
-    pools.add(pool);
-    pool.on('error', () => undefined);
-    // and so does one that breaks while it is in use and nothing runs on it
-    pool.on('connect', (client) => client.on('error', () => undefined));
-    return pool;
-  };
-  const owner = poolOf();
-  const citus = await citusOf(owner).catch(async (error) => {
-    await owner.end();
-    throw error;
-  });
-  const asApp = { Client: citus ? CitusClient : RequestClient, ...patience };
   const { nodeUrl } = options;
-  const appOnNode = { ...asApp, connectionString: nodeUrl, options: TAKEN_ALONG };
-  const app = poolOf(nodeUrl === undefined ? asApp : appOnNode);
-  const node = nodeUrl === undefined ? undefined : poolOf({ connectionString: nodeUrl });
-  // each opens connections when there is something to ask
-  const far = Math.ceil(poolSize / 2);
-  const farApp = nodeUrl === undefined ? app : poolOf({ ...appOnNode, max: far });
-  const farNode = nodeUrl === undefined ? owner : poolOf({ connectionString: nodeUrl, max: far });
-  // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
-  const aside = sessionUrl === url ? owner : poolOf({ connectionString: sessionUrl, max: ASIDE });
+  const pools = await Pools.open({ url, sessionUrl, nodeUrl }, poolSize);
+  const { owner, citus, asApp } = pools;
+  const node = pools.near?.owner;
   const pool = { min: 0, max: poolSize };
   const orm = await MikroORM.init({ ...commonOptions, ...ormOn(url, asApp), pool });
   const nearOrm =
     nodeUrl === undefined
       ? orm
       : await MikroORM.init({ ...commonOptions, ...ormOn(nodeUrl, { ...asApp, options: TAKEN_ALONG }), pool });
-  let places: Places | undefined;
-  const isNear = (tenantId: string) => places?.has(tenantId) ?? false;
-  const nearOf = (tenantId: string) => (node && isNear(tenantId) ? node : farNode);
+  const isNear = (tenantId: string) => pools.places?.has(tenantId) ?? false;
 
   const fork = (tenantId: string, from = isNear(tenantId) ? nearOrm : orm): EntityManager => {
     const em = from.em.fork({ session: { variables: { 'app.tenant': tenantId } } }) as EntityManager;
@@ -199,13 +174,16 @@ export async function openDatabase(
     return em;
   };
   const asTenant = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, more = ''): Promise<T> =>
-    inTransaction(isNear(tenantId) ? app : farApp, work, `begin read only; ${setTenant(tenantId)}${more}`);
+    inTransaction(pools.of(tenantId).app, work, `begin read only; ${setTenant(tenantId)}${more}`);
   const readMs = options.readMs ?? READ_MS;
-  const ofTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: READS_WAITING });
+  const waiting = { mostWaiting: READS_WAITING, mostMs: READ_WAITS_MS };
+  const ofTenant = new Turns({ atOnce: READS_OF_TENANT, ...waiting });
+  // of those of each node
+  const placeOf = (tenantId: string) => String(pools.places?.nodeOf(tenantId));
   const ofAll = new Turns({ atOnce: Math.ceil(poolSize / 2), mostWaiting: Number.POSITIVE_INFINITY });
   const ofPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
-  const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, mostWaiting: Number.POSITIVE_INFINITY });
+  const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, ...waiting });
   /** `turns`: whose, one after the other, and who asks among those who share them. */
   const inTurn = async <T>(
     turns: readonly (readonly [Turns, string, string?])[],
@@ -226,20 +204,21 @@ export async function openDatabase(
       for (const end of ends.toReversed()) end();
     }
   };
-  const connectOwner = () => connectSession(sessionUrl, { types });
-  const connectNear = () => connectSession(nodeUrl ?? sessionUrl, { types });
+  const connectOwner = () => connectSession(sessionUrl, { types: COLUMN_TYPES });
+  const connectNear = () => connectSession(nodeUrl ?? sessionUrl, { types: COLUMN_TYPES });
   const notices = new Notices(connectOwner);
   const close = () => {
-    places?.stop();
+    pools.places?.stop();
     const orms = [...new Set([orm, nearOrm])].map((one) => one.close(true));
-    return Promise.all([notices.close(), ...orms, ...[...pools].map((pool) => pool.end())]);
+    return Promise.all([notices.close(), ...orms, pools.close()]);
   };
   try {
     if (nodeUrl !== undefined) await assertBeside(owner, nodeUrl);
     // INVARIANT: requests run as a role that row level security binds, on all of the pools
     const asked = 'select current_user as role';
     const roles = [
-      ...(await inTransaction(app, (client) => client.query<{ role: string }>(asked))).rows,
+      ...(await inTransaction((pools.near ?? pools.of('')).app, (client) => client.query<{ role: string }>(asked)))
+        .rows,
       ...(await asTenant('', (client) => client.query<{ role: string }>(asked))).rows,
       ...(await orm.em.transactional((em) => em.execute<{ role: string }[]>(asked))),
       ...(await nearOrm.em.transactional((em) => em.execute<{ role: string }[]>(asked))),
@@ -248,7 +227,7 @@ export async function openDatabase(
       throw new Error('Requests do not run as the role svc_app.');
     }
     if (sessionUrl !== url) await assertSame(owner, sessionUrl);
-    if (citus?.spread) places = await Places.read(node ?? owner, node !== undefined);
+    if (citus?.spread) pools.places = await Places.read(node ?? owner, node !== undefined);
     await notices.start();
   } catch (error) {
     // a standby, for one, takes no listeners: what is open would keep the process
@@ -307,7 +286,7 @@ export async function openDatabase(
         [
           ...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]),
           [ofTenant, tenantId, who ?? ''],
-          [ofAll, '', tenantId],
+          [ofAll, placeOf(tenantId), tenantId],
         ],
         () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
       ),
@@ -316,7 +295,7 @@ export async function openDatabase(
         [
           [entitiesOfPerson, `${tenantId} ${who}`],
           [entitiesOfTenant, tenantId, who],
-          [ofAll, '', tenantId],
+          [ofAll, placeOf(tenantId), tenantId],
         ],
         () =>
           fork(tenantId).transactional(
@@ -331,10 +310,13 @@ export async function openDatabase(
       asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
     // transactions of the node's tenants have a pool of their own there
-    asideOf: (tenantId) => (node && isNear(tenantId) ? node : aside),
-    nearOf,
+    asideOf: (tenantId) => (node && isNear(tenantId) ? node : pools.aside),
+    nearOf: (tenantId) => (tenantId === undefined ? owner : pools.of(tenantId).owner),
+    search: pools.search,
+    searchNode: pools.searchNode,
+    elsewhere: node && new Elsewhere(),
     node,
-    places,
+    places: pools.places,
     horizon: async () => {
       const { rows } = await owner.query<{ run: string; xmin: string }>(
         `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,
@@ -362,21 +344,13 @@ function ormOn(url: string, driverOptions: object) {
   return { clientUrl: databaseHosts(url)[0]!.url, driverOptions: { ...driverOptions, connectionString: url } };
 }
 
-/**
- * Of connections of requests to a node of Citus: without it a tenant on another node would have no rows. The coordinator has it as
- * a setting of the database, and a node that was added later may not.
- */
-const TAKEN_ALONG = '-c citus.propagate_set_commands=local';
-
-/** What is asked aside is short and waits for no lock. */
-const ASIDE = 2;
-
 /** A statement of `readOnly` that takes longer is ended. */
 const READ_MS = 5000;
 const QUERY_CANCELED = '57014';
-/** Reads of one tenant that run at once, and that wait. */
+/** Reads of one tenant that run at once; that wait, as all do whose pages show the same news at once; and for how long. */
 const READS_OF_TENANT = 3;
-const READS_WAITING = 24;
+const READS_WAITING = 500;
+const READ_WAITS_MS = 5000;
 /** The same of one who asks: a turn of the tenant is always left for others. */
 const READS_OF_PERSON = 2;
 const READS_OF_PERSON_WAITING = 8;

@@ -37,7 +37,26 @@ export async function addEvent<T extends EventType>(
   await wakeOutbox(em, tenantId);
 }
 
-/** The same on a connection of the owner's, within the caller's transaction there. */
+/**
+ * Writes an example of an event within the caller's transaction, which one destination is told and nobody else, whatever types
+ * it asks for. Resolves to the event's id.
+ */
+export async function addExample<T extends EventType>(
+  em: EntityManager,
+  tenantId: string,
+  event: OutboxEvent<T>,
+  laneId: string,
+): Promise<string> {
+  const row = outboxRow(tenantId, event);
+  await em.execute(
+    'insert into event_outbox (tenant_id, id, event_type, payload, created_at, lane_id) values (?, ?, ?, ?, ?, ?)',
+    [...row, laneId],
+  );
+  await wakeOutbox(em, tenantId);
+  return row[1];
+}
+
+/** The same as `addEvent` on a connection of the owner's, within the caller's transaction there. */
 export async function addEventBy<T extends EventType>(
   client: pg.ClientBase,
   tenantId: string,

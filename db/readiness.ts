@@ -14,6 +14,8 @@ export interface Readiness {
   readonly ready: boolean;
   /** What does not work; also where the rest does. */
   readonly reason?: string | undefined;
+  /** Of a process beside a node of Citus: which of the two servers store what is written. */
+  readonly stores?: { readonly node: boolean; readonly coordinator: boolean };
 }
 
 /**
@@ -41,7 +43,8 @@ export function readinessOf({
     const parts = Object.entries({ node: here, coordinator }).flatMap(([part, fault]) =>
       fault ? [`${part}: ${fault}`] : [],
     );
-    return { ready: here === undefined, ...(parts.length > 0 && { reason: parts.join('; ') }) };
+    const stores = { node: here === undefined, coordinator: coordinator === undefined };
+    return { ready: stores.node, stores, ...(parts.length > 0 && { reason: parts.join('; ') }) };
   };
 }
 

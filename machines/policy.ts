@@ -44,9 +44,9 @@ interface Circumstances {
 /** `version` is the version that the actor has seen. */
 export type PolicyEvent = Circumstances &
   (
-    | { type: 'rollback' | 'submit' | 'revoke' | 'break_glass' }
-    /** With the person whose suggestion it takes up, who is an author of it too. */
-    | { type: 'update'; suggester?: string | undefined }
+    | { type: 'submit' | 'revoke' | 'break_glass' }
+    /** `writers`: who else wrote what it says, and is an author of it too. */
+    | { type: 'update' | 'rollback'; writers?: readonly string[] | undefined }
     /** Approves the newest version, or closes the open review of an older one. */
     | { type: 'approve'; version: number }
     | { type: 'reject' | 'request_changes' | 'comment'; version: number }
@@ -76,8 +76,8 @@ export type PolicyEffect =
 export const MOST_AUTHORS = 100;
 
 /** The authors with those of the version that an event adds. */
-const authorsWith = ({ authors }: PolicyContext, event: PolicyEvent): string[] => [
-  ...new Set([...authors, event.actor, ...('suggester' in event && event.suggester ? [event.suggester] : [])]),
+export const authorsWith = ({ authors }: PolicyContext, event: PolicyEvent): string[] => [
+  ...new Set([...authors, event.actor, ...('writers' in event && event.writers ? event.writers : [])]),
 ];
 
 const audit = (action: PolicyAction, severity: 'info' | 'critical' = 'info') =>
@@ -136,7 +136,8 @@ export const policyMachine = setup({
     })),
   },
   guards: {
-    deploysAtOnce: ({ event }) => !event.approvalRequired,
+    deploysAtOnce: ({ context, event }) =>
+      !event.approvalRequired && authorsWith(context, event).length <= MOST_AUTHORS,
     closesReview: (it) => reviewsClosedBy(it.context, it.event).length > 0 && permitted(it),
     mayApprove: (it) => reviewsClosedBy(it.context, it.event).length === 0 && permitted(it),
     mayApproveDraft: (it) =>
@@ -214,7 +215,7 @@ export const policyMachine = setup({
             target: 'deployed',
             actions: ['addRevision', 'goLive', audit('updated'), 'publish'],
           },
-          { target: 'draft', actions: ['addRevision', audit('updated')] },
+          { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('updated')] },
         ],
         rollback: [
           {
@@ -222,7 +223,7 @@ export const policyMachine = setup({
             target: 'deployed',
             actions: ['addRevision', 'goLive', audit('rolled_back'), 'publish'],
           },
-          { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
+          { guard: 'mayWrite', target: 'draft', actions: ['addRevision', audit('rolled_back')] },
         ],
         approve: closing,
         revoke: revoking,

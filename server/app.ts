@@ -2,6 +2,7 @@ import path from 'node:path';
 import type { Registry } from 'prom-client';
 import { openDatabase, type WriteAudit } from '../db/index.ts';
 import { departureOf } from '../db/moves.ts';
+import { type Readiness, readinessOf } from '../db/readiness.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
 import { RedisHost } from './actors/redis.ts';
 import type { Services } from './api/root.ts';
@@ -32,7 +33,7 @@ import { Limits } from './decisions/limits.ts';
 import { RulesInForce } from './decisions/rules-in-force.ts';
 import type { Doer } from './domain/audit.ts';
 import type { SignInPolicyOf } from './domain/principal.ts';
-import { Asides, forgetAsidesOf } from './escrow/asides.ts';
+import { Asides } from './escrow/asides.ts';
 import { Holds } from './escrow/holds.ts';
 import { HoldQueries } from './escrow/queries.ts';
 import { HoldWaiters } from './escrow/waiting.ts';
@@ -56,6 +57,7 @@ import { DecisionTests } from './policy/decision-tests.ts';
 import { KeptInputs } from './policy/kept-inputs.ts';
 import { ListQueries } from './policy/list-queries.ts';
 import { Lists } from './policy/lists.ts';
+import { forgetPendingOf, PendingComments } from './policy/pending-comments.ts';
 import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { Questions } from './policy/questions.ts';
@@ -67,6 +69,7 @@ import { Simulations } from './simulation/simulations.ts';
 import { Stops } from './stops/stops.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
 import { Deliveries } from './subscriptions/deliveries.ts';
+import { Examples } from './subscriptions/examples.ts';
 import { Resends } from './subscriptions/resends.ts';
 import { Subscriptions } from './subscriptions/subscriptions.ts';
 import { Invitations } from './tenants/invitations.ts';
@@ -96,6 +99,8 @@ export interface Core extends Services {
   origins: readonly string[];
   registry: Registry;
   watch: Watch;
+  /** Whether the database stores what is written. */
+  stores: () => Promise<Readiness>;
   /** Counts a background job that failed. */
   jobFailed: (name: string) => void;
   egress: Egress;
@@ -237,7 +242,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       revokeKeys: (...args) => keys.revokeOf(...args),
       leaveGroups: (...args) => tenants.leaveGroups(...args),
       stopMail: (...args) => personMail.stopWithin(...args),
-      forgetAsides: forgetAsidesOf,
+      forgetPending: forgetPendingOf,
     },
   });
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
@@ -359,11 +364,13 @@ export async function openCore(parts: Parts): Promise<Core> {
     redis && (await RedisHost.start(kind, { redis, log, takes: parts.serves ?? false, places: db.places }));
   const actors = several ?? new LocalHost(kind);
   const watch = new Watch(db.owner);
+  const stores = readinessOf(db);
   metrics.measure({
     chainsClosed: () => checkpoints.closed,
     waitingEvents: () => appender.waiting,
     unacknowledgedSeconds: () => appender.oldestMs / 1000,
     counts: config.roles.includes('worker') ? () => watch.counts : undefined,
+    answers: db.elsewhere && (async () => ({ ...(await stores()).stores, all: !db.elsewhere!.away })),
     replicated: db.replication && (() => db.replication!.missing === undefined),
     owned: several && (() => ({ tenants: several.owned, buckets: several.buckets })),
   });
@@ -390,6 +397,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   });
   const deliveries = new Deliveries({ db, clock, audit, box, appUrl: baseUrl });
   const subscriptions = new Subscriptions({ db, clock, audit, box, egress, appUrl: baseUrl });
+  const jobFailed = (name: string) => metrics.jobFailures.inc({ job_name: name });
   const deliverer = new Deliverer({
     db,
     box,
@@ -401,6 +409,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     appUrl: baseUrl,
     clock: parts.clock,
     attempts: metrics.deliveryAttempts,
+    failed: jobFailed,
   });
   return {
     db,
@@ -409,7 +418,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     bundles,
     registry: metrics.registry,
     watch,
-    jobFailed: (name) => metrics.jobFailures.inc({ job_name: name }),
+    stores,
+    jobFailed,
     egress,
     redis,
     keys,
@@ -428,6 +438,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     simulations,
     lists,
     listQueries,
+    pendingComments: new PendingComments(db, clock),
     questions: new Questions({ db, clock, audit }),
     fleet,
     stops,
@@ -447,6 +458,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     subscriptions,
     deliveries,
     resends: new Resends({ db, clock, audit }),
+    examples: new Examples({ db, clock, audit, appUrl: baseUrl }),
     deliverer,
     checkpoints,
     verifications,

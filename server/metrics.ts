@@ -56,6 +56,8 @@ export class Metrics {
     unacknowledgedSeconds: () => number;
     /** In a worker only. */
     counts: (() => Counts | undefined) | undefined;
+    /** Beside a node of Citus only. */
+    answers: (() => Promise<Readonly<Record<string, boolean>>>) | undefined;
     /** Where a synchronous standby is demanded only. */
     replicated: (() => boolean) | undefined;
     /** With several processes only. */
@@ -85,7 +87,7 @@ export class Metrics {
         this.set(now.unacknowledgedSeconds());
       },
     });
-    const { counts, replicated, owned } = now;
+    const { counts, answers, replicated, owned } = now;
     if (counts) {
       new Gauge({
         name: 'svc_proxies_silent',
@@ -125,6 +127,17 @@ export class Metrics {
         ...this.#to,
         collect() {
           this.set(counts()?.stopsInForce ?? 0);
+        },
+      });
+    }
+    if (answers) {
+      new Gauge({
+        name: 'svc_citus_server_answers',
+        help: 'Whether the node beside this process, and the coordinator, store what is written, and all say what is to be done: 0 or 1',
+        labelNames: ['server'],
+        ...this.#to,
+        async collect() {
+          for (const [server, yes] of Object.entries(await answers())) this.set({ server }, yes ? 1 : 0);
         },
       });
     }

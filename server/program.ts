@@ -3,7 +3,6 @@ import { collectDefaultMetrics, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { migrate } from '../db/index.ts';
 import { departureOf } from '../db/moves.ts';
-import { readinessOf } from '../db/readiness.ts';
 import { awaitStandby } from '../db/replication.ts';
 import { deliveryMachine } from '../machines/delivery.ts';
 import { holdMachine } from '../machines/escrow.ts';
@@ -21,6 +20,7 @@ import { ssoRoutes } from './auth/sso/http.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import { headsOf } from './chain/seek.ts';
 import { broughtBefore } from './chain/stored-records.ts';
+import { decisionExportRoute } from './decisions/http.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
@@ -88,13 +88,12 @@ export async function createProgram(parts: Parts): Promise<Program> {
   const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
   const { app } = server;
   let stopping = false;
-  const stores = core && readinessOf(core.db);
   mountStatus(app, {
     registry,
     ready: async () => {
-      if (!stores) return { ready: false, reason: 'sealed: the master key does not open the keys' };
+      if (!core) return { ready: false, reason: 'sealed: the master key does not open the keys' };
       if (stopping) return { ready: false, reason: 'stopping' };
-      return stores();
+      return core.stores();
     },
   });
   if (core) {
@@ -134,8 +133,13 @@ export async function createProgram(parts: Parts): Promise<Program> {
     });
   }
   if (core && config.roles.includes('worker')) {
-    core.checkpoints.start();
     const { db, holds, deliverer, limits } = core;
+    if (db.elsewhere) {
+      db.elsewhere.onChange = (err) =>
+        err === undefined
+          ? log.info('jobs look for work of tenants of other nodes again')
+          : log.warn({ err }, 'not every node answers: jobs look for work of tenants of this node alone');
+    }
     jobs = startJobs(
       [
         forgetInputs({
@@ -156,10 +160,25 @@ export async function createProgram(parts: Parts): Promise<Program> {
           limits,
           core.asides,
         ]),
-        { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
+        {
+          name: 'check domains',
+          everySeconds: 3600,
+          undivided: true,
+          run: (signal) => core.domains.recheck(log, signal),
+        },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
-        core.mailQueue.job(() => core.links.serveRequests()),
+        core.checkpoints.job(),
+        {
+          name: 'sign-in links',
+          everySeconds: 1,
+          // who asks for one names no tenant
+          undivided: true,
+          run: async (signal) => {
+            while (!signal.aborted && (await core.links.serveRequests()) > 0);
+          },
+        },
+        core.mailQueue.job(),
         core.personMail.job(),
         forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
         ...deliverer.jobs(),
@@ -168,12 +187,12 @@ export async function createProgram(parts: Parts): Promise<Program> {
         forgetJob('forget deliveries and simulations', [deliverer, core.simulations]),
         silentProxies(core.fleet, core.pollSeconds),
         core.stops.job(),
-        { name: 'watch tests', everySeconds: 1, run: (signal) => core.suiteWatch.run(signal) },
+        { name: 'watch tests', everySeconds: 1, undivided: true, run: (signal) => core.suiteWatch.run(signal) },
         core.blocks.job(),
         core.watch.job(),
       ],
       log,
-      core.jobFailed,
+      { failed: core.jobFailed, beside: db.node !== undefined },
     );
   }
   const telemetry = core && config.otlpEndpoint ? await telemetryOf(core, config.otlpEndpoint, log) : undefined;
@@ -234,6 +253,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
     downloadRoute(core.evidence),
     ...verifyRoutes(core),
     auditExportRoute(core.db),
+    decisionExportRoute(core),
     streams.route(),
   ];
 }

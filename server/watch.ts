@@ -35,7 +35,7 @@ export class Watch {
   }
 
   job(): Job {
-    return { name: 'count for alarms', everySeconds: EVERY_SECONDS, run: () => this.count() };
+    return { name: 'count for alarms', everySeconds: EVERY_SECONDS, undivided: true, run: () => this.count() };
   }
 
   async count(): Promise<void> {

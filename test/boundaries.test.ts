@@ -50,6 +50,7 @@ const PURE = [
   'server/policy/evaluation/',
   'server/policy/simulation/',
   'server/policy/bundle.ts',
+  'server/policy/review-place.ts',
   'server/escrow/kinds.ts',
   'server/escrow/quorum.ts',
   'server/escrow/vote-effect.ts',

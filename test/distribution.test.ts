@@ -1,6 +1,8 @@
 import pg from 'pg';
 import { describe, expect, test } from 'vitest';
-import { across, hashOf, REFERENCE, tablesOfTenants } from '../db/citus.ts';
+import { across, Elsewhere, hashOf, lookingFor, type Places, REFERENCE, tablesOfTenants } from '../db/citus.ts';
+import { inTransaction } from '../db/client.ts';
+import { Pools } from '../db/pools.ts';
 import { newTenant } from './chain/helpers.ts';
 import { useDatabase } from './helpers/database.ts';
 
@@ -71,25 +73,59 @@ describe('the schema can be distributed by tenant', () => {
   });
 });
 
-test('what is looked for among all tenants is asked of the node alone while a server is away, and not where the statement is wrong', async () => {
+test('what is looked for among all tenants is asked of the node for its own, and of all others while every server answers', async () => {
   const tenantId = await newTenant(box.db);
-  // a node that has none of the tenants, as Citus says it
+  const own = 'of-the-node';
+  // a node that has another tenant, as Citus says it
   await box.db.owner.query(`create schema catalog;
     create table catalog.pg_dist_local_group as select 1 as groupid;
     create table catalog.pg_dist_placement as select 7 as shardid, 1 as groupid, 1 as shardstate;
     create table catalog.pg_dist_shard as select 'public.tenant'::regclass::oid as logicalrelid, 7 as shardid, '0' as shardminvalue;
-    create view catalog.tenant_7 as select * from public.tenant where false`);
+    create view catalog.tenant_7 as select '${own}'::text as tenant_id`);
   const citus = { version: '13', nodes: 1, spread: true };
-  const node = new pg.Pool({ connectionString: box.url, options: '-c search_path=catalog,public', max: 1 });
+  const searchNode = new pg.Pool({ connectionString: box.url, options: '-c search_path=catalog,public', max: 1 });
   const away = new pg.Pool({ connectionString: 'postgres://nobody@127.0.0.1:1/none' });
-  const all = (owner: pg.Pool, found = 'select tenant_id from tenant where tenant_id = $1') =>
-    across<{ tenant_id: string }>({ citus, owner, node }, found, [tenantId]);
-  const everyone = [{ tenant_id: tenantId }];
-  expect(await all(box.db.owner)).toEqual(everyone);
-  await expect(all(box.db.owner, 'select tenant_id from nothing where tenant_id = $1')).rejects.toThrow('"nothing"');
-  expect(await all(box.db.owner)).toEqual(everyone);
-  expect(await all(away)).toEqual([]);
+  const elsewhere = new Elsewhere();
+  const changes: boolean[] = [];
+  elsewhere.onChange = () => changes.push(elsewhere.away);
+  const all = async (search: pg.Pool, found = 'select tenant_id from tenant where tenant_id in ($1, $2)') => {
+    const rows = await across<{ tenant_id: string }>({ citus, search, searchNode, elsewhere }, found, [tenantId, own]);
+    return rows.map((row) => row.tenant_id);
+  };
+  const there = box.db.owner;
+  expect(await all(there)).toEqual([own, tenantId]);
+  expect(await lookingFor('here', () => all(there))).toEqual([own]);
+  expect(await lookingFor('elsewhere', () => all(there))).toEqual([tenantId]);
+  const wrong = 'select tenant_id from nothing where tenant_id in ($1, $2)';
+  for (const part of ['here', 'elsewhere'] as const) {
+    await expect(lookingFor(part, () => all(there, wrong))).rejects.toThrow('"nothing"');
+  }
+  expect(await all(there)).toEqual([own, tenantId]);
+  expect(changes).toEqual([]);
+  expect(await all(away)).toEqual([own]);
   // and for a while
-  expect(await all(box.db.owner)).toEqual([]);
-  await Promise.all([node.end(), away.end()]);
+  expect(await all(there)).toEqual([own]);
+  expect(await lookingFor('elsewhere', () => all(there))).toEqual([]);
+  expect(changes).toEqual([true]);
+  await Promise.all([searchNode.end(), away.end()]);
+});
+
+test('a node that keeps all connections to it takes none from tenants of another one', async () => {
+  const pools = await Pools.open({ url: box.url, sessionUrl: box.url, nodeUrl: undefined }, 4);
+  const nodeOf = (tenantId: string) => (tenantId === 'there' ? 3 : 2);
+  pools.places = { has: () => false, nodeOf } as unknown as Places;
+  const kept: pg.PoolClient[] = [];
+  try {
+    for (const pool of [pools.of('gone').owner, pools.of('also-gone').app]) {
+      for (let n = 0; n < pool.options.max; n++) kept.push(await pool.connect());
+    }
+    const asked = performance.now();
+    const { owner, app } = pools.of('there');
+    expect((await owner.query('select 1 as one')).rows).toEqual([{ one: 1 }]);
+    expect((await inTransaction(app, (client) => client.query('select 1 as one'))).rows).toEqual([{ one: 1 }]);
+    expect(performance.now() - asked).toBeLessThan(2000);
+  } finally {
+    for (const client of kept) client.release();
+    await pools.close();
+  }
 });

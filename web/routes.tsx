@@ -1,3 +1,4 @@
+import type { QueryKey } from '@tanstack/react-query';
 import {
   createRootRoute,
   createRoute,
@@ -12,6 +13,7 @@ import { localPath } from './lib/local-path.ts';
 import { takeNext, tenantIn, withoutTenant } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
+import { trpc } from './lib/trpc.ts';
 import { readAgent, readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
@@ -20,7 +22,9 @@ import { readListSearch } from './pages/lists/search.ts';
 import { readOverviewSearch } from './pages/overview/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { readProxy } from './pages/proxies/search.ts';
+import { readSession } from './pages/sessions/search.ts';
 import { readStopSearch } from './pages/stops/search.ts';
+import { readSubscription } from './pages/subscriptions/search.ts';
 import { readTeamSearch } from './pages/team/search.ts';
 import { readTool, readToolFilter } from './pages/tools/search.ts';
 import { Shell } from './parts/shell.tsx';
@@ -111,6 +115,14 @@ function only<T extends object>(read: (search: Record<string, unknown>) => T) {
   });
 }
 
+/**
+ * Asks for what a page is about while its code comes: when it is opened, or when the pointer nears its link. The page asks for the
+ * same and finds it, and shows what is wrong. Nothing whose requests are recorded as a look of the person belongs here.
+ */
+function ask(...all: readonly { queryKey: QueryKey }[]): void {
+  for (const options of all) void queryClient.prefetchQuery(options);
+}
+
 /* The pages below the shell. What a page imports is loaded when it is opened, or when the pointer nears its link. */
 
 const overview = createRoute({
@@ -159,10 +171,17 @@ const newPolicy = createRoute({
   ),
   component: lazy(() => import('./pages/policies/new.tsx'), 'NewPolicy'),
 });
+const askForPolicy = ({ params: { id } }: { params: { id: string } }) =>
+  ask(
+    trpc.policies.get.queryOptions({ id }),
+    trpc.machines.policy.queryOptions({ id }),
+    trpc.settings.get.queryOptions({}),
+  );
 const policy = createRoute({
   ...below,
   path: '/policies/$id',
   validateSearch: only(readPolicyTab),
+  loader: askForPolicy,
   component: lazy(() => import('./pages/policies/policy.tsx'), 'PolicyPage'),
 });
 const reviewQueue = createRoute({
@@ -176,6 +195,7 @@ const reviewQueue = createRoute({
 const review = createRoute({
   ...below,
   path: '/review/$id',
+  loader: askForPolicy,
   component: lazy(() => import('./pages/review/review.tsx'), 'ReviewPage'),
 });
 const inbox = createRoute({
@@ -190,6 +210,12 @@ const hold = createRoute({
   validateSearch: only((search: Record<string, unknown>): { vote?: 'approve' | 'deny' } =>
     search.vote === 'approve' || search.vote === 'deny' ? { vote: search.vote } : {},
   ),
+  loader: ({ params: { id } }) =>
+    ask(
+      trpc.escrow.get.queryOptions({ id }),
+      trpc.machines.escrow.queryOptions({ id }),
+      trpc.settings.get.queryOptions({}),
+    ),
   component: lazy(() => import('./pages/approvals/hold.tsx'), 'HoldPage'),
 });
 
@@ -210,6 +236,7 @@ const forensics = createRoute({
 const evidencePackage = createRoute({
   ...below,
   path: '/forensics/packages/$id',
+  loader: ({ params: { id } }) => ask(trpc.forensics.package.queryOptions({ id })),
   component: lazy(() => import('./pages/forensics/package.tsx'), 'PackagePage'),
 });
 
@@ -280,6 +307,12 @@ const settings = createRoute({
   component: lazy(() => import('./pages/settings/settings.tsx'), 'SettingsPage'),
 });
 
+const session = createRoute({
+  ...below,
+  path: '/sessions/session',
+  validateSearch: only(readSession),
+  component: lazy(() => import('./pages/sessions/session.tsx'), 'SessionPage'),
+});
 const subscriptions = createRoute({
   ...below,
   path: '/subscriptions',
@@ -288,6 +321,8 @@ const subscriptions = createRoute({
 const subscription = createRoute({
   ...below,
   path: '/subscriptions/$id',
+  validateSearch: only(readSubscription),
+  loader: ({ params: { id } }) => ask(trpc.subscriptions.get.queryOptions({ id })),
   component: lazy(() => import('./pages/subscriptions/subscription.tsx'), 'SubscriptionPage'),
 });
 const delivery = createRoute({
@@ -341,6 +376,7 @@ const routeTree = root.addChildren([
     proxy,
     tools,
     tool,
+    session,
     subscriptions,
     subscription,
     delivery,

@@ -18,5 +18,7 @@ export default {
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 700,
     reportCompressedSize: false,
+    // what every page needs is one file: it compresses better than the many that pages happen to share
+    rolldownOptions: { output: { codeSplitting: { groups: [{ name: 'frame', tags: ['$initial'] }] } } },
   },
 } satisfies UserConfig;

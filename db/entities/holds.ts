@@ -57,6 +57,8 @@ export const Hold = defineEntity({
     barredVoters: p.array(),
     /** Attempts to use it that were refused, by their code and credential: what bounds their audit records. */
     refusedUses: p.json<Record<string, number>>().columnType('jsonb'),
+    /** The line of API keys that the Idempotency-Key is of. */
+    idempotencyLine: p.text().nullable(),
     idempotencyKey: p.text().nullable(),
     idempotencyHash: p.text().nullable(),
     createdAt: time(),

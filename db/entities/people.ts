@@ -133,6 +133,8 @@ export const ApiKey = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
+    /** The first of the keys that were rotated into this one; its own id for a key that is not rotated. */
+    lineId: p.string(),
     label: p.text(),
     prefix: p.text(),
     scopes: p.array(),

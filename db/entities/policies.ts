@@ -41,9 +41,9 @@ export interface ReviewRecord {
   id?: string;
   /** The comment that this one answers, which began the thread. */
   thread?: string;
-  /** The line that a thread is about, as it was written there. */
+  /** The lines that a thread is about, as they were written there. */
   place?: CommentPlace;
-  /** What a comment would have stand there in place of the line: none, one or several lines. */
+  /** What a comment would have stand there in place of the lines: none, one or several. */
   suggestion?: string;
   /** Who said last that the thread is settled. */
   resolved?: { by: string; at: string };
@@ -51,9 +51,12 @@ export interface ReviewRecord {
 
 export interface CommentPlace {
   part: 'text' | 'tests';
-  /** The version whose line it is: the reviewed one, or the one that it is compared with. */
+  /** The version whose lines they are: the reviewed one, or the one that it is compared with. */
   version: number;
   line: number;
+  /** The last one of several. */
+  end_line?: number;
+  /** Of many lines the first. */
   quote: string;
 }
 
@@ -68,11 +71,15 @@ export const PolicyRevision = defineEntity({
     /** The test suite of this version. */
     testsSource: p.text().nullable(),
     contentHash: p.text(),
+    /** Of the text without blanks and line ends: the same text however it is formatted. */
+    squeezedHash: p.text(),
     /** For the quota alone: what is enforced is read from the text. */
     statementCount: p.integer(),
     /** The reference lists that the text names, to find policies by: what is enforced is read from the text. */
     lists: p.array(),
     authorId: p.string(),
+    /** Who wrote any of it since a version last went live; a rollback to it makes them authors again. */
+    authors: p.array(),
     change: p.enum(['create', 'update', 'rollback'] as const),
     rolledBackFrom: p.integer().nullable(),
     note: p.text().nullable(),

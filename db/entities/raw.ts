@@ -2,6 +2,7 @@ import { defineEntity, p } from '@mikro-orm/postgresql';
 import { BLOCK_FIELDS, DERIVED_COLUMNS } from '../../server/domain/decision.ts';
 import type { MailKind } from '../../server/domain/mail.ts';
 import { tenantFilter, time } from './common.ts';
+import type { CommentPlace } from './policies.ts';
 
 /*
  * The tables that raw SQL reads and writes: the appender, ingest, fan-out, search, sign-in, and what is asked before a
@@ -165,6 +166,24 @@ const PolicyTests = defineEntity({
   filters: tenantFilter,
 });
 
+/** A comment of a review that its writer has not sent. */
+const PendingComment = defineEntity({
+  name: 'PendingComment',
+  tableName: 'pending_comment',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    policyId: p.string(),
+    userId: p.string(),
+    comment: p.text().nullable(),
+    thread: p.string().nullable(),
+    place: p.json<CommentPlace>().columnType('jsonb').nullable(),
+    suggestion: p.text().nullable(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
 /** A request that authors try policies on. */
 const SavedQuestion = defineEntity({
   name: 'SavedQuestion',
@@ -213,6 +232,7 @@ const Delivery = defineEntity({
     laneId: p.string().primary(),
     eventId: p.string().primary(),
     eventType: p.text(),
+    isTest: p.boolean(),
     status: p.text(),
     machineVersion: p.integer(),
     machineContext: p.json().columnType('jsonb'),
@@ -261,6 +281,7 @@ const EventOutbox = defineEntity({
     eventType: p.text(),
     payload: p.json().columnType('jsonb'),
     createdAt: time(),
+    laneId: p.string().nullable(),
     fannedOutAt: time().nullable(),
     wanted: p.boolean().nullable(),
   },
@@ -675,6 +696,7 @@ export const rawEntities = [
   PolicyBundle,
   ProxyBundle,
   SavedQuestion,
+  PendingComment,
   SignInLink,
   SignInRequest,
   SigningKey,

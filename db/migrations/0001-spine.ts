@@ -20,6 +20,7 @@ const TENANT_TABLES: Record<string, string> = {
   agent_key: 'select, insert, update',
   policy: 'select, insert, update',
   policy_revision: 'select, insert, update',
+  pending_comment: 'select, insert, update, delete',
   policy_bundle: 'select, insert, delete',
   chain_head: 'select, insert, update',
   chain_checkpoint: 'select, insert',
@@ -122,6 +123,8 @@ export class Spine extends Migration {
       create table api_key (
         tenant_id text collate "C" not null references tenant,
         id text collate "C" not null,
+        -- the first of the keys that were rotated into this one
+        line_id text collate "C" not null,
         label text not null,
         prefix text not null,
         scopes text[] not null,
@@ -178,8 +181,10 @@ export class Spine extends Migration {
         dsl_source text not null,
         tests_source text,
         content_hash text not null,
+        squeezed_hash text collate "C" not null,
         statement_count integer not null,
         author_id text collate "C" not null,
+        authors text[] not null,
         change text not null check (change in ('create', 'update', 'rollback')),
         rolled_back_from integer,
         note text,
@@ -188,6 +193,24 @@ export class Spine extends Migration {
         primary key (tenant_id, policy_id, version),
         foreign key (tenant_id, policy_id) references policy
       )`);
+    this.addSql('create index on policy_revision (tenant_id, policy_id, squeezed_hash)');
+    // what a reviewer has written and not sent: theirs alone until it is a comment of the revision
+    this.addSql(`
+      create table pending_comment (
+        tenant_id text collate "C" not null,
+        id text collate "C" not null,
+        policy_id text collate "C" not null,
+        user_id text collate "C" not null,
+        comment text,
+        thread text collate "C",
+        place jsonb,
+        suggestion text,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, id),
+        foreign key (tenant_id, policy_id) references policy,
+        foreign key (tenant_id, user_id) references member
+      )`);
+    this.addSql(`create index pending_comment_own on pending_comment (tenant_id, user_id, policy_id)`);
     this.addSql(`
       create table policy_bundle (
         tenant_id text collate "C" not null references tenant,
@@ -356,6 +379,8 @@ export class Spine extends Migration {
         created_by text not null,
         barred_voters text[] not null default '{}',
         refused_uses jsonb not null default '{}',
+        -- a key may be rotated between two attempts: the line of keys is whose attempts they are
+        idempotency_line text collate "C",
         idempotency_key text collate "C",
         idempotency_hash text,
         created_at timestamptz(3) not null,
@@ -371,7 +396,7 @@ export class Spine extends Migration {
     // a repeated identical action finds the hold that is still open, also when both requests arrive at once
     this.addSql(`create unique index escrow_hold_open on escrow_hold (tenant_id, agent_id, agent_role, action_hash)
       where status = 'held' and source = 'evaluate'`);
-    this.addSql(`create unique index escrow_hold_idempotency on escrow_hold (tenant_id, created_by, idempotency_key)
+    this.addSql(`create unique index escrow_hold_idempotency on escrow_hold (tenant_id, idempotency_line, idempotency_key)
       where idempotency_key is not null`);
     this.addSql(`create index escrow_hold_status on escrow_hold (tenant_id, status, created_at)`);
     for (const like of ['agent_id', 'rule_id']) {

@@ -70,6 +70,7 @@ export class Subscriptions extends Migration {
         lane_id text collate "C" not null,
         event_id text collate "C" not null,
         event_type text not null,
+        is_test boolean not null default false,
         status text not null check (status in ('retrying', 'delivered', 'failed')),
         machine_version integer not null,
         machine_context jsonb not null,
@@ -94,6 +95,8 @@ export class Subscriptions extends Migration {
       where status <> 'delivered' and attempts > 0`);
     // what was written before there were subscriptions is of interest to none of them
     this.addSql(`alter table event_outbox add column fanned_out_at timestamptz(3)`);
+    // the one destination that an example is for; null for what happened, which is for all that ask for its type
+    this.addSql(`alter table event_outbox add column lane_id text collate "C"`);
     // whether there was a delivery of it then; null before
     this.addSql(`alter table event_outbox add column wanted boolean`);
     this.addSql(`update event_outbox set fanned_out_at = created_at, wanted = false`);

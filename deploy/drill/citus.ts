@@ -1,17 +1,18 @@
 import { type ChildProcess, spawn } from 'node:child_process';
+import { loadavg } from 'node:os';
 import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Cluster, noCitus } from './cluster.ts';
 import { eventually, freePort } from './pair.ts';
 import { BATCH, Load, Server } from './server.ts';
 
-const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--moves N] [--rebalances N] [--seconds N] [--away MS]
-                                 [--nodes N] [--writers N] [--json]
+const HELP = `Usage: npm run drill:citus -- [--beside] [--rounds N] [--hangs N] [--moves N] [--rebalances N] [--seconds N]
+                                 [--away MS] [--nodes N] [--writers N] [--json]
        npm run drill:citus -- --compare N [--nodes N] [--writers N]
 
 Starts a coordinator and nodes with Citus, and the server on them, writes decisions of tenants on every node, kills
 one of the databases with SIGKILL, starts it again, and counts what was acknowledged, lost and stored twice. Rounds
-take the nodes in turn, the coordinator last. Then it moves the shard of a tenant from node to node, and has Citus
+take the nodes in turn, the coordinator last. Then it has databases hang in the same turn (SIGSTOP, SIGCONT), moves the shard of a tenant from node to node, and has Citus
 rebalance. Everything runs on loopback in a directory of its own, which is removed at the end. All databases share the disk
 of that: one that recovers has the others wait for it, as it would not on a machine of its own. TMPDIR=/dev/shm
 keeps them in memory. PostgreSQL 15 with Citus must be installed (SVC_PG15_BIN names its programs), and redis-server
@@ -20,10 +21,11 @@ with --beside.
   --beside      a server beside each node (DATABASE_NODE_URL) in the place of one at the coordinator; clients ask the one
                 beside the node of their tenant
   --rounds N    how often something is killed (default: each database once)
-  --moves N     how often the shard of a tenant is moved to another node, after the kills (default 0)
+  --hangs N     how often a database hangs, after the kills (default 0)
+  --moves N     how often the shard of a tenant is moved to another node, after that (default 0)
   --rebalances N  how often Citus rebalances, after the shard of a tenant was moved away (default 0)
   --seconds N   how long decisions are written before each kill or move (default 2)
-  --away MS     how long a killed database stays away (default 1000)
+  --away MS     how long a killed database stays away, and one hangs (default 1000)
   --nodes N     nodes beside the coordinator (default 2)
   --writers N   how many clients write at the same time, spread over the tenants (default 8)
   --compare N   kills nothing: asks three servers in turn, N times a second each, for batches of ${BATCH} events and for
@@ -37,6 +39,7 @@ const { values: flags } = parseArgs({
   options: {
     beside: { type: 'boolean', default: false },
     rounds: { type: 'string' },
+    hangs: { type: 'string', default: '0' },
     moves: { type: 'string', default: '0' },
     rebalances: { type: 'string', default: '0' },
     seconds: { type: 'string', default: '2' },
@@ -69,16 +72,21 @@ interface Round {
   others_gap_ms: number;
   /** The same of the others before, which is what this machine does by itself. */
   calm_gap_ms: number;
+  /** The longest time until an answer, whichever. */
+  longest_answer_ms: number;
+  /** The average load of this machine over a minute. */
+  load: number;
   verified: boolean;
 }
 
 async function drill(): Promise<number> {
   const nodes = Number(flags.nodes);
   const rounds = Number(flags.rounds ?? nodes + 1);
+  const hangs = Number(flags.hangs);
   const moves = Number(flags.moves);
   const rebalances = Number(flags.rebalances);
   const [seconds, away, writers] = [flags.seconds, flags.away, flags.writers].map(Number) as [number, number, number];
-  const all = rounds + moves + rebalances;
+  const all = rounds + hangs + moves + rebalances;
   if (![nodes, all, seconds, writers].every((n) => n > 0 && n <= 1000))
     throw new Error('numbers must be from 1 to 1000');
   const absent = noCitus();
@@ -93,22 +101,27 @@ async function drill(): Promise<number> {
     const tenants = await tenantsOn(cluster, servers.first, nodes);
     for (let round = 0; round < all; round++) {
       await servers.ready();
-      const killed = (round + 1) % (nodes + 1);
+      const struck = ((round < rounds ? round : round - rounds) + 1) % (nodes + 1);
+      const theirs = struck === 0 ? undefined : tenants.get(struck)!;
+      const moved = round - rounds - hangs;
       const [[node, tenant]] = [...tenants] as [[number, string]];
       const other = (node % nodes) + 1;
       const fault =
         round < rounds
-          ? killing(cluster, killed, killed === 0 ? undefined : tenants.get(killed)!, away)
-          : round < rounds + moves
-            ? moving(cluster, tenant, (round - rounds) % 2 === 0 ? other : node)
-            : rebalancing(cluster);
+          ? killing(cluster, struck, theirs, away)
+          : moved < 0
+            ? hanging(cluster, struck, theirs, away)
+            : moved < moves
+              ? moving(cluster, tenant, moved % 2 === 0 ? other : node)
+              : rebalancing(cluster);
       // so that there is something to do
-      if (round >= rounds + moves) await cluster.move(tenant, (await cluster.nodeOf(tenant)) === node ? other : node);
+      if (moved >= moves) await cluster.move(tenant, (await cluster.nodeOf(tenant)) === node ? other : node);
       const result = await suffer(cluster, servers, tenants, fault, { seconds, writers });
       done.push(result);
       say(
         `${result.fault}: ${result.acknowledged} acknowledged, ${result.lost} lost, ${result.doubled} doubled, longest gap ` +
           `${result.longest_gap_ms} ms (others ${result.others_gap_ms} ms, before ${result.calm_gap_ms} ms), ` +
+          `answers within ${result.longest_answer_ms} ms, load ${result.load}, ` +
           `chains ${result.verified ? 'whole' : 'BROKEN'}`,
       );
     }
@@ -292,6 +305,18 @@ function killing(cluster: Cluster, node: number, of: string | undefined, away: n
   };
 }
 
+function hanging(cluster: Cluster, node: number, of: string | undefined, away: number): Fault {
+  return {
+    name: node === 0 ? 'coordinator hung' : `node ${node} hung`,
+    of,
+    run: async () => {
+      cluster.hang(node);
+      await delay(away);
+      cluster.resume(node);
+    },
+  };
+}
+
 function moving(cluster: Cluster, tenant: string, to: number): Fault {
   return {
     name: `shard moved to node ${to}`,
@@ -340,6 +365,8 @@ async function suffer(
     longest_gap_ms: load.longestGapOf(theirs),
     others_gap_ms: load.longestGapOf((tenant) => !theirs(tenant)),
     calm_gap_ms: calm,
+    longest_answer_ms: load.longestAnswerMs,
+    load: Number(loadavg()[0]!.toFixed(1)),
     verified: chains.every(({ whole }) => whole),
   };
 }

@@ -186,26 +186,52 @@ export class Cluster {
   async kill(node: number): Promise<void> {
     const child = this.#nodes[node]!.child;
     if (!child || child.exitCode !== null || child.signalCode !== null) return;
-    const backends = execFileSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)], { encoding: 'utf8' });
     const exited = once(child, 'exit');
     // a backend that outlives the postmaster would go on for a while
-    for (const pid of [child.pid!, ...backends.split(/\s+/).filter(Boolean).map(Number)]) {
-      try {
-        process.kill(pid, 'SIGKILL');
-      } catch {
-        // it was gone already
-      }
-    }
+    this.#signal(node, 'SIGKILL');
     await exited;
     rmSync(path.join(this.#nodes[node]!.data, 'postmaster.pid'), { force: true });
   }
 
+  /** Has a node say nothing any more, as a machine that swaps or waits for its disk: connections stay open, and new ones are taken. */
+  hang(node: number): void {
+    this.#signal(node, 'SIGSTOP');
+  }
+
+  /** Has a node that hangs go on. */
+  resume(node: number): void {
+    this.#signal(node, 'SIGCONT');
+  }
+
+  /** Sends a signal to all processes of a node. */
+  #signal(node: number, signal: NodeJS.Signals): void {
+    const { pid: master } = this.#nodes[node]!.child!;
+    const signalled = (pid: number) => {
+      try {
+        process.kill(pid, signal);
+      } catch {
+        // it was gone already
+      }
+    };
+    // the first, so that it begins no others
+    signalled(master!);
+    for (const pid of this.#backendsOf(String(master))) signalled(pid);
+  }
+
+  #backendsOf(masters: string): number[] {
+    try {
+      const pids = execFileSync('ps', ['-o', 'pid=', '--ppid', masters], { encoding: 'utf8' });
+      return pids.split(/\s+/).filter(Boolean).map(Number);
+    } catch {
+      // there are none
+      return [];
+    }
+  }
+
   /** The processor time that all nodes took so far, in milliseconds: of their processes that run now. */
   processorMs(): number {
-    const masters = this.#nodes.map(({ child }) => child?.pid).join(',');
-    const backends = execFileSync('ps', ['-o', 'pid=', '--ppid', masters], { encoding: 'utf8' });
     let ticks = 0;
-    for (const pid of backends.split(/\s+/).filter(Boolean)) {
+    for (const pid of this.#backendsOf(this.#nodes.map(({ child }) => child?.pid).join(','))) {
       try {
         const [, fields] = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ');
         const [user, system] = fields!.split(' ').slice(11, 13);

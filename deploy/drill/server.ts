@@ -264,6 +264,8 @@ export class Load {
   /** Ids, with when they were acknowledged and whose they are. */
   readonly acknowledged = new Map<string, { at: number; tenant: string }>();
   triedAgain = 0;
+  /** The longest time until an answer, in milliseconds: also one that asks to try again, or a connection that breaks. */
+  longestAnswerMs = 0;
   #running = true;
   #fault: unknown;
   readonly #server: Pick<Server, 'send'>;
@@ -284,6 +286,7 @@ export class Load {
 
   async #untilAcknowledged(id: string, tenant: string): Promise<void> {
     while (this.#fault === undefined) {
+      const asked = performance.now();
       try {
         if (await this.#server.send(id, tenant)) {
           this.acknowledged.set(id, { at: performance.now(), tenant });
@@ -292,6 +295,8 @@ export class Load {
       } catch (error) {
         // no answer: it may be stored or not; any other answer than 202 and 503 is a fault of the server
         if (error instanceof Error && error.message.startsWith('an event was')) this.#fault = error;
+      } finally {
+        this.longestAnswerMs = Math.max(this.longestAnswerMs, Math.round(performance.now() - asked));
       }
       this.triedAgain++;
       await delay(20);

@@ -29,6 +29,9 @@ export interface Found {
   id: string;
   /** What else people know it by: the server of a tool, the name of a person; empty where there is nothing. */
   detail: string;
+  /** Of a hold: whose action it is, and since when it waits. */
+  agent_id?: string;
+  created_at?: string;
 }
 
 /** Of each kind. */
@@ -60,6 +63,8 @@ export function findProcedure(db: Reads) {
               kind: z.enum(KINDS as unknown as [FoundKind, ...FoundKind[]]),
               id: z.string(),
               detail: z.string().describe('the server of a tool, the name of a person, the state of a hold'),
+              agent_id: z.string().optional().describe('of a hold'),
+              created_at: z.iso.datetime().optional().describe('of a hold'),
             })
             .meta({ id: 'Found' }),
         ),
@@ -78,11 +83,16 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
   const named = await db.readOnly(tenantId, async (client) => {
     const found: Found[] = [];
     const add = async (kind: FoundKind, sql: string, value = sought) => {
-      const { rows } = await client.query<{ id: string; detail: string | null }>(`${sql} limit ${MOST}`, [
-        tenantId,
-        value,
-      ]);
-      for (const { id, detail } of rows) found.push({ kind, id, detail: detail ?? '' });
+      const { rows } = await client.query<{ id: string; detail: string | null; agent_id?: string; created_at?: Date }>(
+        `${sql} limit ${MOST}`,
+        [tenantId, value],
+      );
+      for (const { id, detail, agent_id, created_at } of rows) {
+        found.push({
+          ...{ kind, id, detail: detail ?? '' },
+          ...(agent_id !== undefined && created_at && { agent_id, created_at: created_at.toISOString() }),
+        });
+      }
     };
     const has = (column: string) => `strpos(lower(${column}), lower($2)) > 0`;
     const of = (table: string, columns: string, more = '') =>
@@ -102,12 +112,15 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
     );
     await add(
       'hold',
-      `select id, status || ': ' || coalesce(tool, action_type) as detail
+      `select id, status || ': ' || coalesce(tool, action_type) as detail, agent_id, created_at
        from (select id, status, action_type, agent_id, details->'shown'->>'tool_name' as tool, created_at from escrow_hold
              where tenant_id = $1 and status = 'held' order by created_at desc limit ${MOST_LOOKED_AT}) t
        where ${has(`agent_id || ' ' || coalesce(tool, '')`)} order by created_at desc`,
     );
-    await add('hold', `select id, status as detail from escrow_hold where tenant_id = $1 and id = $2`);
+    await add(
+      'hold',
+      `select id, status as detail, agent_id, created_at from escrow_hold where tenant_id = $1 and id = $2`,
+    );
     await add(
       'agent',
       `select distinct id, null as detail from (

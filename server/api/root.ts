@@ -22,6 +22,7 @@ import {
   sessionFactsProcedure,
 } from '../decisions/router.ts';
 import { type RulesInForce, rulesRouter } from '../decisions/rules-in-force.ts';
+import { sessionStoryProcedure } from '../decisions/session-story.ts';
 import type { Asides } from '../escrow/asides.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
@@ -40,6 +41,7 @@ import { actionEntities } from '../policy/language/schema.ts';
 import type { ListQueries } from '../policy/list-queries.ts';
 import type { Lists } from '../policy/lists.ts';
 import { listsRouter } from '../policy/lists-router.ts';
+import { type PendingComments, pendingCommentsRouter } from '../policy/pending-comments.ts';
 import type { Policies } from '../policy/policies.ts';
 import type { PolicyQueries } from '../policy/queries.ts';
 import { type Questions, questionsRouter } from '../policy/questions.ts';
@@ -54,6 +56,7 @@ import type { Simulations } from '../simulation/simulations.ts';
 import { stopsRouter } from '../stops/router.ts';
 import type { Stops } from '../stops/stops.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
+import type { Examples } from '../subscriptions/examples.ts';
 import type { Resends } from '../subscriptions/resends.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
@@ -92,6 +95,7 @@ export interface Services {
   simulations: Simulations;
   lists: Lists;
   listQueries: ListQueries;
+  pendingComments: PendingComments;
   questions: Questions;
   fleet: Fleet;
   stops: Stops;
@@ -111,6 +115,7 @@ export interface Services {
   subscriptions: Subscriptions;
   deliveries: Deliveries;
   resends: Resends;
+  examples: Examples;
   db: Database;
   decider: Decider;
   limits: Limits;
@@ -139,6 +144,7 @@ export function buildRouter(s: Services) {
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
+    pendingComments: pendingCommentsRouter(s.pendingComments, s.policies),
     questions: questionsRouter(s.questions),
     rules: rulesRouter(s.db, s.rulesInForce),
     decisionTests: decisionTestsRouter(s.decisionTests),
@@ -150,12 +156,13 @@ export function buildRouter(s: Services) {
       s.stops.lookup(tenantId),
     ),
     stops: stopsRouter(s.stops),
-    subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries, s.resends),
+    subscriptions: subscriptionsRouter(s.db, s.subscriptions, s.deliveries, s.resends, s.examples),
     evaluate: evaluateProcedure(s.decider),
     evaluateBatch: evaluateBatchProcedure(s.decider, s.log),
     practice: practiceProcedure(s.decider),
     reportOutcome: reportProcedure(s.decider),
     sessionFacts: sessionFactsProcedure(s.ledger),
+    sessionStory: sessionStoryProcedure(s.db, s.holdQueries, s.stops),
     events: eventsRouter(s.db, s.keptInputs, s.decisionRules),
     find: findProcedure(s.db),
     limits: limitsRouter(s.limits, s.decider),

@@ -1,4 +1,4 @@
-import { onlyOf } from '../../db/citus.ts';
+import { amongThese } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { type Departure, validUntil } from '../../db/moves.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
@@ -7,6 +7,7 @@ import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Hex } from '../lib/crypto.ts';
+import { inTime } from '../lib/deadlines.ts';
 import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
@@ -45,8 +46,8 @@ const ANSWER_MS = 2000;
  * With several processes, Redis caches lookups too, trusted only as far as Lookups describes.
  *
  * Anyone can make up secrets of the right form, for any tenant. Whether there is such a credential at all is asked first, for all
- * that wait in one statement, one after the other. On Citus the statement is of one tenant, and of all tenants of a node two
- * statements run at once, those of different tenants by turns. So strangers keep one connection busy, or two for each node, however
+ * that wait in one statement, one after the other. On Citus the statement is of the tenants of one shard, and of those of a node two
+ * statements run at once, those of different shards by turns. So strangers keep one connection busy, or two for each node, however
  * many requests they send and tenants they name, and nobody is refused who has a credential. Nothing is counted that a stranger could
  * use up for others.
  */
@@ -58,7 +59,7 @@ export class Authenticator {
   /** Whether a tenant leaves for another installation; without it none does. */
   readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   readonly #lookups: Lookups<FoundCredential | null>;
-  /** What asks whether there are credentials: one for all tenants, or on Citus for each. */
+  /** What asks whether there are credentials: one for all tenants, or on Citus for those of each shard. */
   readonly #asking = new Map<string, { known: Groups<Asked, boolean>; waiting: number }>();
   /** The statements of those on each node, so that no tenant waits for the node of another. */
   readonly #statements = new Turns({ atOnce: 2, mostWaiting: Number.POSITIVE_INFINITY });
@@ -140,7 +141,7 @@ export class Authenticator {
   }
 
   async #mayBeKnown(asked: Asked): Promise<boolean> {
-    const place = this.#db.citus ? asked.tenantId : '';
+    const place = this.#db.places ? String(this.#db.places.shardOf(asked.tenantId)) : '';
     const one = this.#asking.get(place) ?? {
       known: new Groups<Asked, boolean>((all) => this.#askFor(all, place), AT_ONCE),
       waiting: 0,
@@ -159,22 +160,24 @@ export class Authenticator {
    * looked up by itself: nobody has to wait for another, or fails with it.
    */
   async #askFor(all: readonly Asked[], place: string): Promise<boolean[]> {
-    const node = place === '' ? '' : String(this.#db.places?.nodeOf(place));
-    const end = place === '' ? undefined : await this.#statements.take(node, place);
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<boolean[]>((resolve) => {
-      timer = setTimeout(() => resolve(all.map(() => true)), ANSWER_MS);
+    const unsure = all.map(() => true);
+    let late = false;
+    const asked = async () => {
+      const node = String(this.#db.places?.nodeOf(all[0]!.tenantId));
+      const end = place === '' ? undefined : await this.#statements.take(node, place);
+      try {
+        return late ? unsure : await known(this.#db, all);
+      } catch (err) {
+        this.#log.warn({ err }, 'credentials could not be asked for together');
+        return unsure;
+      } finally {
+        end?.();
+      }
+    };
+    return inTime(ANSWER_MS, asked(), () => {
+      late = true;
+      return unsure;
     });
-    const answer = known(this.#db, all).catch((err) => {
-      this.#log.warn({ err }, 'credentials could not be asked for together');
-      return all.map(() => true);
-    });
-    try {
-      return await Promise.race([answer, late]);
-    } finally {
-      clearTimeout(timer);
-      end?.();
-    }
   }
 
   /** The principal of a credential that is valid now. Throws UNAVAILABLE when its tenant has moved. */
@@ -263,11 +266,11 @@ interface Asked {
 
 /**
  * Of each of these whether it is, or in a tenant that has left was, a credential of its tenant, valid or not. On Citus, all are of
- * one tenant.
+ * tenants of one shard.
  */
 async function known(db: Pick<Database, 'nearOf' | 'citus'>, asked: readonly Asked[]): Promise<boolean[]> {
   const [{ tenantId }] = asked as [Asked];
-  const only = db.citus ? onlyOf(tenantId) : () => '';
+  const only = db.citus ? amongThese(new Set(asked.map((one) => one.tenantId))) : () => '';
   const from = 'from unnest($1::text[], $2::text[]) x (tenant_id, hash) join';
   const { rows } = await db.nearOf(tenantId).query<Asked>(
     `select x.tenant_id as "tenantId", x.hash ${from} credential c

@@ -54,13 +54,20 @@ export class Keys {
   async #createApiKey(
     em: EntityManager,
     tenantId: string,
-    input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
+    input: {
+      label: string;
+      scopes: readonly Scope[];
+      expiresAt?: Date | undefined;
+      owner: string | null;
+      line?: string;
+    },
     by: Doer,
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     const { id, secret } = await this.#issue(em, tenantId, 'key');
     const row = em.create(ApiKey, {
       tenantId,
       id,
+      lineId: input.line ?? id,
       label: input.label,
       prefix: secretPrefix(secret),
       scopes: [...new Set(input.scopes)],
@@ -151,11 +158,11 @@ export class Keys {
     return this.#db.transaction(tenantId, async (em, notify) => {
       await assertEntitled(em, tenantId, { maker: owner, owner: null });
       const old = this.#working(await em.findOne(ApiKey, { id }, WRITE));
-      const { label, scopes } = old;
+      const { label, scopes, lineId: line } = old;
       const made = await this.#createApiKey(
         em,
         tenantId,
-        { label, scopes: scopes as Scope[], owner, expiresAt: this.#sameLife(old) },
+        { label, scopes: scopes as Scope[], owner, line, expiresAt: this.#sameLife(old) },
         by,
       );
       const until = await this.#expire(em, notify, old, overlapSeconds);

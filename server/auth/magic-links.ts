@@ -3,6 +3,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { apart } from '../../db/citus.ts';
 import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Member, type MemberRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
 import type { SignInPolicyOf } from '../domain/principal.ts';
@@ -258,13 +259,20 @@ export class MagicLinks {
   async forget(signal?: AbortSignal): Promise<void> {
     const { db, clock } = this.#parts;
     const before = new Date(clock.now() - EXPIRED_LINK_SECONDS * 1000);
-    await db.owner.query('delete from sign_in_request where created_at < $1', [before]);
+    const requests = (limit: string) => `delete from sign_in_request where id in (
+      select id from sign_in_request where created_at < $1 ${limit} for update skip locked)`;
+    await deleteInBatches(db.owner, requests, [before], signal);
     const due = await apart(db, 'select distinct tenant_id from sign_in_link where expires_at < $1', [before]);
     await each(due, signal, (only) =>
-      db.owner.query(
-        `with gone as (delete from sign_in_link where expires_at < $1 ${only()} returning tenant_id, id)
-         delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
+      deleteInBatches(
+        db.nearOf(only.tenantId),
+        (limit) => `with due as (
+           select tenant_id, id from sign_in_link where expires_at < $1 ${only()} ${limit} for update skip locked),
+         gone as (
+           delete from credential c using due where c.tenant_id = due.tenant_id and c.id = due.id ${only('c')})
+         delete from sign_in_link l using due where l.tenant_id = due.tenant_id and l.id = due.id ${only('l')}`,
         [before],
+        signal,
       ),
     );
   }

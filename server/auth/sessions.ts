@@ -1,5 +1,6 @@
 import { type EntityManager, type FilterQuery, LockMode } from '@mikro-orm/postgresql';
 import { type Adapter, type DatabaseSession, type DatabaseUser, Lucia, TimeSpan } from 'lucia';
+import { across } from '../../db/citus.ts';
 import { Member, type MemberRow, SessionEntity, type SessionRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
@@ -184,12 +185,13 @@ export class Sessions {
 
   /** Deletes expired sessions. */
   async forget(signal?: AbortSignal): Promise<void> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+    const rows = await across<{ tenant_id: string }>(
+      this.#db,
       'select distinct tenant_id from session where expires_at <= $1',
       [new Date(this.#clock.now())],
     );
     await each(rows, signal, ({ tenant_id: tenantId }) =>
-      this.#db.transaction(tenantId, (em) => this.#lucia(em, tenantId).deleteExpiredSessions()),
+      this.#db.transactionNear(tenantId, (em) => this.#lucia(em, tenantId).deleteExpiredSessions()),
     );
   }
 

@@ -3,6 +3,7 @@ import { decodeJwt } from 'jose';
 import { apart } from '../../db/citus.ts';
 import { addCredential } from '../../db/credentials.ts';
 import { WorkloadTrust, type WorkloadTrustRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { lockTenant } from '../../db/locks.ts';
 import { addEvent } from '../../db/outbox.ts';
@@ -252,10 +253,15 @@ export class Workloads {
     const now = new Date(this.#clock.now());
     const due = 'select distinct tenant_id from workload_token where forget_at <= $1';
     await each(await apart(this.#db, due, [now]), signal, (only) =>
-      this.#db.owner.query(
-        `with gone as (delete from workload_token where forget_at <= $1 ${only()} returning tenant_id, id)
-         delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id ${only('c')}`,
+      deleteInBatches(
+        this.#db.nearOf(only.tenantId),
+        (limit) => `with due as (
+           select tenant_id, id from workload_token where forget_at <= $1 ${only()} ${limit} for update skip locked),
+         gone as (
+           delete from credential c using due where c.tenant_id = due.tenant_id and c.id = due.id ${only('c')})
+         delete from workload_token w using due where w.tenant_id = due.tenant_id and w.id = due.id ${only('w')}`,
         [now],
+        signal,
       ),
     );
   }

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { across, type Tenants } from '../../db/citus.ts';
 import { inTransaction, within } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
@@ -22,10 +23,10 @@ const READ_MS = 60_000;
  * written never waits for it, and what dies in between is done by the process that runs next.
  */
 export class Blocks {
-  readonly #db: Pick<Database, 'owner'>;
+  readonly #db: Pick<Database, keyof Tenants | 'nearOf'>;
   readonly #busy: () => boolean;
 
-  constructor({ db, busy }: { db: Pick<Database, 'owner'>; busy: () => boolean }) {
+  constructor({ db, busy }: { db: Pick<Database, keyof Tenants | 'nearOf'>; busy: () => boolean }) {
     this.#db = db;
     this.#busy = busy;
   }
@@ -36,8 +37,10 @@ export class Blocks {
 
   /** Summarizes what is complete by now. May run in several processes at once. */
   async run(signal: AbortSignal): Promise<void> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string; seq: number }>(
+    const rows = await across<{ tenant_id: string; seq: number }>(
+      this.#db,
       `select tenant_id, seq from chain_head where chain = 'forensics' and unsummarized`,
+      [],
     );
     const into = Buffer.allocUnsafe(rows.length > 0 ? RECEIVE_BYTES : 0);
     for (let chains = rows; chains.length > 0 && !signal.aborted; ) {
@@ -51,11 +54,11 @@ export class Blocks {
 
   /** Whether there is more to do. */
   async #extend(tenantId: string, head: number, into: Buffer, signal: AbortSignal): Promise<boolean> {
-    const { owner } = this.#db;
-    const { rows } = await owner.query<{ block: number }>(
-      'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
-      [tenantId],
-    );
+    const { rows } = await this.#db
+      .nearOf(tenantId)
+      .query<{ block: number }>('select block from forensic_block where tenant_id = $1 order by block desc limit 1', [
+        tenantId,
+      ]);
     let next = (rows[0]?.block ?? -1) + 1;
     for (const end = next + TURN; next < end && lastIn(next) <= head; next++) {
       if (signal.aborted) return false;
@@ -82,7 +85,7 @@ export class Blocks {
    * deletes them, to have them made again, holds the head for update meanwhile. The appender's updates of it do not wait.
    */
   async #onto(tenantId: string, next: number, write: (client: pg.PoolClient) => Promise<pg.QueryResult>) {
-    return inTransaction(this.#db.owner, async (client) => {
+    return inTransaction(this.#db.nearOf(tenantId), async (client) => {
       await client.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for key share`, [
         tenantId,
       ]);
@@ -116,7 +119,7 @@ export class Blocks {
     const records = recordsOf(tenantId, firstIn(number), end);
     // reading alone: a block of the longest records takes longer than a transaction that writes may
     const copied = (client: pg.PoolClient) => within(READ_MS, copyRows(client, records, read, { into }));
-    await inTransaction(this.#db.owner, copied, 'begin read only');
+    await inTransaction(this.#db.nearOf(tenantId), copied, 'begin read only');
     const { seen, ...fields } = block.summary();
     return this.#onto(tenantId, number, async (client) => {
       // it stands for all of them: the database may be another by now, a standby that lacks some

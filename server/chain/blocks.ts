@@ -29,10 +29,10 @@ export const lastIn = (block: number) => (block + 1) * BLOCK_RECORDS;
  */
 export type Summary = Record<BlockField, string> & { seen: Buffer };
 
-/** A value that is sought. */
+/** Values of a field that are sought: any of them. */
 export interface SoughtValue {
   field: BlockField;
-  hash: number;
+  hashes: readonly number[];
 }
 
 /** What the records of one block have, gathered record by record. */
@@ -111,37 +111,50 @@ export class Block {
 /** A hash of 32 bits becomes a place in a table of twice as many places as a block has records. */
 const TABLE_SHIFT = 32 - Math.log2(2 * BLOCK_RECORDS);
 
-/** The seq of the records in a block that have all of the values, ascending. */
+/** The seq of the records in a block that have, of each field sought, one of the values; ascending. */
 export function matching(block: number, summary: Record<BlockField, string>, sought: readonly SoughtValue[]): number[] {
-  const coded: { codes: string; from: number; code: number }[] = [];
-  for (const { field, hash } of sought) {
+  const coded: { codes: string; from: number; wanted: number[] }[] = [];
+  for (const { field, hashes } of sought) {
     const codes = summary[field];
     const from = codes.indexOf('|') + 1;
-    const name = nameOf(numberOf(hash));
-    let at = codes.indexOf(name);
-    while (at >= 0 && at < from && at % DIGITS !== 0) at = codes.indexOf(name, at + 1);
-    if (at < 0 || at >= from) return [];
-    if (codes.length > from) coded.push({ codes, from, code: at / DIGITS + 1 });
+    const wanted = hashes.flatMap((hash) => codeOf(codes, from, nameOf(numberOf(hash))) ?? []);
+    if (wanted.length === 0) return [];
+    if (codes.length > from) coded.push({ codes, from, wanted });
   }
   const first = firstIn(block);
   // the rarest value leads
-  const [lead, ...others] = coded.sort((a, b) => b.code - a.code);
-  if (!lead) return Array.from({ length: BLOCK_RECORDS }, (_, place) => first + place);
+  const [lead] = coded.filter(({ wanted }) => wanted.length === 1).sort((a, b) => b.wanted[0]! - a.wanted[0]!);
+  const others = coded.filter((one) => one !== lead);
+  const led = lead
+    ? placesOf(lead.codes, lead.from, lead.wanted[0]!)
+    : Array.from({ length: BLOCK_RECORDS }, (_, place) => place);
+  return led
+    .filter((place) => others.every(({ codes, from, wanted }) => wanted.includes(codes.charCodeAt(from + place))))
+    .map((place) => first + place);
+}
+
+/** The code of a name in a block; undefined where no record has it. */
+function codeOf(codes: string, from: number, name: string): number | undefined {
+  let at = codes.indexOf(name);
+  while (at >= 0 && at < from && at % DIGITS !== 0) at = codes.indexOf(name, at + 1);
+  return at < 0 || at >= from ? undefined : at / DIGITS + 1;
+}
+
+function placesOf(codes: string, from: number, code: number): number[] {
   const found: number[] = [];
-  const character = String.fromCharCode(lead.code);
-  for (let at = lead.codes.indexOf(character, lead.from); at >= 0; at = lead.codes.indexOf(character, at + 1)) {
-    const place = at - lead.from;
-    if (others.every(({ codes, from, code }) => codes.charCodeAt(from + place) === code)) found.push(first + place);
-  }
+  const character = String.fromCharCode(code);
+  for (let at = codes.indexOf(character, from); at >= 0; at = codes.indexOf(character, at + 1)) found.push(at - from);
   return found;
 }
 
-/** SQL: whether a block may have a value. Always true of a field that has an index, whose values `seen` does not have. */
-export function maySee({ field, hash }: SoughtValue): string {
+/** SQL: whether a block may have one of the values. Always true of a field that has an index, whose values `seen` does not have. */
+export function maySee({ field, hashes }: SoughtValue): string {
   if (!SEEN.some((each) => each.field === field)) return 'true';
-  return bitsOf(field, numberOf(hash))
-    .map((bit) => `get_bit(seen, ${bit} & (octet_length(seen) * 8 - 1)) = 1`)
-    .join(' and ');
+  return hashes
+    .map((hash) => bitsOf(field, numberOf(hash)))
+    .map((bits) => bits.map((bit) => `get_bit(seen, ${bit} & (octet_length(seen) * 8 - 1)) = 1`).join(' and '))
+    .map((all) => `(${all})`)
+    .join(' or ');
 }
 
 const SEEN = BLOCK_FIELDS.map((field, n) => ({ field, n })).filter(

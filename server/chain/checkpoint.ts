@@ -1,9 +1,11 @@
 import type { KeyObject } from 'node:crypto';
+import { across, type Tenants } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { type Departure, hasLeftWith } from '../../db/moves.ts';
 import { addEventBy, type OutboxEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
+import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
@@ -34,7 +36,7 @@ export interface Signer {
 }
 
 export interface CheckpointOptions {
-  db: Pick<Database, 'owner' | 'asideOf' | 'nearOf'>;
+  db: Pick<Database, 'owner' | 'asideOf' | 'nearOf'> & Tenants;
   clock: Clock;
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
@@ -116,8 +118,6 @@ export class Checkpoints {
   /** A checkpoint is due after this many records. */
   readonly everyRecords: number;
   readonly #everyMs: number;
-  #timer: NodeJS.Timeout | undefined;
-  #sweeping: Promise<void> | undefined;
   readonly acknowledged: AcknowledgedHeads;
   readonly comparison: Comparison;
   /** Chains that this process knows to be closed, and when it last looked. */
@@ -139,30 +139,19 @@ export class Checkpoints {
     this.#everyMs = options.everyMs ?? 60_000;
   }
 
-  /** Starts to sign chains with new records, every few seconds. */
-  start(): void {
-    const sweep = async () => {
-      try {
-        await this.sweep();
-      } catch (err) {
-        this.#options.log.error({ err }, 'chains could not be looked through for checkpoints');
-      } finally {
-        this.#sweeping = undefined;
-      }
+  /** Signs chains with new records, every few seconds. */
+  job(): Job {
+    return {
+      name: 'checkpoints',
+      everySeconds: SWEEP_MS / 1000,
+      run: async (signal) => void (await this.sweep(signal)),
     };
-    // one at a time, however long one takes: two would sign the same chains
-    this.#timer = setInterval(() => {
-      this.#sweeping ??= sweep();
-    }, SWEEP_MS);
-    this.#timer.unref();
   }
 
   /** Stops, and waits until the files are written. */
   async stop(): Promise<void> {
     this.#stopping.abort();
-    clearInterval(this.#timer);
     clearInterval(this.#recheck);
-    await this.#sweeping;
     await this.#inspecting;
     await this.#raising;
     await this.acknowledged.flushed();
@@ -184,9 +173,10 @@ export class Checkpoints {
    * before the next look. Resolves with how many were signed. What it costs depends on the chains with records that are not
    * signed, not on how many chains there are.
    */
-  async sweep(): Promise<number> {
+  async sweep(signal = this.#stopping.signal): Promise<number> {
     const { db, clock, log } = this.#options;
-    const { rows } = await db.owner.query<{ tenant_id: string; chain: ChainName; seq: number; signed: boolean }>(
+    const rows = await across<{ tenant_id: string; chain: ChainName; seq: number; signed: boolean }>(
+      db,
       `select h.tenant_id, h.chain, h.seq, h.seq <= coalesce(c.seq, 0) as signed from chain_head h
        left join lateral (
          select c.seq, c.created_at from chain_checkpoint c
@@ -197,7 +187,7 @@ export class Checkpoints {
     );
     let signed = 0;
     for (const row of rows) {
-      if (this.#stopping.signal.aborted) break;
+      if (signal.aborted) break;
       try {
         // by its writer, on the way: it is looked at again after its next record
         if (row.signed) await this.#settle(row);
@@ -211,10 +201,13 @@ export class Checkpoints {
   }
 
   async #settle({ tenant_id, chain, seq }: { tenant_id: string; chain: ChainName; seq: number }): Promise<void> {
-    await this.#options.db.owner.query(
-      'update chain_head set unsigned = false where tenant_id = $1 and chain = $2 and seq = $3',
-      [tenant_id, chain, seq],
-    );
+    await this.#options.db
+      .nearOf(tenant_id)
+      .query('update chain_head set unsigned = false where tenant_id = $1 and chain = $2 and seq = $3', [
+        tenant_id,
+        chain,
+        seq,
+      ]);
   }
 
   /**
@@ -223,7 +216,7 @@ export class Checkpoints {
    */
   async take(tenantId: string, chain: ChainName): Promise<Checkpoint | undefined> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
-    const { standing, checkpoint } = await inTransaction(this.#options.db.owner, async (client) => {
+    const { standing, checkpoint } = await inTransaction(this.#options.db.nearOf(tenantId), async (client) => {
       await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', [tenantId, chain]);
       const standing = await this.comparison.standing(client, tenantId, chain, knowledge);
       const { head, signed, generation, contradiction, unreadable } = standing;
@@ -440,7 +433,7 @@ export class Checkpoints {
   async #raiseAlarm(tenantId: string, chain: ChainName, knowledge: Knowledge): Promise<void> {
     const { db, clock } = this.#options;
     const at = clock.now();
-    await inTransaction(db.owner, async (client) => {
+    await inTransaction(db.nearOf(tenantId), async (client) => {
       // under the lock, because an operator may have accepted the loss a moment ago
       await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', [tenantId, chain]);
       const standing = await this.comparison.standing(client, tenantId, chain, knowledge);
@@ -575,10 +568,12 @@ export class Checkpoints {
   }
 
   async #select(tenantId: string, chain: ChainName, rest: string, values: unknown[]): Promise<Checkpoint[]> {
-    const { rows } = await this.#options.db.owner.query<CheckpointRow>(
-      `select seq, kid, note, created_at from chain_checkpoint where tenant_id = $1 and chain = $2 ${rest}`,
-      [tenantId, chain, ...values],
-    );
+    const { rows } = await this.#options.db
+      .nearOf(tenantId)
+      .query<CheckpointRow>(
+        `select seq, kid, note, created_at from chain_checkpoint where tenant_id = $1 and chain = $2 ${rest}`,
+        [tenantId, chain, ...values],
+      );
     return rows.map((row) => ({
       tenantId,
       chain,

@@ -14,6 +14,9 @@ const HEADER = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1');
 const EPOCH_MS = 946_684_800_000;
 const TWO_32 = 2 ** 32;
 
+/** For the numbers in a buffer: to write one takes a fraction of what the buffer's own functions take, which check it first. */
+const viewOf = ({ buffer, byteOffset, length }: Buffer) => new DataView(buffer, byteOffset, length);
+
 /** Where rows are put, field by field in the order of the columns. */
 export type Rows = Pick<CopyRows, 'count' | 'row' | 'int2' | 'int4' | 'int8' | 'timestamp' | 'bytes' | 'text' | 'none'>;
 
@@ -74,11 +77,13 @@ export class ValueRows implements Rows {
  */
 export class CopyRows {
   #buffer: Buffer;
+  #view: DataView;
   #end = 0;
   #count = 0;
 
   constructor(size = 64 * 1024) {
     this.#buffer = Buffer.allocUnsafe(size);
+    this.#view = viewOf(this.#buffer);
     this.reset();
   }
 
@@ -95,29 +100,33 @@ export class CopyRows {
 
   row(fields: number): void {
     this.#reserve(2);
-    this.#end = this.#buffer.writeInt16BE(fields, this.#end);
+    this.#view.setInt16(this.#end, fields);
+    this.#end += 2;
     this.#count++;
   }
 
   int2(value: number): void {
     this.#reserve(6);
-    this.#end = this.#buffer.writeInt32BE(2, this.#end);
-    this.#end = this.#buffer.writeInt16BE(value, this.#end);
+    this.#view.setInt32(this.#end, 2);
+    this.#view.setInt16(this.#end + 4, value);
+    this.#end += 6;
   }
 
   int4(value: number): void {
     this.#reserve(8);
-    this.#end = this.#buffer.writeInt32BE(4, this.#end);
-    this.#end = this.#buffer.writeInt32BE(value, this.#end);
+    this.#view.setInt32(this.#end, 4);
+    this.#view.setInt32(this.#end + 4, value);
+    this.#end += 8;
   }
 
   /** An integer within 2^53. */
   int8(value: number): void {
     this.#reserve(12);
     const high = Math.floor(value / TWO_32);
-    this.#end = this.#buffer.writeInt32BE(8, this.#end);
-    this.#end = this.#buffer.writeInt32BE(high, this.#end);
-    this.#end = this.#buffer.writeUInt32BE(value - high * TWO_32, this.#end);
+    this.#view.setInt32(this.#end, 8);
+    this.#view.setInt32(this.#end + 4, high);
+    this.#view.setUint32(this.#end + 8, value - high * TWO_32);
+    this.#end += 12;
   }
 
   /** Milliseconds since 1970. */
@@ -127,29 +136,31 @@ export class CopyRows {
 
   bytes(value: Uint8Array): void {
     this.#reserve(4 + value.length);
-    this.#end = this.#buffer.writeInt32BE(value.length, this.#end);
-    this.#buffer.set(value, this.#end);
-    this.#end += value.length;
+    this.#view.setInt32(this.#end, value.length);
+    this.#buffer.set(value, this.#end + 4);
+    this.#end += 4 + value.length;
   }
 
   text(value: string): void {
     this.#reserve(4 + 3 * value.length);
     const length = this.#buffer.write(value, this.#end + 4, 'utf8');
-    this.#buffer.writeInt32BE(length, this.#end);
+    this.#view.setInt32(this.#end, length);
     this.#end += 4 + length;
   }
 
   /** Null. */
   none(): void {
     this.#reserve(4);
-    this.#end = this.#buffer.writeInt32BE(-1, this.#end);
+    this.#view.setInt32(this.#end, -1);
+    this.#end += 4;
   }
 
   /** The finished CopyData message. It is a view: valid until the next `reset`. */
   message(): Buffer {
     this.#reserve(2);
-    this.#end = this.#buffer.writeInt16BE(-1, this.#end);
-    this.#buffer.writeInt32BE(this.#end - 1, 1);
+    this.#view.setInt16(this.#end, -1);
+    this.#end += 2;
+    this.#view.setInt32(1, this.#end - 1);
     return this.#buffer.subarray(0, this.#end);
   }
 
@@ -158,6 +169,7 @@ export class CopyRows {
     const larger = Buffer.allocUnsafe(Math.max(2 * this.#buffer.length, this.#end + bytes));
     this.#buffer.copy(larger, 0, 0, this.#end);
     this.#buffer = larger;
+    this.#view = viewOf(larger);
   }
 }
 

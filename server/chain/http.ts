@@ -3,6 +3,7 @@ import { z } from 'zod';
 import { type Database, type Reads, readsOf, type WriteAudit } from '../../db/index.ts';
 import { actorOf } from '../domain/audit.ts';
 import { problemBody } from '../errors.ts';
+import { csvLine } from '../lib/csv.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { toAppError } from '../rpc/procedure.ts';
 import { openEventStream } from '../rpc/sse.ts';
@@ -203,9 +204,3 @@ const CSV_COLUMNS: Record<string, (record: AuditRecord) => string | number | und
   prev_hash: (r) => r.prev_hash,
   hash: (r) => r.hash,
 };
-
-/** One line of CSV. A cell that a spreadsheet would take for a formula is preceded by an apostrophe (CWE-1236). */
-function csvLine(cells: readonly string[]): string {
-  const quoted = cells.map((cell) => `"${(/^[=+\-@\t\r]/.test(cell) ? `'${cell}` : cell).replaceAll('"', '""')}"`);
-  return `${quoted.join(',')}\r\n`;
-}

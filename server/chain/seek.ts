@@ -59,6 +59,21 @@ export async function firstSince(
   last: number,
   since: string,
 ): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>(seqSince(chain, '$2', '$3'), [tenantId, last, new Date(since)]);
-  return rows[0]!.seq;
+  const [first] = await firstSinceEach(client, tenantId, chain, last, [new Date(since)]);
+  return first!;
+}
+
+/** The same for each of these times, in one statement. */
+export async function firstSinceEach(
+  client: pg.PoolClient,
+  tenantId: string,
+  chain: ChainName,
+  last: number,
+  times: readonly Date[],
+): Promise<number[]> {
+  const { rows } = await client.query<{ n: number; seq: number }>(
+    `select n, ${seqSince(chain, '$2', 'times.since')} as seq from unnest($3::timestamptz[]) with ordinality as times (since, n)`,
+    [tenantId, last, times],
+  );
+  return rows.sort((a, b) => a.n - b.n).map(({ seq }) => seq);
 }

@@ -1,4 +1,5 @@
 import { OPERATOR } from '../domain/audit.ts';
+import { showsSomething } from '../lib/visible.ts';
 import { columns, command, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
@@ -25,7 +26,7 @@ const acceptLoss = command({
     const chain = CHAINS.find((name) => name === flags.chain);
     if (!chain) throw new UsageError(`--chain must be ${CHAINS.join(' or ')}`);
     const reason = flags.reason.trim();
-    if (reason === '' || reason.length > 1000 || /\p{Cc}/u.test(reason) || !reason.isWellFormed()) {
+    if (!showsSomething(reason) || reason.length > 1000 || /\p{Cc}/u.test(reason) || !reason.isWellFormed()) {
       throw new UsageError('--reason must have 1 to 1,000 characters and no control characters');
     }
     const accepted = await withCore({}, async (core) => {

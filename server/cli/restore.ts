@@ -357,7 +357,7 @@ function lossesOf(
       const common = { clock: systemClock, host: new URL(config.baseUrl).host, signer, keys: keysOf, directory };
       const checkpoints = new Checkpoints({
         ...common,
-        db: { owner, asideOf: () => owner, nearOf: () => owner },
+        db: { owner, search: owner, citus: undefined, asideOf: () => owner, nearOf: () => owner },
         log: createLog('silent', { write: () => true }),
       });
       const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');

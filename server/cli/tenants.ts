@@ -8,6 +8,7 @@ import { DEMO_PREFIX } from '../demo/tenant.ts';
 import { OPERATOR } from '../domain/audit.ts';
 import { TENANT_ID } from '../domain/tenant-id.ts';
 import { faultLines } from '../lib/faults.ts';
+import { showsSomething } from '../lib/visible.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { CommandError, columns, command, JSON_FLAG, reasonOf, suggestion, TENANT_FLAG, UsageError } from './command.ts';
@@ -25,7 +26,7 @@ const create = command({
   },
   async run({ flags, print }) {
     const name = flags.name.trim();
-    if (name.length > 200 || /\p{Cc}/u.test(name) || name === '')
+    if (name.length > 200 || /\p{Cc}/u.test(name) || !showsSomething(name))
       throw new UsageError('--name must have 1 to 200 characters');
     const adminEmail = email(flags['admin-email'], '--admin-email');
     // the id is part of URLs, file names and every record

@@ -46,7 +46,7 @@ export async function findInBlocks(
 ): Promise<FoundPart> {
   const { tenantId, first, last, ascending } = range;
   const columns = [...new Set(sought.map(({ field }) => field))].join(', ');
-  const passable = sought.map(maySee).join(' and ');
+  const passable = sought.map((one) => `(${maySee(one)})`).join(' and ');
   const found: FoundRecord[] = [];
   let [low, high] = [blockOf(first), blockOf(last)];
   const isBounded = high - low >= MOST_PASSED;

@@ -13,6 +13,8 @@ import {
   type FilterField,
   fieldOf,
   MOST_FACTS,
+  MOST_LEFT_OUT,
+  notOf,
   type RECORD_FIELDS,
 } from '../domain/decision.ts';
 import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
@@ -213,7 +215,8 @@ function answered(name: FieldName): z.ZodType {
   return description === undefined ? schema : schema.describe(description);
 }
 
-function shape<N extends FieldName>(names: readonly N[]): Shape<N> {
+/** The schemas of fields as the API returns them. */
+export function shape<N extends FieldName>(names: readonly N[]): Shape<N> {
   return Object.fromEntries(names.map((name) => [name, answered(name)])) as Shape<N>;
 }
 
@@ -226,7 +229,7 @@ export type RecordLine = Omit<DecisionEvent, 'event_id'> & {
 };
 
 /** The fields of a record as the API returns them. */
-function read<N extends FieldName>(record: RecordLine, names: readonly N[]): Shown<N> {
+export function read<N extends FieldName>(record: RecordLine, names: readonly N[]): Shown<N> {
   const found: Record<string, unknown> = {};
   for (const name of names) {
     if (record[name] !== undefined) found[name] = record[name];
@@ -305,11 +308,24 @@ export const Sought = z
   .max(500)
   .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
 
-type FilterShape = { [K in FilterField]: z.ZodOptional<z.ZodType<K extends 'decision' ? Decision : string>> };
-const SoughtText = Sought.optional().describe(
+type FilterShape = { [K in FilterField]: z.ZodOptional<z.ZodType<K extends 'decision' ? Decision : string>> } & {
+  [K in FilterField as `not_${K}`]: z.ZodOptional<z.ZodType<(K extends 'decision' ? Decision : string)[]>>;
+};
+const SoughtText = Sought.describe(
   'the value, or how it begins and `*`, in capitals or not; a value that ends in `*` itself has one more',
 );
-/** The filters of the list. */
-export const EVENT_FILTERS = Object.fromEntries(
-  FILTER_FIELDS.map((name) => [name, fieldOf(name).type === 'decision' ? z.enum(DECISIONS).optional() : SoughtText]),
-) as unknown as FilterShape;
+const soughtIn = (name: FilterField) => (fieldOf(name).type === 'decision' ? z.enum(DECISIONS) : SoughtText);
+/** The filters of the list: of each field the value to have, and the values not to have. */
+export const EVENT_FILTERS = {
+  ...Object.fromEntries(FILTER_FIELDS.map((name) => [name, soughtIn(name).optional()])),
+  ...Object.fromEntries(
+    FILTER_FIELDS.map((name) => [
+      notOf(name),
+      z
+        .array(soughtIn(name))
+        .max(MOST_LEFT_OUT.field)
+        .optional()
+        .describe(`leaves out the decisions with this \`${name}\`; repeated, with any of them. Those without one stay`),
+    ]),
+  ),
+} as unknown as FilterShape;

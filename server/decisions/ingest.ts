@@ -79,16 +79,16 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
 
 /**
  * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, accepted
- * events are committed, duplicates had been committed before with the same content, with this key or an earlier one, and each rejected event is listed
- * with its index: one bad event does not block the others. Each record names the credential that sent it. A proxy cannot
- * write records as the control plane, for another tenant, or for a hold of another agent.
+ * events are committed, duplicates had been committed before with the same content, with this key or an earlier one, and
+ * each rejected event is listed with its index: one bad event does not block the others. Each record names the credential
+ * that sent it. A proxy cannot write records as the control plane, for another tenant, or for a hold of another agent.
  *
  * An input is committed together with its event, which must be in the same body and commit to it. So an input is stored
  * with its event or never: not for an earlier record, and not again after it was erased. A bad input is listed in
  * `rejected_inputs` and does not block its event.
  *
- * Throws PAYLOAD_TOO_LARGE for inputs of more than 4 MiB, VALIDATION_FAILED if the body has another form or more than 100 events, and the errors of `append`; then the
- * same body may be sent again.
+ * Throws PAYLOAD_TOO_LARGE for inputs of more than 4 MiB, VALIDATION_FAILED if the body has another form or more than 100
+ * events, and the errors of `append`; then the same body may be sent again.
  */
 export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, body: unknown): Promise<IngestAnswer> {
   const rejected: Rejected[] = [];

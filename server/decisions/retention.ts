@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import { across } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Job } from '../jobs/jobs.ts';
@@ -44,7 +45,7 @@ export function forgetInputs(parts: {
   retentionDays: (tenantId: string, client: pg.ClientBase) => Promise<Retention>;
   held: HeldActions;
 }): Job {
-  const { owner } = parts.db;
+  const { db } = parts;
   /** Erases one half of a batch of rows, or the rows that have no other half. */
   const forget = async (half: 'input' | 'projection', tenantId: string, before: Date, client: pg.ClientBase) => {
     const [salt, other] = half === 'input' ? ['salt_b', 'projection'] : ['salt_a', 'input'];
@@ -62,10 +63,12 @@ export function forgetInputs(parts: {
     return rows[0]!.erased;
   };
   const oldest = async (half: 'input' | 'projection', tenantId: string) => {
-    const { rows } = await owner.query<{ created_at: Date }>(
-      `select created_at from decision_input where tenant_id = $1 and ${half} is not null order by created_at limit 1`,
-      [tenantId],
-    );
+    const { rows } = await db
+      .nearOf(tenantId)
+      .query<{ created_at: Date }>(
+        `select created_at from decision_input where tenant_id = $1 and ${half} is not null order by created_at limit 1`,
+        [tenantId],
+      );
     return rows[0]?.created_at ?? null;
   };
   const look = async (tenantId: string, due: string, signal: AbortSignal) => {
@@ -80,7 +83,7 @@ export function forgetInputs(parts: {
     for (const kind of kinds) {
       for (let more = true; more; ) {
         if (signal.aborted) return;
-        [days, more] = await inTransaction(owner, async (client) => {
+        [days, more] = await inTransaction(db.nearOf(tenantId), async (client) => {
           const held = await parts.retentionDays(tenantId, client);
           return [held, (await kind(held, client)) > 0] as const;
         });
@@ -93,11 +96,13 @@ export function forgetInputs(parts: {
     ];
     const next = Math.min(...left.map(({ at, kept }) => (at?.getTime() ?? now) + kept * DAY_MS));
     // unless the settings were changed meanwhile
-    await owner.query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
-      tenantId,
-      new Date(Math.max(next, now + 1)),
-      due,
-    ]);
+    await db
+      .nearOf(tenantId)
+      .query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
+        tenantId,
+        new Date(Math.max(next, now + 1)),
+        due,
+      ]);
   };
   return {
     name: 'forget inputs',
@@ -106,7 +111,8 @@ export function forgetInputs(parts: {
       const now = new Date(parts.clock.now());
       const failures: unknown[] = [];
       for (let more = true; more && !signal.aborted; ) {
-        const { rows } = await owner.query<{ tenant_id: string; due: string }>(
+        const rows = await across<{ tenant_id: string; due: string }>(
+          db,
           `select tenant_id, erase_at::text as due from tenant where erase_at <= $1 order by erase_at limit ${TENANTS}`,
           [now],
         );
@@ -117,14 +123,16 @@ export function forgetInputs(parts: {
           } catch (error) {
             // one tenant whose look fails keeps no other waiting
             failures.push(error);
-            await owner.query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
-              tenant_id,
-              new Date(now.getTime() + AGAIN_MS),
-              due,
-            ]);
+            await db
+              .nearOf(tenant_id)
+              .query('update tenant set erase_at = $2 where tenant_id = $1 and erase_at = $3', [
+                tenant_id,
+                new Date(now.getTime() + AGAIN_MS),
+                due,
+              ]);
           }
         }
-        more = rows.length === TENANTS;
+        more = rows.length >= TENANTS;
       }
       if (failures.length > 0)
         throw new AggregateError(failures, `what ${failures.length} tenants keep could not be erased`);

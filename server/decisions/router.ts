@@ -18,6 +18,7 @@ import { type Context, route, toAppError, trpc, validationError } from '../rpc/p
 import { Buckets, countsProcedure } from './counts.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
+import { groupsProcedure } from './groups.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
 import { FactValueOut, type SessionLedger } from './ledger.ts';
 import type { Limits } from './limits.ts';
@@ -479,13 +480,20 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
       {
         summary: 'List decision events',
         description:
-          'Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.',
+          'Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true. So does each call that leaves out values of a field other than the decision.',
         tag: 'decisions',
         problems: ['TOO_BROAD'],
       },
     )
       .input(EventQuery.extend({ limit: z.int().min(1).max(MAX_PAGE).default(100) }))
-      .output(z.object({ events: z.array(EventOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
+      .output(
+        z.object({
+          events: z.array(EventOut),
+          next_cursor: z.string().nullable(),
+          has_more: z.boolean(),
+          end_cursor: z.string().describe('with order=asc it continues with what is recorded after this answer'),
+        }),
+      )
       .query(({ ctx, input }) => searchEvents(readsOf(db, ctx.principal), ctx.tenantId, input)),
 
     summary: route(
@@ -508,6 +516,8 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
       .query(({ ctx, input }) => countDecisions(readsOf(db, ctx.principal), ctx.tenantId, input)),
 
     counts: countsProcedure(db),
+
+    groups: groupsProcedure(db),
 
     get: route(
       'GET /v1/events/{id}',

@@ -1,10 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
-import type pg from 'pg';
 import { z } from 'zod';
 import { type Database, type Reads, readsOf } from '../../db/index.ts';
-import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { AgentName } from '../domain/agent-names.ts';
-import { DECISIONS } from '../domain/decision.ts';
 import type { Clock } from '../lib/clock.ts';
 import { Lookups } from '../lib/lookups.ts';
 import { isGuardrail } from '../policy/language/annotations.ts';
@@ -13,12 +10,8 @@ import { scan } from '../policy/language/scan.ts';
 import { readStatements } from '../policy/language/statements.ts';
 import { text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
+import { MOST_LOOKED_AT, MOST_OF_A_KIND, RulesMet } from './rules-met.ts';
 
-/** Of all decisions, and then of each kind but `allow`, the newest so many are looked through for rules. */
-const MOST_LOOKED_AT = 40_000;
-const MOST_OF_A_KIND = 10_000;
-/** Looked through at once: rules that are often met are found in the first ones. */
-const STEP = 5_000;
 const MOST_RULES = 500;
 /** Tenants whose rules are kept in memory, and for how long at most. */
 const MOST_KEPT = 50;
@@ -67,6 +60,7 @@ export class RulesInForce {
 export function rulesRouter(db: Reads, inForce: RulesInForce) {
   const read = { keys: ['pipeline'], role: 'viewer' } as const;
   const tag = 'policies';
+  const rulesMet = new RulesMet();
   return trpc.router({
     list: route('GET /v1/rules', read, {
       summary: 'List the rules of live policies, or those that can apply to an agent or to a tool',
@@ -126,9 +120,9 @@ export function rulesRouter(db: Reads, inForce: RulesInForce) {
       .query(async ({ ctx, input }) => {
         const rules = await inForce.of(ctx.tenantId);
         const since = new Date(Date.now() - input.days * 86_400_000).toISOString();
-        const ids = new Set(rules.map(({ rule_id }) => rule_id));
-        const looked = await withoutMet(readsOf(db, ctx.principal), ctx.tenantId, since, ids);
-        const unused = rules.filter(({ rule_id }) => ids.has(rule_id)).map(({ head: _, ...rule }) => rule);
+        const met = await rulesMet.since(readsOf(db, ctx.principal), ctx.tenantId, rules, { ...input, since });
+        const { ids, ...looked } = met;
+        const unused = rules.filter(({ rule_id }) => !ids.has(rule_id)).map(({ head: _, ...rule }) => rule);
         return {
           rules: unused.slice(0, MOST_RULES),
           more: Math.max(0, unused.length - MOST_RULES),
@@ -170,63 +164,4 @@ async function readRules(db: Pick<Database, 'query'>, tenantId: string): Promise
     }
   }
   return rules;
-}
-
-/**
- * Takes the rules out of `ids` that decisions since then met.
- *
- * INVARIANT: each statement reads at most `STEP` records, found by an index, and there are a bounded number of them.
- */
-async function withoutMet(
-  db: Reads,
-  tenantId: string,
-  since: string,
-  ids: Set<string>,
-): Promise<{ looked_at: number; complete: boolean }> {
-  return db.readOnly(tenantId, async (client) => {
-    await client.query(PLAN);
-    const last = await lastSeq(client, tenantId, 'forensics');
-    const first = Math.max(2, await firstSince(client, tenantId, 'forensics', last, since));
-    const all = await look(client, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
-    let looked_at = all.looked;
-    for (const kind of DECISIONS.keys()) {
-      // of `allow` there is no index
-      if (all.next < first || ids.size === 0 || kind === 0) continue;
-      const own = await look(client, { tenantId, ids, first, last: all.next, most: MOST_OF_A_KIND, kind });
-      looked_at += own.looked;
-    }
-    return { looked_at, complete: ids.size === 0 || all.next < first };
-  });
-}
-
-/** From the newest on. `next`: where to go on. */
-async function look(
-  client: pg.PoolClient,
-  what: { tenantId: string; ids: Set<string>; first: number; last: number; most: number; kind?: number },
-): Promise<{ looked: number; next: number }> {
-  const { tenantId, ids, first, most, kind } = what;
-  let next = what.last;
-  let looked = 0;
-  while (looked < most && next >= first && ids.size > 0) {
-    // a literal, so that the planner sees that the partial index over decision > 0 has it
-    const { rows } = await client.query<{ looked: number; least: number | null; met: string[] | null }>(
-      `with picked as materialized (
-         select seq, line from forensic_record
-         where tenant_id = $1 and seq between $2 and $3 ${kind === undefined ? '' : `and decision = ${kind}`}
-         order by seq desc limit ${STEP})
-       select count(*)::int as looked, min(seq) as least, (
-         select array_agg(distinct rule) from picked p, lateral (
-           select jsonb_array_elements_text(coalesce(p.line::jsonb->'hits', '[]')) as rule
-           union all select p.line::jsonb->>'rule_id') r
-         where rule = any($4)) as met
-       from picked`,
-      [tenantId, first, next, [...ids]],
-    );
-    const { looked: read, least, met } = rows[0]!;
-    for (const id of met ?? []) ids.delete(id);
-    looked += read;
-    if (read < STEP || least === null) return { looked, next: first - 1 };
-    next = least - 1;
-  }
-  return { looked, next };
 }

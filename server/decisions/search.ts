@@ -12,6 +12,9 @@ import {
   type Decision,
   FILTER_FIELDS,
   type FilterField,
+  MOST_LEFT_OUT,
+  type NotFilter,
+  notOf,
 } from '../domain/decision.ts';
 import { soughtBy } from '../domain/sought.ts';
 import { AppError, invalid } from '../errors.ts';
@@ -36,6 +39,8 @@ import {
 
 /** How many records one request scans where neither an index nor summaries lead. */
 const SCAN_RECORDS = 200_000;
+/** So many conditions on a text are as cheap as one beside reading it; of more, fewer records are scanned. */
+const FEW_COMPARED = 4;
 /** So few records that an index finds are scanned for the other filters. Of more, the summaries find those that match. */
 const FEW = 2000;
 export const MAX_PAGE = 1000;
@@ -58,7 +63,7 @@ export const EventQuery = z.strictObject({
     .describe('1 to 1000, default 100'),
 });
 export type EventQuery = z.infer<typeof EventQuery>;
-export type EventFilters = Pick<EventQuery, FilterField>;
+export type EventFilters = Pick<EventQuery, FilterField | NotFilter>;
 
 export interface EventPage {
   events: EventSummary[];
@@ -69,6 +74,8 @@ export interface EventPage {
   next_cursor: string | null;
   /** There are more events, or more records to scan: see `searchEvents`. */
   has_more: boolean;
+  /** A cursor in ascending order: what is recorded after this page was read. */
+  end_cursor: string;
 }
 
 /**
@@ -87,6 +94,17 @@ export async function searchEvents(
   query: EventQuery,
   options: { scanRecords?: number } = {},
 ): Promise<EventPage> {
+  const { records, ...page } = await searchRecords(db, tenantId, query, options);
+  return { events: records.map(({ line }) => summaryOf(line)), ...page };
+}
+
+/** The same with the records, and their places in the chain. */
+export async function searchRecords(
+  db: Reads,
+  tenantId: string,
+  query: EventQuery,
+  options: { scanRecords?: number } = {},
+): Promise<Omit<EventPage, 'events'> & { records: { seq: number; line: RecordLine }[] }> {
   const { scanRecords = SCAN_RECORDS } = options;
   const limit = Number(query.limit ?? DEFAULT_PAGE);
   if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
@@ -105,9 +123,10 @@ export async function searchEvents(
     let last = await lastSeq(client, tenantId, 'forensics');
     if (query.since !== undefined)
       first = Math.max(first, await firstSince(client, tenantId, 'forensics', last, query.since));
-    const end = last;
     if (query.until !== undefined)
       last = Math.min(last, (await firstSince(client, tenantId, 'forensics', last, query.until)) - 1);
+    // nothing new can appear past `until`: then it is the end of the window
+    const end = Math.max(last, ascending && after ? after.seq : 1);
     if (after && ascending) first = Math.max(first, after.seq + 1);
     if (after && !ascending) last = Math.min(last, after.seq - 1);
 
@@ -127,12 +146,12 @@ export async function searchEvents(
     const page = found.slice(0, limit);
     let next = found.length > limit ? page.at(-1)!.seq : stopped;
     const more = next !== undefined;
-    // nothing new can appear past `until`, so the cursor stays at the end of the window
-    if (!more && ascending) next = Math.max(after?.seq ?? 1, query.until === undefined ? end : last);
+    if (!more && ascending) next = end;
     return {
-      events: page.map(({ line }) => summaryOf(JSON.parse(line) as RecordLine)),
+      records: page.map(({ seq, line }) => ({ seq, line: JSON.parse(line) as RecordLine })),
       next_cursor: next === undefined ? null : cursorOf(CURSOR, order, next),
       has_more: more,
+      end_cursor: cursorOf(CURSOR, 'asc', end),
     };
   });
 }
@@ -181,10 +200,11 @@ async function scan(
   range: Range,
   filters: EventFilters,
   most: number,
-  scanRecords: number,
+  mostScanned: number,
 ): Promise<FoundPart> {
   const order = range.ascending ? 'asc' : 'desc';
-  const { indexed, scanned } = conditionsIn(range, filters);
+  const { indexed, scanned, compared } = conditionsIn(range, filters);
+  const scanRecords = Math.ceil(mostScanned / Math.max(1, Math.ceil(compared / FEW_COMPARED)));
   const read = `select seq, line from forensic_record where ${indexed.sql} order by seq ${order}`;
   const sql = scanned
     ? `select seq, line from (${read} limit ${scanRecords}) r where ${scanned.sql} order by seq ${order}`
@@ -260,6 +280,8 @@ interface Conditions {
   indexed: Where;
   /** On what the indexed conditions find, whose parameters come first. */
   scanned: Where | undefined;
+  /** How many of them there are. */
+  compared: number;
   /** Those of the indexed conditions that an index alone can answer, without parameters. */
   columns: string[];
   /** What summaries of blocks are to be asked for; nothing where they are of no use. */
@@ -269,6 +291,9 @@ interface Conditions {
 /**
  * The filters as SQL. Each combination has its own text, and so its own query plan.
  *
+ * What leaves out values is compared with the texts alone: in a summary two values may share a name, and whoever chooses one of
+ * them must not hide it behind the other. Only of the decision, of which all values are known, the others are sought instead.
+ *
  * A member is searched in the text as the bytes that canonical JSON writes for it. This is exact: quotes inside a string
  * are always escaped, so `"key":"value"` can only be that member of a flat record. For agents and sessions it also
  * filters out collisions of their 32-bit hashes.
@@ -277,8 +302,8 @@ interface Conditions {
  * in lower case. JavaScript lowers the value as PostgreSQL lowers a text of the collation "C".
  */
 export function conditions(indexed: Where, query: EventFilters): Conditions {
-  const member = (where: Where, key: string, value: string) =>
-    where.and(`${JSON.stringify(key)}:${JSON.stringify(value)}`, (text) => `strpos(line, ${text}) > 0`);
+  const member = (where: Where, key: string, value: string, how = '> 0') =>
+    where.and(`${JSON.stringify(key)}:${JSON.stringify(value)}`, (text) => `strpos(line, ${text}) ${how}`);
   const others: [FilterField, ReturnType<typeof soughtBy>][] = [];
   const whole: SoughtValue[] = [];
   const columns: string[] = [];
@@ -291,7 +316,7 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
     const sought = soughtBy(filter);
     const value = sought.whole;
     const hasIndex = derived?.indexed !== 'unless_allowed' || unallowed;
-    if (value !== undefined && isInBlocks(field)) whole.push({ field, hash: idHash(value) });
+    if (value !== undefined && isInBlocks(field)) whole.push({ field, hashes: [idHash(value)] });
     if (value === undefined || !hasIndex) others.push([field, sought]);
     else if (derived && (derived.hashed || value !== 'allow')) {
       const number = derived.hashed ? idHash(value) : DECISIONS.indexOf(value as Decision);
@@ -303,18 +328,50 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
       if (derived.hashed) member(indexed, field, value);
     } else others.push([field, sought]);
   }
-  if (others.length === 0) return { indexed, scanned: undefined, columns, sought: [] };
-  const scanned = new Where('true', indexed.values);
-  for (const [field, sought] of others) {
-    if (sought.begin === undefined) member(scanned, field, sought.whole);
-    else {
-      const text = `${JSON.stringify(field)}:${JSON.stringify(sought.begin).slice(0, -1)}`;
-      const lowered = text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
-      scanned.and(lowered, (begin) => `strpos(lower(line), ${begin}) > 0`);
-    }
+  const not = leftOut(query);
+  if (not.decision !== undefined) {
+    const hashes = DECISIONS.filter((one) => !not.decision!.includes(one)).map(idHash);
+    whole.push({ field: 'decision', hashes });
   }
-  const useful = others.some(([field, { whole: value }]) => value !== undefined && isInBlocks(field));
-  return { indexed, scanned, columns, sought: useful ? whole : [] };
+  if (others.length === 0 && Object.keys(not).length === 0) {
+    return { indexed, scanned: undefined, compared: 0, columns, sought: [] };
+  }
+  const scanned = new Where('true', indexed.values);
+  const sign = (
+    where: Where,
+    field: FilterField,
+    { whole: value, begin }: ReturnType<typeof soughtBy>,
+    how: string,
+  ) => {
+    if (begin === undefined) return member(where, field, value, how);
+    const text = `${JSON.stringify(field)}:${JSON.stringify(begin).slice(0, -1)}`;
+    const lowered = text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
+    return where.and(lowered, (bytes) => `strpos(lower(line), ${bytes}) ${how}`);
+  };
+  for (const [field, sought] of others) sign(scanned, field, sought, '> 0');
+  for (const [field, values] of Object.entries(not)) {
+    for (const value of values) sign(scanned, field as FilterField, soughtBy(value), '= 0');
+  }
+  const useful =
+    not.decision !== undefined || others.some(([field, { whole: value }]) => value !== undefined && isInBlocks(field));
+  const compared = others.length + Object.values(not).flat().length;
+  return { indexed, scanned, compared, columns, sought: useful ? whole : [] };
+}
+
+/** The values that are left out, of each field that has such. Throws VALIDATION_FAILED for more than are compared. */
+function leftOut(
+  query: EventFilters,
+): { decision?: readonly Decision[] } & Partial<Record<FilterField, readonly string[]>> {
+  const found = Object.fromEntries(
+    FILTER_FIELDS.flatMap((field) => {
+      const values = [...new Set<string>(query[notOf(field)])];
+      return values.length > 0 ? [[field, values]] : [];
+    }),
+  );
+  if (Object.values(found).flat().length > MOST_LEFT_OUT.all) {
+    throw invalid('?not_*', `may name ${MOST_LEFT_OUT.all} values altogether`);
+  }
+  return found;
 }
 
 const isInBlocks = (field: FilterField): field is BlockField => (BLOCK_FIELDS as readonly string[]).includes(field);

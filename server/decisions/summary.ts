@@ -1,6 +1,6 @@
 import type pg from 'pg';
 import type { Reads } from '../../db/index.ts';
-import { firstSince, PLAN } from '../chain/seek.ts';
+import { firstSinceEach, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 
 /** Decisions of each kind except allow are counted individually, up to this many. */
@@ -39,19 +39,18 @@ export async function countDecisions(
     const now = Math.max(Date.now(), (ends.rows[0]?.received_at.getTime() ?? 0) + 1);
     const step = (hours * 3_600_000) / buckets;
     const edges = Array.from({ length: buckets }, (_, n) => now - (buckets - n) * step);
-    const starts: number[] = [];
+    const times = edges.map((edge) => new Date(edge));
+    const found = await firstSinceEach(client, tenantId, 'forensics', last, times);
     // the genesis record is not a decision
-    for (const edge of edges) {
-      starts.push(Math.max(2, await firstSince(client, tenantId, 'forensics', last, new Date(edge).toISOString())));
-    }
+    const starts = found.map((start) => Math.max(2, start));
     const { kinds, complete } = await countKinds(client, tenantId, starts, last);
-    const found = edges.map((edge, n) => ({ at: new Date(edge).toISOString(), ...kinds[n]! }));
+    const counted = times.map((time, n) => ({ at: time.toISOString(), ...kinds[n]! }));
     return {
-      since: new Date(edges[0]!).toISOString(),
+      since: times[0]!.toISOString(),
       until: new Date(now).toISOString(),
       bucket_seconds: step / 1000,
-      buckets: found,
-      complete_since: complete > 0 ? (found[complete]?.at ?? new Date(now).toISOString()) : null,
+      buckets: counted,
+      complete_since: complete > 0 ? (counted[complete]?.at ?? new Date(now).toISOString()) : null,
       head: ends.rows[0] ? { seq: last, at: ends.rows[0].received_at.toISOString() } : null,
     };
   });

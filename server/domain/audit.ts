@@ -189,6 +189,7 @@ export const AUDIT_ACTIONS = {
   'escrow.notify_failed': 'ESC010E',
   'escrow.use_refused': 'ESC011E',
   'decision.input_read': 'DEC001I',
+  'decision.exported': 'DEC002I',
   'forensics.exported': 'FOR001I',
   'forensics.verified': 'FOR002I',
   'forensics.verification_failed': 'FOR002E',

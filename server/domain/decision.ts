@@ -362,9 +362,18 @@ export type CompleteEvent = { [K in keyof Required<DecisionEvent>]: DecisionEven
 export type FilterField = FieldsWith<{ filter: true }>;
 export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) as FilterField[];
 
+/** The filter that leaves out what has one of several values of a field. What lacks the field stays. */
+export type NotFilter = `not_${FilterField}`;
+export const notOf = <F extends FilterField>(field: F) => `not_${field}` as const;
+/** How many values may be left out, of each field and of all together: each is compared with every record looked at. */
+export const MOST_LEFT_OUT = { field: 20, all: 40 };
+
 /** The filters that summaries of blocks know (chain/blocks.ts): not the trace, since nearly every decision has its own. */
 export type BlockField = Exclude<FilterField, 'trace_id'>;
 export const BLOCK_FIELDS = FILTER_FIELDS.filter((name): name is BlockField => name !== 'trace_id');
+/** The fields by whose values decisions are grouped: the same, for the same reason. */
+export type GroupField = BlockField;
+export const GROUP_FIELDS: readonly GroupField[] = BLOCK_FIELDS;
 
 type FieldWithColumn = FieldsWith<{ column: string }>;
 /** The columns of a decision record that are derived from its fields. */

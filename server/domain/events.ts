@@ -13,6 +13,10 @@ const common = {
   event_id: z.string().describe('the same in every delivery of this event'),
   tenant_id: z.string(),
   created_at: z.iso.datetime(),
+  test: z
+    .literal(true)
+    .optional()
+    .describe('an example that an admin had sent to this destination alone: nothing of what it says has happened'),
 };
 const actor_id = z.string().describe('who did it: the id of a person, of a key or of the system');
 
@@ -57,6 +61,7 @@ const PolicyPayload = z
     live_version: z.int().nullable(),
     actor_id,
     reason: z.string().optional(),
+    comments: z.int().optional().describe('how many comments were sent with the decision'),
   })
   .meta({ id: 'PolicyPayload' });
 

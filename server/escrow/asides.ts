@@ -1,11 +1,12 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { settingAside } from '../../db/asides.ts';
 import { Hold } from '../../db/entities/index.ts';
 import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { latestReturn } from '../domain/aside.ts';
 import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { lockHold } from './steps.ts';
+import { lockHoldForRead } from './steps.ts';
 import { holdNotFound, showHold, shownHash, timeOf } from './view.ts';
 
 /** Holds that one person may have set aside at once. */
@@ -13,8 +14,9 @@ const MOST_ASIDE = 500;
 
 /**
  * Holds that people set aside for later, each for themselves: it changes what their own list shows and nothing else. A hold
- * is back when its time has come, which is well before it ends, and as soon as its machine takes a step: HoldSteps deletes
- * what is here in the transaction of the step. So nothing here outlives what a person saw when they set it aside.
+ * is back when its time has come, which is well before it ends; as soon as its machine takes a step; and as soon as other
+ * people may vote. `bringBack` deletes what is here in the transaction of the change. So nothing here outlives what a person
+ * saw when they set it aside.
  */
 export class Asides {
   readonly #db: Database;
@@ -44,7 +46,7 @@ export class Asides {
       );
       if (people.length === 0) throw new AppError('FORBIDDEN');
       // a step of the hold comes before this, and is seen, or after it, and deletes what is stored
-      const hold = await lockHold(em, id, 'against steps');
+      const hold = await lockHoldForRead(em, id);
       const now = await timeOf(em, this.#clock);
       const view = await showHold(em, hold, now);
       if (view.status !== 'held') throw new AppError('INVALID_STATUS', `the hold is ${view.status}`);
@@ -63,6 +65,7 @@ export class Asides {
         throw new AppError('CONFLICT', `a person may set at most ${MOST_ASIDE} holds aside`);
       }
       const back = new Date(Math.min(until?.getTime() ?? latest, latest));
+      await settingAside(em, tenantId);
       await em.execute(
         `insert into escrow_aside (tenant_id, user_id, hold_id, back_at) values (?, ?, ?, ?)
          on conflict (tenant_id, user_id, hold_id) do update set back_at = excluded.back_at`,
@@ -86,10 +89,13 @@ export class Asides {
 
   /** Until when a hold is aside for this person; undefined where it is not. */
   async of(tenantId: string, userId: string, id: string): Promise<Date | undefined> {
-    return this.#db.transaction(tenantId, async (em) => {
-      const now = await timeOf(em, this.#clock);
-      return (await asideFor(em, tenantId, userId, now)).get(id);
-    });
+    const [row] = await this.#db.query<{ back_at: Date }>(
+      tenantId,
+      `select back_at from escrow_aside where tenant_id = $1 and user_id = $2 and hold_id = $3
+         and back_at > coalesce($4::timestamptz, clock_timestamp())`,
+      [tenantId, userId, id, this.#clock ? new Date(this.#clock.now()) : null],
+    );
+    return row?.back_at;
   }
 
   /** Deletes what is back by its time. */
@@ -111,9 +117,4 @@ export async function asideFor(
     [tenantId, userId, new Date(now)],
   );
   return new Map(rows.map(({ hold_id, back_at }) => [hold_id, new Date(back_at)]));
-}
-
-/** Forgets what a person set aside, in the transaction that removes them. */
-export async function forgetAsidesOf(em: EntityManager, tenantId: string, userId: string): Promise<void> {
-  await em.execute('delete from escrow_aside where tenant_id = ? and user_id = ?', [tenantId, userId]);
 }

@@ -31,13 +31,13 @@ export async function electorateOf(
       const policies = await em.find(Policy, { id: { $in: ids }, liveVersion: { $ne: null } });
       const live = policies.map(({ id, liveVersion }) => ({ policyId: id, version: liveVersion! }));
       const revisions = live.length > 0 ? await em.find(PolicyRevision, { $or: live }) : [];
-      for (const { authorId } of revisions) authors.add(authorId);
+      for (const revision of revisions) for (const id of revision.authors) authors.add(id);
     }
   }
   const barred = (userId: string): string | undefined => {
     if (ofKeys.has(userId))
       return 'a person who owns or created a key of the agent, or created the key that opened the hold, may not vote';
-    if (authors.has(userId)) return 'the author of the live policy may not vote in this tenant';
+    if (authors.has(userId)) return 'an author of the live policy version may not vote in this tenant';
     return approvers.has(userId) ? undefined : 'this needs the role approver';
   };
   return { groups, barred, has: (userId: string) => barred(userId) === undefined };

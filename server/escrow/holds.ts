@@ -1,7 +1,7 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
 import type pg from 'pg';
 import { across } from '../../db/citus.ts';
-import { Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
+import { ApiKey, Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { unreadableHolds } from '../../machines/escrow.ts';
 import type { Doer } from '../domain/audit.ts';
@@ -105,9 +105,8 @@ export class Holds {
         const open = await em.findOne(Hold, { ...same, wakeAt: { $gt: new Date(now) } });
         if (open) return found(em, await showHold(em, open, now), false);
         // a hold that time has released or ended must not block a new one, however late its timer is
-        for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
-          await this.#steps.elapse(em, notify, past, now);
-        }
+        const past = await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE, orderBy: { id: 'asc' } });
+        await this.#steps.elapse(em, notify, past, now);
         const hold = await this.#steps.insert(em, notify, tenantId, request, by, now, {
           source: 'evaluate',
           traceparent: more.traceparent,
@@ -138,8 +137,8 @@ export class Holds {
   }
 
   /**
-   * Opens a hold that a proxy asks for. With an idempotency key, a repeated call with the same credential returns the
-   * same hold, as it is now, with `opened` false; CONFLICT when the key was used for another request.
+   * Opens a hold that a proxy asks for. With an idempotency key, a repeated call with the same API key, or another one of
+   * its line, returns the same hold, as it is now, with `opened` false; CONFLICT when it was used for another request.
    */
   async create(
     tenantId: string,
@@ -150,20 +149,19 @@ export class Holds {
     const faults = holdFaults(request);
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     const key = more.idempotencyKey;
-    const idempotency = key === undefined ? undefined : { key, hash: sha256Tag(canonicalJson(request)) };
+    const hash = key === undefined ? '' : sha256Tag(canonicalJson(request));
     return this.#retry(() =>
       this.#db.transactionNear(tenantId, async (em, notify) => {
         const now = await timeOf(em, this.#clock);
-        if (idempotency) {
-          const known = await em.findOne(Hold, { createdBy: by.actor.id, idempotencyKey: idempotency.key });
-          if (known && known.idempotencyHash !== idempotency.hash) {
-            throw new AppError('CONFLICT', 'the Idempotency-Key was used for another request');
-          }
-          if (known) return { hold: await showHold(em, known, now), opened: false };
+        const line = key === undefined ? '' : await lineOf(em, by.actor.id);
+        const known = key === undefined ? null : await em.findOne(Hold, { idempotencyLine: line, idempotencyKey: key });
+        if (known && known.idempotencyHash !== hash) {
+          throw new AppError('CONFLICT', 'the Idempotency-Key was used for another request');
         }
+        if (known) return { hold: await showHold(em, known, now), opened: false };
         const hold = await this.#steps.insert(em, notify, tenantId, request, by, now, {
           source: 'proxy',
-          idempotency,
+          idempotency: key === undefined ? undefined : { line, key, hash },
           traceparent: more.traceparent,
         });
         return { hold: await showHold(em, hold, now), opened: true };
@@ -400,10 +398,7 @@ export class Holds {
         { id: { $in: [...ids] }, wakeAt: { $ne: null } },
         { lockMode: LockMode.PESSIMISTIC_PARTIAL_WRITE, orderBy: { id: 'asc' } },
       );
-      const now = await timeOf(em, this.#clock);
-      let changed = 0;
-      for (const hold of holds) if (await this.#steps.elapse(em, notify, hold, now)) changed++;
-      return changed;
+      return this.#steps.elapse(em, notify, holds, await timeOf(em, this.#clock));
     });
   }
 
@@ -431,7 +426,7 @@ export class Holds {
 
   /** When the oldest action was held that `forget` has not erased. */
   async oldestShown(tenantId: string): Promise<Date | null> {
-    const { rows } = await this.#db.owner.query<{ at: Date | null }>(
+    const { rows } = await this.#db.nearOf(tenantId).query<{ at: Date | null }>(
       `select least(
          (select min(created_at) from escrow_hold where tenant_id = $1 and details->'shown'->'erased' is null),
          (select min(created_at) from event_outbox where tenant_id = $1 and payload ? 'arguments')) as at`,
@@ -473,6 +468,11 @@ export class Holds {
       return showHold(em, hold, now);
     });
   }
+}
+
+/** What stays the same when an API key is rotated. */
+async function lineOf(em: EntityManager, keyId: string): Promise<string> {
+  return (await em.findOne(ApiKey, { id: keyId }))?.lineId ?? keyId;
 }
 
 export interface DueHold {

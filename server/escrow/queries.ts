@@ -34,9 +34,10 @@ export class HoldQueries {
   }
 
   /**
-   * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by now, whether or not its timer
-   * has run. `who`: anyone who asks, see readEntities. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
-   * meanwhile neither repeat nor hide another one. Reads few holds at a time: no more than it returns.
+   * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by
+   * now, whether or not its timer has run. `who`: anyone who asks, see readEntities. `next` is the cursor of the following
+   * page: a position in the order, so that holds which are opened or end meanwhile neither repeat nor hide another one. Reads
+   * few holds at a time: no more than it returns.
    */
   async list(
     tenantId: string,
@@ -200,6 +201,52 @@ export class HoldQueries {
           cancel: ask({ type: 'cancel', at }),
         },
       };
+    });
+  }
+
+  /** What a rejection by this person would meet now at each of these holds; one that the tenant does not have is left out. */
+  async rejectable(
+    tenantId: string,
+    userId: string,
+    ids: readonly string[],
+  ): Promise<{ hold: HoldView; refusal: { code: string; detail: string } | null }[]> {
+    const settings = await this.#settings(tenantId);
+    return this.#db.readEntities(tenantId, userId, async (em) => {
+      const at = await timeOf(em, this.#clock);
+      const found = new Map<string, { hold: HoldView; refusal: { code: string; detail: string } | null }>();
+      for (let n = 0; n < ids.length; n += PAGE_STEP) {
+        const step = await em.find(Hold, { id: { $in: ids.slice(n, n + PAGE_STEP) } });
+        const votes = await votesOn(em, step);
+        for (const hold of step) {
+          const [snapshot] = elapse(restore(hold), at);
+          const barred = (await electorateOf(em, hold, [userId], settings)).barred(userId);
+          const { tally } = snapshot.context;
+          const vote = { type: 'vote', userId, decision: 'reject', ...(barred && { barred }), tally, at } as const;
+          const refusal = holdRefusal(snapshot, vote) ?? null;
+          found.set(hold.id, { hold: holdView(hold, at, votes.get(hold.id)), refusal });
+        }
+        em.clear();
+      }
+      return ids.flatMap((id) => found.get(id) ?? []);
+    });
+  }
+
+  /** These holds without what was asked for, in any order; one that the tenant does not have is left out. */
+  ofIds(tenantId: string, who: string, ids: readonly string[]): Promise<HoldView[]> {
+    if (ids.length === 0) return Promise.resolve([]);
+    return this.#db.readEntities(tenantId, who, async (em) => {
+      const now = await timeOf(em, this.#clock);
+      const holds: HoldView[] = [];
+      // few at a time: of each, most is what approvers read, which is not kept in memory here
+      for (let n = 0; n < ids.length; n += PAGE_STEP) {
+        const step = await em.find(Hold, { id: { $in: ids.slice(n, n + PAGE_STEP) } }, { orderBy: { id: 'asc' } });
+        const votes = await votesOn(em, step);
+        for (const hold of step) {
+          holds.push({ ...holdView(hold, now, votes.get(hold.id)), arguments_preview: null, context_preview: null });
+        }
+        em.clear();
+      }
+      return holds;
     });
   }
 

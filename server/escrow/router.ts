@@ -20,111 +20,13 @@ import { reason, text, timestamp, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Asides } from './asides.ts';
+import { HeldPart, HoldOut, Quorum, RejectableOut, SimilarOut } from './hold-schema.ts';
 import type { Holds } from './holds.ts';
 import { ASIDE, GROUPS, HOLD_ORDERS, type HoldQueries, MINE } from './queries.ts';
 import { HoldSummary } from './summary.ts';
 import { type HoldRequest, looserThan } from './terms.ts';
 import { type HoldView, shownHash, stopOn } from './view.ts';
 import type { HoldWaiters } from './waiting.ts';
-
-const Quorum = z.object({ group: z.string(), count: z.int() });
-
-const HeldPart = z.enum(['arguments', 'context']);
-
-const HoldOut = z
-  .object({
-    id: z.string(),
-    agent_role: z.string(),
-    agent_id: z.string(),
-    source: z.enum(['evaluate', 'proxy']).describe('who described the action: the control plane, or a proxy'),
-    opened_by: z.string().describe('the key that it was opened with'),
-    action_type: z.string(),
-    tool_server: z.string().nullable(),
-    tool_name: z.string().nullable(),
-    tool_pin: z.string().nullable().describe('the definition of the tool that the agent saw'),
-    method: z.string().nullable(),
-    resource: z.string().nullable(),
-    arguments_preview: z.unknown().describe('masked, at most 32 KiB; invisible characters are made visible'),
-    context_preview: z.unknown().describe('what the caller sent besides the arguments, unmasked'),
-    cut: z.array(HeldPart).describe('what was too long to be shown in full'),
-    erased: z.boolean().describe('retention has erased arguments and context'),
-    estimated_value: z.number().nullable(),
-    value_currency: z.string().nullable(),
-    action_summary: z.string().describe('what the agent says about the action, unverified'),
-    risk_score: z.number().nullable().describe('what the agent says about the risk, unverified'),
-    action_hash: z.string(),
-    status: z.enum(HOLD_STATES).describe('as of now, whether or not its timer has run'),
-    hold_type: z.enum(HOLD_KIND_NAMES),
-    required_approvals: z.int(),
-    current_approvals: z.int().describe('approvals of people who may still vote'),
-    missing_seats: z.array(Quorum).describe('the seats of the quorum that no approval has taken yet'),
-    ttl_seconds: z.int(),
-    expires_at: z.iso.datetime().describe('held until then'),
-    created_at: z.iso.datetime(),
-    policy_id: z.string().nullable(),
-    rule_ids: z.array(z.string()),
-    rules: z
-      .array(z.object({ id: z.string(), hash: z.string() }))
-      .describe('the statements that it covers, with the sha256 of their text: it covers no other text'),
-    reason: z.string().optional(),
-    quorum: z.array(Quorum).optional(),
-    conditions: z.array(
-      z.object({
-        condition_id: z.string(),
-        description: z.string().optional(),
-        satisfied: z.boolean(),
-        evidence: z.string().optional().describe('not shown to agent keys'),
-        reported_at: z.iso.datetime().optional(),
-      }),
-    ),
-    votes: z
-      .array(
-        z.object({
-          user_id: z.string(),
-          decision: z.enum(['approve', 'reject']),
-          reason: z.string(),
-          shown_hash: z.string().describe('sha256 of the hold as it was when the vote was cast'),
-          at: z.iso.datetime(),
-        }),
-      )
-      .optional()
-      .describe('not shown to agent keys'),
-    barred_voters: z
-      .array(z.string())
-      .optional()
-      .describe(
-        'people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys',
-      ),
-    session_id: z.string().optional(),
-    notify_targets: z.array(z.string()),
-    release_at: z.iso.datetime().optional().describe('when time releases it'),
-    execute_within_seconds: z.int().optional(),
-    released_at: z.iso.datetime().optional(),
-    execute_by: z.iso.datetime().optional().describe('released until then'),
-    rejected_at: z.iso.datetime().optional(),
-    expired_at: z.iso.datetime().optional(),
-    cancelled_at: z.iso.datetime().optional(),
-    consumed_at: z.iso.datetime().optional(),
-    shown_hash: z
-      .string()
-      .optional()
-      .describe('sha256 of the hold as it is shown here, with its votes and reports: what a vote can name'),
-    stopped: z
-      .object({ stop_id: z.string(), reason: z.string() })
-      .optional()
-      .describe('the stop that keeps it from being used; approvals stay possible'),
-    aside_until: z.iso
-      .datetime()
-      .optional()
-      .describe('shown to the person who set it aside: when it comes back to their list, if it does not change before'),
-  })
-  .meta({ id: 'EscrowHold' });
-
-/** What approvers compare a hold with; neither what was asked for nor what the agent said of it. */
-const SimilarOut = HoldOut.pick({
-  ...{ id: true, status: true, agent_id: true, agent_role: true, rule_ids: true },
-  ...{ estimated_value: true, value_currency: true, created_at: true, votes: true },
-});
 
 const ActionHash = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256:<hex>');
 const Seconds = z
@@ -199,6 +101,10 @@ const withAside = <T extends object>(hold: T, until: Date | undefined) =>
   until ? { ...hold, aside_until: until.toISOString() } : hold;
 
 const Id = { id: text(100) };
+const MOST_TOGETHER = 50;
+const Ids = text(100 * MOST_TOGETHER)
+  .refine((ids) => ids.split(',').length <= MOST_TOGETHER, `must be at most ${MOST_TOGETHER} ids`)
+  .describe('with commas between');
 const tag = 'escrow';
 
 /** The stops in force at a tenant. */
@@ -358,7 +264,12 @@ export function escrowRouter(
         const [first] = [...page.asides.values()].sort((a, b) => a.getTime() - b.getTime());
         const set_aside = { count: page.asides.size, next_at: first?.toISOString() ?? null };
         return {
-          ...{ holds, total, limit, offset, next_cursor: next, has_more: next !== null },
+          holds,
+          total,
+          limit,
+          offset,
+          next_cursor: next,
+          has_more: next !== null,
           ...(person !== undefined && { set_aside }),
         };
       }),
@@ -403,6 +314,24 @@ export function escrowRouter(
           aside: input.aside === 'without' ? person : undefined,
         };
         return { groups: await queries.groups(tenantId, personOf(principal), input.by, of) };
+      }),
+
+    rejectable: route(
+      'GET /v1/escrow/rejectable',
+      { role: 'approver' },
+      {
+        summary: 'Read what your rejection would end, before you reject several holds',
+        description: `Each of at most ${MOST_TOGETHER} holds, in the order of the ids; one that does not exist is left out. Each is then rejected by its own vote, with the \`shown_hash\` that is answered here.`,
+        tag,
+        problems: ['TOO_BROAD'],
+      },
+    )
+      .input(z.strictObject({ ids: Ids }))
+      .output(z.object({ holds: z.array(RejectableOut) }))
+      .query(async ({ ctx, input }) => {
+        const ids = [...new Set(input.ids.split(','))];
+        const found = await queries.rejectable(ctx.tenantId, personOf(ctx.principal), ids);
+        return { holds: found.map(({ hold, refusal }) => ({ ...hold, shown_hash: shownHash(hold), refusal })) };
       }),
 
     similar: route(
@@ -481,7 +410,7 @@ export function escrowRouter(
       {
         summary: 'Set a hold aside for later, for yourself alone',
         description:
-          'It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it, reports on a condition or changes who may vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.',
+          'It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'CONFLICT'],
       },

@@ -1,4 +1,5 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { bringBack } from '../../db/asides.ts';
 import { Hold, type HoldDetails, type HoldRow } from '../../db/entities/index.ts';
 import type { Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
@@ -70,7 +71,7 @@ export class HoldSteps {
     now: number,
     more: {
       source: 'evaluate' | 'proxy';
-      idempotency?: { key: string; hash: string } | undefined;
+      idempotency?: { line: string; key: string; hash: string } | undefined;
       traceparent?: string | undefined;
     },
   ): Promise<HoldRow> {
@@ -135,6 +136,7 @@ export class HoldSteps {
       createdBy: by.actor.id,
       barredVoters: await keyPeople(em, r.agent_id, by.actor.id),
       refusedUses: {},
+      idempotencyLine: more.idempotency?.line ?? null,
       idempotencyKey: more.idempotency?.key ?? null,
       idempotencyHash: more.idempotency?.hash ?? null,
       createdAt: new Date(now),
@@ -171,8 +173,8 @@ export class HoldSteps {
     }
     store(hold, next, [...byTime, ...effects]);
     await em.flush();
-    await backForAll(em, hold);
     await change.beside?.(em, beforeHash, now);
+    await bringBack(em, hold.tenantId, { holds: [hold.id] });
     const afterHash = shownHash(await showHold(em, hold, now));
     const { reason, detail } = change;
     await this.#perform(em, notify, hold, now, steps, [
@@ -181,17 +183,24 @@ export class HoldSteps {
     ]);
   }
 
-  /** Stores what time has done to a locked hold by now; false when it has done nothing. */
-  async elapse(em: EntityManager, notify: Notify, hold: HoldRow, now: number): Promise<boolean> {
-    const steps: Step[] = [];
-    const [next, effects] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
-    if (effects.length === 0) return false;
-    store(hold, next, effects);
+  /** Stores what time has done to locked holds of a tenant by now. Resolves to how many changed. */
+  async elapse(em: EntityManager, notify: Notify, holds: readonly HoldRow[], now: number): Promise<number> {
+    const changed = holds.flatMap((hold) => {
+      const steps: Step[] = [];
+      const [next, effects] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
+      if (effects.length === 0) return [];
+      store(hold, next, effects);
+      return [{ hold, steps, effects }];
+    });
+    if (changed.length === 0) return 0;
     await em.flush();
-    await backForAll(em, hold);
-    const afterHash = shownHash(await showHold(em, hold, now));
-    await this.#perform(em, notify, hold, now, steps, [{ effects, by: SYSTEM, afterHash }]);
-    return true;
+    // of all of them first: each one's audit records lock the chain
+    await bringBack(em, changed[0]!.hold.tenantId, { holds: changed.map(({ hold }) => hold.id) });
+    for (const { hold, steps, effects } of changed) {
+      const afterHash = shownHash(await showHold(em, hold, now));
+      await this.#perform(em, notify, hold, now, steps, [{ effects, by: SYSTEM, afterHash }]);
+    }
+    return changed.length;
   }
 
   /** Writes what the machine asks for. The audit records come last: they lock the tenant's audit chain until the commit. */
@@ -227,17 +236,17 @@ export class HoldSteps {
   }
 }
 
-/** A hold that took a step is not what anyone set aside: it is back for all of them, and none of it outlives the hold. */
-async function backForAll(em: EntityManager, { tenantId, id }: HoldRow): Promise<void> {
-  await em.execute('delete from escrow_aside where tenant_id = ? and hold_id = ?', [tenantId, id]);
+/** The hold, locked for a step until the transaction ends. NOT_FOUND when the tenant has no such hold. */
+export function lockHold(em: EntityManager, id: string): Promise<HoldRow> {
+  return locked(em, id, LockMode.PESSIMISTIC_WRITE);
 }
 
-/**
- * The hold, locked until the transaction ends: for a step of the caller's, or against those of others. NOT_FOUND when the
- * tenant has no such hold.
- */
-export async function lockHold(em: EntityManager, id: string, how?: 'against steps'): Promise<HoldRow> {
-  const lockMode = how ? LockMode.PESSIMISTIC_READ : LockMode.PESSIMISTIC_WRITE;
+/** The same for a caller that only reads it: no step is taken until the transaction ends. */
+export function lockHoldForRead(em: EntityManager, id: string): Promise<HoldRow> {
+  return locked(em, id, LockMode.PESSIMISTIC_READ);
+}
+
+async function locked(em: EntityManager, id: string, lockMode: LockMode): Promise<HoldRow> {
   const hold = await em.findOne(Hold, { id }, { lockMode });
   if (!hold) throw holdNotFound();
   return hold;

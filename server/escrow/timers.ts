@@ -9,8 +9,10 @@ const BATCH = 50;
 /** Due holds that are looked up together. */
 const LOOK_UP = 500;
 const LONGEST_SLEEP_MS = 1000;
-/** How long a hold that could not be woken is left alone, so that it does not delay the others. */
-const SET_ASIDE_MS = 60_000;
+/** The same hold may be another loop's to wake, which has not done it yet. */
+const SHORTEST_SLEEP_MS = 20;
+/** When a hold that could not be woken is tried again, so that it does not delay the others. */
+const RETRY_MS = 60_000;
 
 /**
  * Releases and expires holds by time. It runs in each worker process; any number may run at once, and each may be killed
@@ -18,7 +20,7 @@ const SET_ASIDE_MS = 60_000;
  * punctual, since every reader and every change goes by the time itself; it only causes the events.
  */
 export function holdTimers(holds: Holds, log: Log): Job {
-  const asideUntil = new Map<string, number>();
+  const retryAt = new Map<string, number>();
 
   const wake = async (tenantId: string, ids: string[]): Promise<number> => {
     try {
@@ -30,16 +32,16 @@ export function holdTimers(holds: Holds, log: Log): Job {
         return changed;
       }
       log.error({ err, tenantId, holdId: ids[0] }, 'a hold could not be woken');
-      asideUntil.set(ids[0]!, performance.now() + SET_ASIDE_MS);
+      retryAt.set(ids[0]!, performance.now() + RETRY_MS);
       return 0;
     }
   };
 
   /** Wakes the holds that are due once. Resolves to the milliseconds until there is something to do again. */
   const look = async (signal: AbortSignal): Promise<number> => {
-    for (const [id, until] of asideUntil) if (until <= performance.now()) asideUntil.delete(id);
-    const { holds: due, next } = await holds.due(LOOK_UP, [...asideUntil.keys()]);
-    if (due.length === 0) return Math.min(next ?? LONGEST_SLEEP_MS, LONGEST_SLEEP_MS);
+    for (const [id, at] of retryAt) if (at <= performance.now()) retryAt.delete(id);
+    const { holds: due, next } = await holds.due(LOOK_UP, [...retryAt.keys()]);
+    if (due.length === 0) return Math.max(SHORTEST_SLEEP_MS, Math.min(next ?? LONGEST_SLEEP_MS, LONGEST_SLEEP_MS));
     let changed = 0;
     for (const [tenantId, ids] of byTenant(due)) {
       for (let at = 0; at < ids.length && !signal.aborted; at += BATCH) {
@@ -76,6 +78,7 @@ export function holdRecounts(holds: Holds, notices: Notices): Job {
   return {
     name: 'hold recounts',
     everySeconds: 1,
+    undivided: true,
     async run(signal) {
       for (const tenantId of changed) {
         if (signal.aborted) return;

@@ -62,16 +62,12 @@ export class MailQueue {
     );
   };
 
-  /**
-   * Sends what is queued. Before that, `queueMore` is called until it resolves to 0: it queues letters that requests have
-   * asked for, and resolves to how many requests it served.
-   */
-  job(queueMore: () => Promise<number>): Job {
+  /** Sends what is queued. */
+  job(): Job {
     return {
       name: 'mail',
       everySeconds: 1,
       run: async (signal) => {
-        while (!signal.aborted && (await queueMore()) > 0);
         while (!signal.aborted && (await this.sendDue()) > 0);
       },
     };
@@ -88,12 +84,13 @@ export class MailQueue {
     const waiting = `select tenant_id from mail_message where next_at <= $1 group by 1
       order by min(next_at) filter (where user_id is null), min(next_at) limit ${BATCH}`;
     for (const only of await apart(this.#db, waiting, [now])) {
-      const dropped = await this.#db.owner.query<{ id: string }>(
+      const near = this.#db.nearOf(only.tenantId);
+      const dropped = await near.query<{ id: string }>(
         `delete from mail_message where expires_at <= $1 and next_at <= $1 ${only()} returning id`,
         [now],
       );
       for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time and is dropped');
-      const { rows } = await this.#db.owner.query<Row>(
+      const { rows } = await near.query<Row>(
         `update mail_message m set attempts = attempts + 1, next_at = $2
          from (select tenant_id, id from mail_message where next_at <= $1 ${only()} order by user_id is not null, next_at limit ${BATCH}
                for update skip locked) due
@@ -109,6 +106,7 @@ export class MailQueue {
 
   async #send(row: Row): Promise<void> {
     const key = [row.tenant_id, row.id];
+    const near = this.#db.nearOf(row.tenant_id);
     try {
       const letter = JSON.parse(this.#box.open(row.sealed, sealContext(row.tenant_id, row.id)).toString()) as Letter;
       await this.#mail.send(letter, row.id);
@@ -118,12 +116,12 @@ export class MailQueue {
         { err, mailId: row.id, attempts: row.attempts, seconds },
         'a mail could not be sent and will be retried',
       );
-      await this.#db.owner.query('update mail_message set next_at = $3 where tenant_id = $1 and id = $2', [
+      await near.query('update mail_message set next_at = $3 where tenant_id = $1 and id = $2', [
         ...key,
         new Date(this.#clock.now() + seconds * 1000),
       ]);
       return;
     }
-    await this.#db.owner.query('delete from mail_message where tenant_id = $1 and id = $2', key);
+    await near.query('delete from mail_message where tenant_id = $1 and id = $2', key);
   }
 }

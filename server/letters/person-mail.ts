@@ -1,6 +1,7 @@
 import type { EntityManager, QBFilterQuery } from '@mikro-orm/postgresql';
-import { apart } from '../../db/citus.ts';
+import { across, apart } from '../../db/citus.ts';
 import { Hold, type HoldRow, Policy, type PolicyRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { lockPeople } from '../../db/locks.ts';
 import { DUE } from '../../db/outbox.ts';
@@ -152,11 +153,18 @@ export class PersonMail {
     const at = new Date(now);
     if (!available) {
       for (const only of await apart(db, 'select distinct tenant_id from mail_notice where due_at <= $1', [at])) {
-        await db.owner.query(`delete from mail_notice where due_at <= $1 ${only()}`, [at]);
+        const key = 'tenant_id, user_id, kind, subject_id, version';
+        await deleteInBatches(
+          db.nearOf(only.tenantId),
+          (limit) => `delete from mail_notice where (${key}) in (
+            select ${key} from mail_notice where due_at <= $1 ${only()} ${limit} for update skip locked) ${only()}`,
+          [at],
+        );
       }
       return 0;
     }
-    const { rows } = await db.owner.query<{ tenant_id: string; user_id: string }>(
+    const rows = await across<{ tenant_id: string; user_id: string }>(
+      db,
       `select tenant_id, user_id from mail_notice where due_at <= $1
        group by tenant_id, user_id order by min(due_at) limit ${BATCH}`,
       [at],
@@ -168,10 +176,14 @@ export class PersonMail {
         if (await this.#writeTo(tenantId, userId, now)) done++;
       } catch (err) {
         log.error({ err, tenant: tenantId, user: userId }, 'a letter could not be written and will be retried');
-        await db.owner.query(
-          'update mail_notice set due_at = $4 where tenant_id = $1 and user_id = $2 and due_at <= $3',
-          [tenantId, userId, at, new Date(now + RETRY_MS)],
-        );
+        await db
+          .nearOf(tenantId)
+          .query('update mail_notice set due_at = $4 where tenant_id = $1 and user_id = $2 and due_at <= $3', [
+            tenantId,
+            userId,
+            at,
+            new Date(now + RETRY_MS),
+          ]);
       }
     }
     return done;
@@ -182,7 +194,7 @@ export class PersonMail {
     const { db, appUrl, queueMail } = this.#parts;
     const selfApproval = await this.#parts.selfApproval(tenantId);
     const at = new Date(now);
-    return db.transaction(tenantId, async (em) => {
+    return db.transactionNear(tenantId, async (em) => {
       // a removal locks the person too: it comes before this, or finds what this has queued
       const person = (await lockPeople(em, tenantId, [userId])).get(userId);
       const [any] = await em.execute<object[]>('select 1 from mail_preference where tenant_id = ? and user_id = ?', [

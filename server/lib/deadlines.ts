@@ -1,3 +1,16 @@
+/** The answer, or what `late` gives or throws when it takes longer than `ms`. What becomes of the answer then is not looked at. */
+export async function inTime<T, L>(ms: number, answer: Promise<T>, late: () => L): Promise<T | L> {
+  let timer: NodeJS.Timeout | undefined;
+  const end = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, ms);
+  });
+  try {
+    return await Promise.race([answer, end.then(late)]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 interface Waiting {
   readonly until: number;
   readonly reject: (error: Error) => void;

@@ -1,3 +1,4 @@
+import { inTime } from './deadlines.ts';
 import type { Horizon, SharedLookups } from './lookups.ts';
 import type { RedisLink } from './redis.ts';
 
@@ -26,7 +27,7 @@ export class RedisLookups<V> implements SharedLookups<V> {
   /** Undefined while Redis is unavailable, when nothing can be stored, or while the database does not say. Never rejects. */
   async horizon(): Promise<Horizon | undefined> {
     if (this.#redis.commands.status !== 'ready') return undefined;
-    this.#asked ??= inTime(this.#attempt(this.#horizon), () => undefined).finally(() => {
+    this.#asked ??= inTime(ANSWER_MS, this.#attempt(this.#horizon), () => undefined).finally(() => {
       this.#asked = undefined;
     });
     return this.#asked;
@@ -48,9 +49,11 @@ export class RedisLookups<V> implements SharedLookups<V> {
   async #get(name: string): Promise<unknown> {
     if (this.#hangs !== 0 && performance.now() < this.#hangs) return undefined;
     return inTime(
+      ANSWER_MS,
       this.#attempt(() => this.#redis.tracked.get(name)),
       () => {
         this.#hangs = performance.now() + HANG_MS;
+        return undefined;
       },
     );
   }
@@ -62,22 +65,6 @@ export class RedisLookups<V> implements SharedLookups<V> {
     } catch {
       return undefined;
     }
-  }
-}
-
-/** The answer, or undefined after a while, when `late` is called. */
-async function inTime<T>(answer: Promise<T | undefined>, late: () => void): Promise<T | undefined> {
-  let timer: NodeJS.Timeout | undefined;
-  const end = new Promise<undefined>((resolve) => {
-    timer = setTimeout(() => {
-      late();
-      resolve(undefined);
-    }, ANSWER_MS);
-  });
-  try {
-    return await Promise.race([answer, end]);
-  } finally {
-    clearTimeout(timer);
   }
 }
 

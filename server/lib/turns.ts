@@ -26,16 +26,19 @@ interface Owner {
 export class Turns {
   readonly #atOnce: number;
   readonly #mostWaiting: number;
+  readonly #mostMs: number | undefined;
   readonly #owners = new Map<string, Owner>();
 
-  constructor(limits: { atOnce: number; mostWaiting: number }) {
+  /** `mostMs`: how long each waits at most; without it, until it is its turn. */
+  constructor(limits: { atOnce: number; mostWaiting: number; mostMs?: number }) {
     this.#atOnce = limits.atOnce;
     this.#mostWaiting = limits.mostWaiting;
+    this.#mostMs = limits.mostMs;
   }
 
   /**
    * Resolves when it is the owner's turn, and among those who share it that of `who`, to what ends it, which may be called
-   * twice. Undefined where too many wait.
+   * twice. Undefined where too many wait, or it waited for too long.
    */
   async take(owner: string, who = owner): Promise<(() => void) | undefined> {
     const own = this.#owners.get(owner) ?? { running: 0, waiting: [], now: 0, next: new Map() };
@@ -55,7 +58,7 @@ export class Turns {
       }
       own.next.set(who, at + 1);
       // anyone who ends hands the turn over
-      if (!(await new Promise<boolean>((go) => own.waiting.splice(place, 0, { at, who, go })))) return undefined;
+      if (!(await this.#turn(own, place, { at, who }))) return undefined;
     }
     let ended = false;
     return () => {
@@ -67,6 +70,22 @@ export class Turns {
         next.go(true);
       } else if (--own.running === 0) this.#owners.delete(owner);
     };
+  }
+
+  #turn({ waiting }: Owner, place: number, { at, who }: Pick<Waiting, 'at' | 'who'>): Promise<boolean> {
+    return new Promise((resolve) => {
+      const late = () => {
+        waiting.splice(waiting.indexOf(one), 1);
+        resolve(false);
+      };
+      const timer = this.#mostMs === undefined ? undefined : setTimeout(late, this.#mostMs);
+      const go = (turn: boolean) => {
+        clearTimeout(timer);
+        resolve(turn);
+      };
+      const one: Waiting = { at, who, go };
+      waiting.splice(place, 0, one);
+    });
   }
 }
 

@@ -24,6 +24,11 @@ export function firstHidden(text: string): { at: number; hex: string } | undefin
   return undefined;
 }
 
+/** Whether there is something to see: more than white space, marks without a letter, and characters that show nothing. */
+export function showsSomething(text: string): boolean {
+  return SEEN.test(text);
+}
+
 /** Visible text on one line, with its white space made single and its length limited between characters. */
 export function oneLine(text: string, max: number): string {
   // white space that a line may have is a space; what breaks or empties it stays, and is made visible
@@ -52,5 +57,6 @@ const UNSEEN = [
   String.raw`(?<!\p{Extended_Pictographic}|[0-9#*](?=\uFE0F\u20E3))\uFE0F`,
 ].join('|');
 const HIDDEN = new RegExp(UNSEEN, 'gu');
+const SEEN = new RegExp(String.raw`(?!${UNSEEN})[^\p{C}\p{Z}\p{M}]`, 'u');
 /** And marks beyond what any script puts on one letter: a pile of them covers the lines above and below. */
 const REPLACED = new RegExp(String.raw`${UNSEEN}|\p{M}(?<=\p{M}{5})`, 'gu');

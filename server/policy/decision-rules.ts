@@ -1,14 +1,33 @@
 import { z } from 'zod';
 import type { Doer } from '../domain/audit.ts';
 import type { ActionRequest, BundleStatement } from '../domain/policy.ts';
-import { conditionsOf } from './authoring/coverage.ts';
+import { type ConditionCoverage, conditionsOf } from './authoring/coverage.ts';
 import { parseMask } from './evaluation/masks.ts';
 import type { KeptInputs } from './kept-inputs.ts';
 import { isGuardrail } from './language/annotations.ts';
 import { literal, type Token, tokens } from './language/scan.ts';
 import type { PolicyTexts } from './texts.ts';
 
-const OUTCOMES = ['true', 'false', 'not_asked', 'masked'] as const;
+const OUTCOMES = ['true', 'false', 'failed', 'not_asked', 'masked'] as const;
+
+/** What one request met in a rule. */
+export const TracedOut = {
+  rule_id: z.string(),
+  policy_id: z.string(),
+  effect: z.enum(['permit', 'forbid', 'guardrail']),
+  decided: z.boolean().describe('the rule that decided'),
+  cedar: z.string().describe('its text'),
+};
+export const ConditionOut = z.object({
+  text: z.string(),
+  line: z.int().describe('in `cedar`'),
+  column: z.int(),
+  outcome: z
+    .enum(OUTCOMES)
+    .describe(
+      '`failed`: the engine failed on it; `not_asked`: what stands before it decided; `masked`: the rule reads a masked value',
+    ),
+});
 
 export const DecisionRulesOut = z
   .object({
@@ -16,25 +35,12 @@ export const DecisionRulesOut = z
     known: z.boolean().describe('the policies of the decision are stored; otherwise there are no rules here'),
     rules: z.array(
       z.object({
-        rule_id: z.string(),
-        policy_id: z.string(),
+        ...TracedOut,
         version: z.int(),
-        effect: z.enum(['permit', 'forbid', 'guardrail']),
-        decided: z.boolean().describe('the rule that decided'),
         matched: z.boolean().describe('the record names it among those that matched'),
         reason: z.string().nullable(),
-        cedar: z.string().describe('its text'),
         conditions: z
-          .array(
-            z.object({
-              text: z.string(),
-              line: z.int().describe('in `cedar`'),
-              column: z.int(),
-              outcome: z
-                .enum(OUTCOMES)
-                .describe('`not_asked`: what stands before it decided; `masked`: the rule reads a masked value'),
-            }),
-          )
+          .array(ConditionOut)
           .nullable()
           .describe('null unless they were asked for, and the request is kept'),
       }),
@@ -93,10 +99,7 @@ export class DecisionRules {
             decided: id === record.rule_id,
             matched: named.includes(id),
             conditions:
-              conditions?.map(({ text, line, column, seen }) => ({
-                ...{ text, line, column },
-                outcome: hidden ? ('masked' as const) : OUTCOME[seen],
-              })) ?? null,
+              conditions?.map((one) => (hidden ? { ...metIn(one), outcome: 'masked' as const } : metIn(one))) ?? null,
           },
         ];
       }),
@@ -108,6 +111,11 @@ export class DecisionRules {
 
 // of one request no condition is both
 const OUTCOME = { true: 'true', false: 'false', both: 'not_asked', never: 'not_asked' } as const;
+
+export const metIn = ({ text, line, column, seen, failed }: ConditionCoverage): z.output<typeof ConditionOut> => ({
+  ...{ text, line, column },
+  outcome: failed ? 'failed' : OUTCOME[seen],
+});
 
 function ruleOut({ id, policy_id, version, effect, annotations, cedar }: BundleStatement) {
   return {

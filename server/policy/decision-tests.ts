@@ -7,7 +7,7 @@ import { route, trpc } from '../rpc/procedure.ts';
 import { KEPT_PARTS, type MadeTest, type PastDecision, type TestRefusal } from './authoring/from-decision.ts';
 import { Expectation, SUITE_LIMITS } from './authoring/suite.ts';
 import type { DecisionLine, KeptInputs } from './kept-inputs.ts';
-import { ExpectationOut, VerdictOut, verdictOut } from './router.ts';
+import { ExpectationOut, VerdictOut, verdictOut } from './shapes.ts';
 import type { PolicyTexts } from './texts.ts';
 
 export interface FromDecision {

@@ -4,7 +4,7 @@ import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { ListQueries } from './list-queries.ts';
 import type { Lists } from './lists.ts';
-import { by } from './router.ts';
+import { by } from './reach.ts';
 
 const tag = 'lists';
 

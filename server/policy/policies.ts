@@ -1,6 +1,5 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
 import {
-  type CommentPlace,
   Policy,
   PolicyRevision,
   type PolicyRevisionRow,
@@ -12,6 +11,7 @@ import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { addEvent, addNews } from '../../db/outbox.ts';
 import {
+  authorsWith,
   createPolicy,
   POLICY_MACHINE_VERSION,
   type PolicyEffect,
@@ -29,10 +29,10 @@ import { type Source, type StatedSource, sourceInWords, sourceOf } from '../doma
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import { oneLine } from '../lib/visible.ts';
 import { type Finding, type Tested, TestGate } from './gate.ts';
 import type { Compilation } from './language/compile.ts';
 import { ENFORCED, holdLiveSet, revisionHash } from './live.ts';
+import { takePending } from './pending-comments.ts';
 import {
   type BareEvent,
   circumstancesOf,
@@ -42,6 +42,21 @@ import {
   type Rules,
   type Who,
 } from './queries.ts';
+import {
+  assertApplied,
+  assertThread,
+  type Commented,
+  commentWords,
+  type NewComment,
+  onLine,
+  openThreads,
+  placeIn,
+  squeezedHash,
+  suggestionOf,
+  textsOf,
+  threadOf,
+  writersOf,
+} from './review-records.ts';
 import type { SimulationGate } from './simulation-gate.ts';
 import type { PolicyTexts } from './texts.ts';
 
@@ -134,7 +149,8 @@ export class Policies {
         throw new AppError('CONFLICT', 'a policy with this id already exists');
       }
       const from = sourceOf(input.source, by.proven);
-      const text = { source: input.dsl_source, tests, compiled, from };
+      const { authors } = snapshot.context;
+      const text = { source: input.dsl_source, tests, compiled, from, authors };
       const revision = this.#addRevision(em, policy, text, by, 'create', now);
       await em.flush();
       await notify('revisions', id, [
@@ -152,7 +168,8 @@ export class Policies {
    * A new version of the text and the test suite; without `tests_source` the suite of the newest version stays, and null
    * removes it. The tenant's rules decide whether the version is enforced immediately. VERSION_CHANGED if the newest
    * version is not the expected one. `applies` is the comment whose suggestion a signed-in person takes up: who made it is
-   * then an author of the version too, and its thread is resolved. NOT_FOUND if the policy has no such suggestion.
+   * then an author of the version too, and its thread is resolved. NOT_FOUND if the policy has no such suggestion,
+   * CONFLICT unless the version is the newest one with it applied and nothing else.
    */
   async update(
     tenantId: string,
@@ -205,10 +222,8 @@ export class Policies {
   async approve(
     tenantId: string,
     id: string,
-    version: number,
-    comment: string | undefined,
+    { version, comment, simulation_id: simulation, pending }: Decision & { simulation_id?: string | undefined },
     by: By,
-    simulation?: string | undefined,
   ): Promise<PolicyView> {
     const policy = await this.#queries.find(tenantId, id);
     const checked =
@@ -218,15 +233,37 @@ export class Policies {
             invalid: await this.#faults(tenantId, id, (await this.#queries.revision(tenantId, id, version)).dslSource),
           }
         : undefined;
-    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, checked, simulation });
+    return this.#decide(tenantId, id, { type: 'approve', version }, by, {
+      ...{ reason: comment, checked, simulation, pending },
+    });
   }
 
-  reject(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'reject', version }, by, { reason });
+  reject(
+    tenantId: string,
+    id: string,
+    { version, reason, pending }: Omit<Decision, 'comment'> & { reason: string },
+    by: By,
+  ): Promise<PolicyView> {
+    return this.#decide(tenantId, id, { type: 'reject', version }, by, { reason, pending });
   }
 
-  requestChanges(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment });
+  requestChanges(
+    tenantId: string,
+    id: string,
+    { version, comment, pending }: Decision & { comment: string },
+    by: By,
+  ): Promise<PolicyView> {
+    return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment, pending });
+  }
+
+  /** Sends pending comments of the person without deciding anything, all at once. */
+  send(
+    tenantId: string,
+    id: string,
+    { version, comment, pending }: Decision & { pending: readonly string[] },
+    by: By,
+  ): Promise<PolicyView> {
+    return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment, pending });
   }
 
   /**
@@ -348,7 +385,8 @@ export class Policies {
       tests,
       compiled,
       from,
-    }: { source: string; tests: string | null; compiled: Compilation; from: Source | null },
+      authors,
+    }: { source: string; tests: string | null; compiled: Compilation; from: Source | null; authors: string[] },
     by: By,
     change: 'create' | 'update' | 'rollback',
     now: Date,
@@ -364,9 +402,11 @@ export class Policies {
       dslSource: source,
       testsSource: tests,
       contentHash: revisionHash(source, tests),
+      squeezedHash: squeezedHash(source),
       statementCount: compiled.statements.length,
       lists: compiled.lists,
       authorId: by.person,
+      authors,
       change,
       rolledBackFrom,
       note: null,
@@ -393,7 +433,7 @@ export class Policies {
       const { status, version } = effect.params;
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: policy.id, version });
       if (status === 'commented' && revision.reviews.length >= MAX_REVIEWS) {
-        throw new AppError('CONFLICT', 'the version has reached the maximum number of reviews and comments');
+        throw tooManyReviews();
       }
       const place = more.place && (await placeIn(em, policy.id, version, more.place));
       if (more.thread !== undefined) await assertThread(em, policy, more.thread);
@@ -408,6 +448,22 @@ export class Policies {
       revision.reviews = [...revision.reviews, last];
     }
     return last;
+  }
+
+  /** Makes pending comments of the person comments of the newest version. */
+  async #send(
+    em: EntityManager,
+    policy: PolicyRow,
+    newest: PolicyRevisionRow,
+    pending: readonly string[],
+    by: By,
+  ): Promise<ReviewRecord[]> {
+    const at = new Date(this.#clock.now()).toISOString();
+    const sent = await takePending(em, policy, by.person, pending, at);
+    if (newest.reviews.length + sent.length > MAX_REVIEWS) throw tooManyReviews();
+    newest.reviews = [...newest.reviews, ...sent];
+    await em.flush();
+    return sent;
   }
 
   async #revise(
@@ -432,17 +488,23 @@ export class Policies {
       const applies = change.type === 'update' ? change.applies : undefined;
       const applied = applies === undefined ? undefined : await suggestionOf(em, policy, applies);
       const suggester = applied?.comment.decided_by;
-      const [effects, taken] = step(policy, { type: change.type, suggester, ...circumstancesOf(by, rules) });
+      const target = change.type === 'rollback' ? change.target : null;
+      const old = textsOf(before);
+      const tests = text.tests === undefined ? old.tests : text.tests;
+      if (applied) await assertApplied(em, id, applied.comment, old, { source: text.source, tests });
+      const found = await writersOf(em, policy, old, { source: text.source, tests }, target);
+      const writers = suggester === undefined ? found : [suggester, ...found];
+      const event: PolicyEvent = { type: change.type, writers, ...circumstancesOf(by, rules) };
+      const authors = authorsWith(policy.machineContext, event);
+      const [effects, taken] = step(policy, event);
       const now = new Date(this.#clock.now());
       await this.#review(em, policy, effects, by);
       policy.updatedAt = now;
-      const target = change.type === 'rollback' ? change.target : null;
-      const tests = text.tests === undefined ? (before.testsSource ?? null) : text.tests;
       const publishes = effects.some((effect) => effect.type === 'publish');
       const version = { tenantId, policyId: id, text: text.source, tests };
       const findings = publishes ? await this.#findings(em, version, rules, tested, false) : undefined;
       if (findings?.refusal) throw findings.refusal;
-      const revision = this.#addRevision(em, policy, { ...text, tests }, by, change.type, now, target);
+      const revision = this.#addRevision(em, policy, { ...text, tests, authors }, by, change.type, now, target);
       await em.flush();
       if (publishes) {
         await this.#assertQuota(em, policy, enforced);
@@ -464,7 +526,7 @@ export class Policies {
             .filter(Boolean)
             .join(', ') || undefined,
       });
-      if (applied && !applied.comment.resolved) {
+      if (applied) {
         await this.#settle(em, applied.revision, applied.comment, true, by, `applied in version ${policy.version}`);
       }
       return policyView(policy, revision);
@@ -486,6 +548,7 @@ export class Policies {
       checked?: { version: number; invalid: AppError | undefined } | undefined;
       simulation?: string | undefined;
       more?: Commented;
+      pending?: readonly string[] | undefined;
     },
   ): Promise<PolicyView> {
     const emergency = event.type === 'break_glass';
@@ -509,7 +572,11 @@ export class Policies {
         if (findings.refusal && !emergency) throw findings.refusal;
       }
       if (words.note !== undefined) revision.note = words.note;
-      const written = await this.#review(em, policy, effects, by, words.remark ?? words.reason, words.more);
+      const said = words.remark ?? words.reason;
+      // what is sent without a word of its own is only what was pending
+      const nothing = event.type === 'comment' && words.pending && said === undefined;
+      const written = nothing ? undefined : await this.#review(em, policy, effects, by, said, words.more);
+      const sent = words.pending ? await this.#send(em, policy, revision, words.pending, by) : [];
       const unsettled = event.type === 'approve' ? await openThreads(em, policy) : 0;
       // a comment does not count as a change
       if (event.type !== 'comment') policy.updatedAt = new Date(this.#clock.now());
@@ -529,6 +596,7 @@ export class Policies {
         replaced !== null && `in place of version ${replaced}`,
         unsettled > 0 && `with ${unsettled} unresolved ${unsettled === 1 ? 'thread' : 'threads'}`,
         event.type === 'comment' && written && commentWords(written),
+        ...sent.map(commentWords),
       ]
         .filter(Boolean)
         .join(', ');
@@ -539,6 +607,7 @@ export class Policies {
         found: findings?.words,
         reason: words.reason,
         about,
+        comments: sent.length,
       });
       return policyView(policy, revision);
     });
@@ -582,6 +651,8 @@ export class Policies {
       found?: string | undefined;
       /** The version that was decided on; the newest if absent. */
       about?: number | undefined;
+      /** How many comments were sent with it. */
+      comments?: number | undefined;
     },
   ): Promise<void> {
     const actions = effects.filter((effect) => effect.type === 'audit');
@@ -602,6 +673,7 @@ export class Policies {
           live_version: policy.liveVersion ?? null,
           actor_id: by.person,
           ...(more.reason !== undefined && { reason: more.reason }),
+          ...(more.comments && { comments: more.comments }),
           created_at: new Date(now).toISOString(),
         },
       });
@@ -627,85 +699,15 @@ export class Policies {
   }
 }
 
-/** A comment that is to be written. */
-export interface NewComment extends Omit<Commented, 'thread'> {
+/** What a person decides of a version, and the pending comments of theirs that they send with it. */
+interface Decision {
   version: number;
-  /** Absent where the suggestion says it all. */
   comment?: string | undefined;
-  /** The comment that began a thread. */
-  reply_to?: string | undefined;
+  pending?: readonly string[] | undefined;
 }
 
-interface Commented {
-  thread?: string | undefined;
-  place?: { part: 'text' | 'tests'; line: number; version?: number | undefined } | undefined;
-  suggestion?: string | undefined;
-}
-
-/** Characters of a line that stand with a comment on it. */
-const QUOTED = 200;
-
-/** The comment that began a thread. */
-const threadOf = ({ reviews }: PolicyRevisionRow, id: string): ReviewRecord | undefined =>
-  reviews.find((one) => one.id === id && one.thread === undefined);
-
-/** A thread may be answered from a newer version than the one that it began on. */
-async function assertThread(em: EntityManager, { tenantId, id }: PolicyRow, thread: string): Promise<void> {
-  const found = await em.execute(
-    `select 1 from policy_revision r, jsonb_array_elements(r.reviews) one
-     where r.tenant_id = ? and r.policy_id = ? and one->>'id' = ? and one->'thread' is null`,
-    [tenantId, id, thread],
-  );
-  if (found.length === 0) throw new AppError('NOT_FOUND', 'the policy has no such thread');
-}
-
-/** The comment of that id with its suggestion, and the version that it was made on. */
-async function suggestionOf(
-  em: EntityManager,
-  { tenantId, id }: PolicyRow,
-  comment: string,
-): Promise<{ comment: ReviewRecord; revision: PolicyRevisionRow }> {
-  const [row] = await em.execute<{ version: number }[]>(
-    `select r.version from policy_revision r, jsonb_array_elements(r.reviews) one
-     where r.tenant_id = ? and r.policy_id = ? and one->>'id' = ? and one->'suggestion' is not null`,
-    [tenantId, id, comment],
-  );
-  const revision = row && (await em.findOne(PolicyRevision, { policyId: id, version: row.version }));
-  const found = revision && threadOf(revision, comment);
-  if (!found) throw new AppError('NOT_FOUND', 'the policy has no such suggestion');
-  return { comment: found, revision };
-}
-
-const onLine = ({ place }: ReviewRecord): string =>
-  place ? ` on line ${place.line} of the ${place.part} of version ${place.version}` : '';
-
-const commentWords = (comment: ReviewRecord): string =>
-  `comment ${comment.id}${comment.suggestion === undefined ? '' : ' with a suggestion'}${onLine(comment)}`;
-
-/** The place of a comment with the line as it stands there: of the version itself, or of an older one. */
-async function placeIn(
-  em: EntityManager,
-  policyId: string,
-  reviewed: number,
-  { part, line, version = reviewed }: NonNullable<Commented['place']>,
-): Promise<CommentPlace> {
-  const revision = version > reviewed ? null : await em.findOne(PolicyRevision, { policyId, version });
-  const text = revision && (part === 'text' ? revision.dslSource : revision.testsSource);
-  const found = text?.split(/\r\n?|\n/)[line - 1];
-  if (found === undefined) throw new AppError('NOT_FOUND', 'there is no such line');
-  return { part, version, line, quote: oneLine(found, QUOTED) };
-}
-
-/** How many threads of all versions nobody has resolved. */
-async function openThreads(em: EntityManager, { tenantId, id }: PolicyRow): Promise<number> {
-  const [row] = await em.execute<{ n: number }[]>(
-    `select count(*)::integer as n from policy_revision r, jsonb_array_elements(r.reviews) one
-     where r.tenant_id = ? and r.policy_id = ? and one->>'status' = 'commented'
-       and one->'thread' is null and one->'resolved' is null`,
-    [tenantId, id],
-  );
-  return row!.n;
-}
+const tooManyReviews = () =>
+  new AppError('CONFLICT', 'the version has reached the maximum number of reviews and comments');
 
 /** A version is enforced only where every list that it names has an approved version, and none is deleted meanwhile. */
 async function assertLists(em: EntityManager, policy: PolicyRow, { version, lists }: PolicyRevisionRow): Promise<void> {

@@ -133,7 +133,13 @@ export class PolicyTexts {
    */
   async tryOut(
     tenantId: string,
-    input: { id?: string | undefined; dsl_source: string; alone: boolean; request: Omit<ActionRequest, 'now'> },
+    input: {
+      id?: string | undefined;
+      dsl_source: string;
+      alone: boolean;
+      request: Omit<ActionRequest, 'now'>;
+      trace?: boolean;
+    },
   ): Promise<Trial & { live: Verdict | null }> {
     const policyId = input.id ?? 'policy';
     const { liveTexts: live, ...surroundings } = await this.#surroundings(tenantId, input.dsl_source);
@@ -143,7 +149,10 @@ export class PolicyTexts {
     };
     const liveTexts = input.alone ? [] : live.filter((one) => one.policyId !== policyId);
     const trial = await this.#ask((language) =>
-      language.tryOut(tenantId, { policyId, text: input.dsl_source, liveTexts, ...common }),
+      language.tryOut(tenantId, {
+        ...{ policyId, text: input.dsl_source, liveTexts, trace: input.trace ?? false },
+        ...common,
+      }),
     );
     // a statement that matches nothing stands for "no draft"
     const now =

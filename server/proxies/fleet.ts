@@ -184,7 +184,7 @@ export class Fleet {
    */
   async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transactionNear(tenantId, async (em) => {
       // those that reported since, or have more time than when they did
       await em.execute(
         `update proxy_instance set silent_at = last_seen_at + make_interval(secs => ?)

@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import { showsSomething } from '../lib/visible.ts';
 
 /** A string that PostgreSQL and canonical JSON can both hold: well formed, without NUL, within bounds. */
 export const text = (max: number, min = 1) =>
@@ -36,6 +37,6 @@ export const reason = z
   .trim()
   .min(1, REASON_MISSING)
   .max(500)
-  .refine((s) => /^$|[^\p{C}\p{Z}\p{M}]/u.test(s), REASON_MISSING)
+  .refine((s) => s === '' || showsSomething(s), REASON_MISSING)
   .refine((s) => s.isWellFormed() && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(s), 'must be one line without control characters')
   .describe('why, in one line; it goes into the audit log');

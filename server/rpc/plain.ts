@@ -29,8 +29,11 @@ export interface PlainDescription {
   summary: string;
   description?: string;
   tag: string;
-  /** Query parameters; all are optional text, and an unknown one is refused. */
-  query?: Record<string, z.ZodType<unknown, string | undefined>>;
+  /** Query parameters; all are optional text, or a list of texts that may be repeated, and an unknown one is refused. */
+  query?: Record<
+    string,
+    z.ZodType<unknown, string | undefined> | z.ZodOptional<z.ZodArray<z.ZodType<unknown, string>>>
+  >;
   /** Unknown query parameters are passed over, where it is not for this server to say which there are. */
   otherQuery?: true;
   /** The JSON body, for the document only: the handler parses it. */
@@ -97,7 +100,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
     const context = await begin(request, reply, route.limit);
     assertAccess(route.access, context.principal);
-    const query = querySchema.safeParse(request.query);
+    const query = querySchema.safeParse(asLists(request.query as Record<string, unknown>, route.query ?? {}));
     if (!query.success) throw toAppError(query.error, 'query');
     const body = route.form && request.body !== undefined ? request.body : {};
     const form = formSchema.safeParse(body);
@@ -129,6 +132,16 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
       }
     },
   });
+}
+
+/** A list that has one text comes as that text. */
+function asLists(query: Record<string, unknown>, schemas: NonNullable<PlainDescription['query']>) {
+  const isList = (name: string) => {
+    const schema = Object.hasOwn(schemas, name) ? schemas[name] : undefined;
+    return schema instanceof z.ZodOptional && schema.unwrap() instanceof z.ZodArray;
+  };
+  const lists = Object.entries(query).filter(([name, value]) => typeof value === 'string' && isList(name));
+  return { ...query, ...Object.fromEntries(lists.map(([name, value]) => [name, [value]])) };
 }
 
 function problemPage(problem: AppError): string {

@@ -248,7 +248,7 @@ function readRefused(error: ReadRefused): AppError {
     });
   }
   const detail =
-    'ask for a shorter range of time, or add a filter by agent, session, trace or a decision that is not allow';
+    'ask for a shorter range of time, or add a filter: of decisions, one by agent, session, trace or a decision that is not allow';
   return new AppError('TOO_BROAD', detail, { cause: error });
 }
 

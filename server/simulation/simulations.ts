@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { apart } from '../../db/citus.ts';
 import { PolicySimulation, type PolicySimulationRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import type { Doer } from '../domain/audit.ts';
@@ -9,7 +10,7 @@ import type { Job } from '../jobs/jobs.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
-import { isDatabaseFault } from '../lib/database-fault.ts';
+import { isDatabaseFault, ReadRefused } from '../lib/database-fault.ts';
 import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
@@ -283,7 +284,7 @@ export class Simulations implements SimulationGate {
   }
 
   job(): Job {
-    return { name: 'simulations', everySeconds: 1, run: (signal) => this.#run(signal) };
+    return { name: 'simulations', everySeconds: 1, undivided: true, run: (signal) => this.#run(signal) };
   }
 
   /** Deletes what ended long ago; what an approver relied on is in the audit log. */
@@ -292,7 +293,13 @@ export class Simulations implements SimulationGate {
     const ended = `status in ('done', 'failed', 'cancelled') and created_at < $1`;
     const due = `select distinct tenant_id from policy_simulation where ${ended}`;
     await each(await apart(this.#db, due, [before]), signal, (only) =>
-      this.#db.owner.query(`delete from policy_simulation where ${ended} ${only()}`, [before]),
+      deleteInBatches(
+        this.#db.nearOf(only.tenantId),
+        (limit) => `delete from policy_simulation where (tenant_id, id) in (
+          select tenant_id, id from policy_simulation where ${ended} ${only()} ${limit} for update skip locked) ${only()}`,
+        [before],
+        signal,
+      ),
     );
   }
 
@@ -317,7 +324,7 @@ export class Simulations implements SimulationGate {
     const waiting = `select c.tenant_id from policy_simulation c where ${due} group by 1 order by min(c.created_at)`;
     try {
       for (const only of await apart(this.#db, waiting, [new Date(now)])) {
-        const { rows } = await this.#db.owner.query<Claimed>(
+        const { rows } = await this.#db.nearOf(only.tenantId).query<Claimed>(
           `update policy_simulation s set status = 'running', attempt = s.attempt + 1, lease_until = $2,
            started_at = coalesce(s.started_at, $1)
          where (s.tenant_id, s.id) = (
@@ -376,7 +383,7 @@ export class Simulations implements SimulationGate {
       if (taken.signal.aborted) return;
       if (stopping.aborted) return await this.#giveBack(row);
       // another attempt follows when its lease has ended
-      if (isDatabaseFault(err)) throw err;
+      if (isDatabaseFault(err) || err instanceof ReadRefused) throw err;
       this.#log.warn({ err, tenantId, id }, 'a simulation failed');
       const known = err instanceof SimulationFailed || err instanceof AppError;
       await this.#finish(row, { status: 'failed', failure: known ? err.message : 'the server failed' });

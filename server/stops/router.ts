@@ -29,7 +29,7 @@ const stopOut = {
   ended_by: z.string().nullable().describe('null while it is in force, and where its time ended it'),
   end_reason: z.string().nullable(),
 };
-const StopOut = z.object(stopOut).meta({ id: 'Stop' });
+export const StopOut = z.object(stopOut).meta({ id: 'Stop' });
 
 const Missing = z.array(z.object({ proxy_id: z.string(), last_seen_at: z.iso.datetime() }));
 const StopDetailOut = z

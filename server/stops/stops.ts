@@ -318,6 +318,25 @@ export class Stops {
     };
   }
 
+  /** The stops of any of these targets, or with any of these ids, that were in force at some moment of a time: the first ones. */
+  async during(
+    tenantId: string,
+    of: { targets: readonly { kind: StopKind; target: string }[]; ids: readonly string[]; since: Date; until: Date },
+    limit: number,
+  ): Promise<StopView[]> {
+    const rows = await this.#db.reader(tenantId).find(
+      StopEntity,
+      {
+        $or: [...of.targets.map(({ kind, target }) => ({ kind, target })), { id: { $in: [...of.ids] } }],
+        createdAt: { $lte: of.until },
+        $and: [{ $or: [{ endedAt: null }, { endedAt: { $gte: of.since } }] }],
+      },
+      { orderBy: { id: 'asc' }, limit },
+    );
+    const now = this.#clock.now();
+    return rows.map((stop) => viewOf(stop, now));
+  }
+
   /** Which proxies have applied a stop. A stop of one proxy concerns that one alone. */
   async reach(
     tenantId: string,
@@ -429,10 +448,10 @@ export class Stops {
           this.#db,
           `select tenant_id, id, coalesce(until <= $1, false) as ended,
              created_at <= clock_timestamp() - interval '${REACH_SECONDS} s' as due from stop
-           where ended_at is null and (until <= $1 or reach is null) limit 1000`,
+           where ended_at is null and (until <= $1 or reach is null) order by random() limit 1000`,
           [new Date(this.#clock.now())],
         );
-        // a tenant whose audit chain is closed keeps no other from its turn
+        // a tenant whose audit chain is closed keeps no other from its turn, however many stops it has
         await each(rows, signal, ({ tenant_id, id, ended, due }) =>
           ended ? this.#expire(tenant_id, id) : this.#recordReach(tenant_id, id, due),
         );
@@ -459,7 +478,7 @@ export class Stops {
     const pending = reach.pending.map(({ proxy_id }) => proxy_id);
     const unreachable = reach.unreachable.map(({ proxy_id }) => proxy_id);
     const recorded: StopReach = { applied: reach.applied, pending, unreachable, slowest_ms: reach.applied_ms_max };
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transactionNear(tenantId, async (em) => {
       const first = await em.execute<unknown[]>(
         'update stop set reach = ? where tenant_id = ? and id = ? and reach is null returning 1',
         [JSON.stringify(recorded), tenantId, id],

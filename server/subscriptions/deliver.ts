@@ -1,7 +1,8 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
-import { apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
+import { across, apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import {
   type DeliveryEvent,
@@ -27,7 +28,7 @@ import { type AttemptOutcome, attempt, UNREADABLE } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { deliveryId } from './delivery-id.ts';
 import { typeOfTarget } from './destinations/index.ts';
-import { fanOut, targetPlace } from './fan-out.ts';
+import { FanOut, targetPlace } from './fan-out.ts';
 import { type StoredOutcome, storedOf, storeOutcomes, unflushed } from './outcomes.ts';
 import { signedAt } from './sent.ts';
 import { openDestination } from './subscription-row.ts';
@@ -51,6 +52,7 @@ const AHEAD = 16;
 const LANES = 256;
 /** Of these, the maximum for destinations whose last attempt failed, so that hanging ones leave room for the others. */
 const FAILING_LANES = 128;
+const FAN_OUT = 'fan-out';
 const POLL_MS = 1000;
 /** Coalesces notices that arrive together. */
 const LEAST_PAUSE_MS = 25;
@@ -134,6 +136,12 @@ interface Release {
   idle: boolean;
 }
 
+interface Together {
+  loads: Groups<Load, Work | undefined>;
+  outcomes: Groups<StoredOutcome, boolean>;
+  releases: Groups<Release, undefined>;
+}
+
 export interface DeliverParts {
   db: Database;
   box: SecretBox;
@@ -147,6 +155,8 @@ export interface DeliverParts {
   /** Used for all times, also in SQL; the system clock by default. Processes may differ by some seconds. */
   clock?: Clock | undefined;
   attempts?: Counter<'result'> | undefined;
+  /** Told the name of a job that failed for a tenant and goes on for the others. */
+  failed?: ((job: string) => void) | undefined;
 }
 
 /**
@@ -167,14 +177,28 @@ export class Deliverer {
   readonly #parts: DeliverParts;
   /** A lane whose lease was revoked may be claimed once more before its last attempt is over, and is then here twice. */
   readonly #serving = new Set<{ lane: Lane; failing: boolean; done: Promise<void> }>();
-  readonly #loads = new Groups<Load, Work | undefined>((loads) => this.#load(loads), GROUP);
-  readonly #outcomes: Groups<StoredOutcome, boolean>;
-  readonly #releases = new Groups<Release, undefined>((releases) => this.#release(releases), GROUP);
-  readonly #work = new Wake();
+  /** What is read and written together, of each node: none waits for another one. */
+  readonly #together = new Map<number | undefined, Together>();
+  /** Of each loop that looks for lanes. */
+  readonly #wakes = new Set<Wake>();
 
   constructor(parts: DeliverParts) {
     this.#parts = parts;
-    this.#outcomes = new Groups((outcomes) => storeOutcomes(parts.db, outcomes), GROUP);
+  }
+
+  #with(tenantId: string): Together {
+    const { db } = this.#parts;
+    const node = db.places?.nodeOf(tenantId);
+    let together = this.#together.get(node);
+    if (!together) {
+      together = {
+        loads: new Groups((loads) => this.#load(loads), GROUP),
+        outcomes: new Groups((outcomes) => storeOutcomes(db, outcomes), GROUP),
+        releases: new Groups((releases) => this.#release(releases), GROUP),
+      };
+      this.#together.set(node, together);
+    }
+    return together;
   }
 
   /**
@@ -183,7 +207,7 @@ export class Deliverer {
    */
   jobs(only?: string): Job[] {
     return [
-      { name: 'fan-out', everySeconds: 1, run: (signal) => this.#fanOut(signal, only) },
+      { name: FAN_OUT, everySeconds: 1, run: (signal) => this.#fanOut(signal, only) },
       { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal, only) },
     ];
   }
@@ -195,7 +219,8 @@ export class Deliverer {
   async forget(signal?: AbortSignal): Promise<void> {
     const { db, subscriptions } = this.#parts;
     const waiting = async () => {
-      const { rows } = await db.owner.query<{ tenant_id: string; id: string }>(
+      const rows = await across<{ tenant_id: string; id: string }>(
+        db,
         `select s.tenant_id, s.id from subscription s where not s.active and exists (
            select from delivery d where d.tenant_id = s.tenant_id and d.lane_id = s.id and d.status = 'retrying'
              and (s.disabled_at is not null or (d.machine_context->>'startedAt')::double precision < $1))`,
@@ -210,45 +235,66 @@ export class Deliverer {
     const events = async () => {
       const due = await apart(db, 'select distinct tenant_id from event_outbox where created_at < $1', [old]);
       await each(due, signal, async (only) => {
-        await db.owner.query(`delete from event_outbox where not wanted and created_at < $1 ${only()}`, [old]);
+        const near = db.nearOf(only.tenantId);
+        const inBatches = (few: (limit: string) => string, values: readonly unknown[]) =>
+          deleteInBatches(near, few, values, signal);
+        await inBatches(
+          (limit) => `delete from event_outbox where (tenant_id, id) in (
+            select tenant_id, id from event_outbox where not wanted and created_at < $1 ${only()} ${limit} for update skip locked)
+              ${only()}`,
+          [old],
+        );
         // by lane and event, as they are indexed: nothing is sent before it happened
-        await db.owner.query(
-          `delete from delivery d using delivery_lane l
-           where l.tenant_id = d.tenant_id and l.id = d.lane_id and d.event_id < $2
-             and d.status <> 'retrying' and d.created_at < $1 ${only('d')} ${only('l')}`,
+        await inBatches(
+          (limit) => `delete from delivery where (tenant_id, lane_id, event_id) in (
+            select d.tenant_id, d.lane_id, d.event_id
+            from delivery_lane l join delivery d on d.tenant_id = l.tenant_id and d.lane_id = l.id
+            where d.event_id < $2 and d.status <> 'retrying' and d.created_at < $1 ${only('d')} ${only('l')}
+            ${limit} for update of d skip locked) ${only()}`,
           aged,
         );
         // INVARIANT: the event of a delivery is there. What is queued again after 30 days is delivered or not within days.
-        await db.owner.query(
-          `delete from event_outbox e where wanted and created_at < $1 ${only('e')} and not exists (
-             select from delivery_lane l join delivery d on d.tenant_id = l.tenant_id and d.lane_id = l.id ${only('d')}
-             where d.event_id < $2 and l.tenant_id = e.tenant_id and d.event_id = e.id ${only('l')})`,
+        await inBatches(
+          (limit) => `delete from event_outbox where (tenant_id, id) in (
+            select e.tenant_id, e.id from event_outbox e where wanted and created_at < $1 ${only('e')} and not exists (
+              select from delivery_lane l join delivery d on d.tenant_id = l.tenant_id and d.lane_id = l.id ${only('d')}
+              where d.event_id < $2 and l.tenant_id = e.tenant_id and d.event_id = e.id ${only('l')})
+            ${limit} for update of e skip locked) ${only()}`,
           aged,
         );
       });
     };
     const lanes = async () =>
       each(await apart(db, `select distinct tenant_id from delivery_lane where ${unused}`, []), signal, (only) =>
-        db.owner.query(
-          `delete from delivery_lane l where ${unused} ${only('l')} and not exists (
-             select 1 from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id)`,
+        deleteInBatches(
+          db.nearOf(only.tenantId),
+          (limit) => `delete from delivery_lane where (tenant_id, id) in (
+            select l.tenant_id, l.id from delivery_lane l where ${unused} ${only('l')} and not exists (
+              select from delivery d where d.tenant_id = l.tenant_id and d.lane_id = l.id ${only('d')})
+            ${limit} for update of l skip locked) and ${unused} ${only()}`,
+          [],
+          signal,
         ),
       );
     await each([waiting, events, lanes], signal, (forget) => forget());
   }
 
   async #fanOut(signal: AbortSignal, only: string | undefined): Promise<void> {
-    const { db, box } = this.#parts;
+    const { db, box, log, failed } = this.#parts;
+    const fanOut = new FanOut(
+      db,
+      box,
+      () => this.#now(),
+      (tenant, err) => {
+        log.error({ err, tenant }, 'no deliveries could be made for a tenant');
+        failed?.(FAN_OUT);
+      },
+    );
     const told = new Wake();
     const off = db.notices.on('outbox', () => told.call());
     const find = async () => {
-      // where a tenant failed, others may have deliveries
-      let events = 1;
-      try {
-        events = await fanOut(db, box, () => this.#now(), only, signal);
-      } finally {
-        if (events > 0) this.#work.call();
-      }
+      const events = await fanOut.round(signal, only);
+      if (events > 0) this.#wake();
       return events;
     };
     await repeat(find, told, signal).finally(off);
@@ -258,20 +304,27 @@ export class Deliverer {
     const { notices } = this.#parts.db;
     const offs = [
       // also deliveries that a person requested, or that another process made
-      notices.on('outbox', () => this.#work.call()),
+      notices.on('outbox', () => this.#wake()),
       notices.on('destinations', ({ tenantId, id }) => {
         for (const { lane } of this.#serving) {
           if (tenantId === '*' || (lane.tenant_id === tenantId && lane.id === id)) lane.over = true;
         }
       }),
     ];
+    const work = new Wake();
+    this.#wakes.add(work);
     try {
       // with all lanes taken, the first that is free again ends the pause
-      await repeat(() => this.#claim(signal, only), this.#work, signal);
+      await repeat(() => this.#claim(signal, only), work, signal);
     } finally {
+      this.#wakes.delete(work);
       await Promise.all([...this.#serving].map(({ done }) => done));
       for (const off of offs) off();
     }
+  }
+
+  #wake(): void {
+    for (const wake of this.#wakes) wake.call();
   }
 
   #now(): number {
@@ -292,7 +345,7 @@ export class Deliverer {
         })
         .finally(() => {
           this.#serving.delete(served);
-          this.#work.call();
+          this.#wake();
         });
       const served = { lane, failing: lane.failing_since !== null, done };
       this.#serving.add(served);
@@ -312,7 +365,7 @@ export class Deliverer {
     const waiting = `select tenant_id from delivery_lane where ${due} group by 1 order by min(due_at) limit $3`;
     for (const one of await apart(db, waiting, [...values, limit])) {
       // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
-      const { rows } = await db.owner.query<Omit<Lane, 'until' | 'over' | 'storing'>>(
+      const { rows } = await db.nearOf(one.tenantId).query<Omit<Lane, 'until' | 'over' | 'storing'>>(
         `update delivery_lane l set fence = l.fence + 1, leased_until = $4, due_at = $4
          from (select tenant_id, id from delivery_lane where ${due} ${one()}
                order by due_at limit $3 for no key update skip locked) due
@@ -331,7 +384,10 @@ export class Deliverer {
     let notBefore: number | undefined;
     let idle = false;
     let loadedAt = performance.now();
-    const load = (after: string, count: number) => ({ work: this.#loads.add({ lane, after, count }), count });
+    const load = (after: string, count: number) => ({
+      work: this.#with(lane.tenant_id).loads.add({ lane, after, count }),
+      count,
+    });
     // of a failing destination, one is tried
     let loading = load('', lane.failing_since ? 1 : BATCH);
     for (let more = true; more; ) {
@@ -377,9 +433,9 @@ export class Deliverer {
       loading = next ?? load('', BATCH);
     }
     await this.#stored(lane);
-    await this.#releases.add({ lane, notBefore, idle });
+    await this.#with(lane.tenant_id).releases.add({ lane, notBefore, idle });
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
-      setTimeout(() => this.#work.call(), notBefore - this.#now()).unref();
+      setTimeout(() => this.#wake(), notBefore - this.#now()).unref();
     }
   }
 
@@ -428,12 +484,12 @@ export class Deliverer {
   }
 
   async #loadOf(loads: readonly Load[], only: Only): Promise<(Work | undefined)[]> {
-    const { db } = this.#parts;
+    const near = this.#parts.db.nearOf(only.tenantId);
     const now = this.#now();
     const lanes = loads.map(({ lane }) => lane);
     const keys = [lanes.map(({ tenant_id }) => tenant_id), lanes.map(({ id }) => id)];
     const [held, deliveries] = await Promise.all([
-      db.owner.query<Held>(
+      near.query<Held>(
         `select x.n::int as n, s.destination_type, s.url_sealed, s.secret_sealed, s.previous_secret_sealed,
                  s.previous_secret_until, s.destination_config
                from unnest($1::text[], $2::text[], $3::bigint[]) with ordinality x (tenant_id, id, fence, n)
@@ -441,7 +497,7 @@ export class Deliverer {
                left join subscription s on s.tenant_id = x.tenant_id and s.id = x.id and s.active ${only('s')}`,
         [...keys, lanes.map(({ fence }) => fence)],
       ),
-      db.owner.query<Omit<Queued, 'payload'> & { n: number }>(
+      near.query<Omit<Queued, 'payload'> & { n: number }>(
         `select x.n::int as n, d.* from unnest($1::text[], $2::text[], $4::text[], $5::int[])
                  with ordinality x (tenant_id, lane_id, after, count, n)
                cross join lateral (
@@ -475,11 +531,13 @@ export class Deliverer {
     const keys = new Map(events.map((event) => [event.join('/'), event]));
     const found = new Map<string, { payload: Payload; bare: Payload }>();
     if (keys.size === 0) return found;
-    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string; id: string; payload: Payload }>(
-      `select e.tenant_id, e.id, e.payload from unnest($1::text[], $2::text[]) x (tenant_id, id)
+    const { rows } = await this.#parts.db
+      .nearOf(only.tenantId)
+      .query<{ tenant_id: string; id: string; payload: Payload }>(
+        `select e.tenant_id, e.id, e.payload from unnest($1::text[], $2::text[]) x (tenant_id, id)
              join event_outbox e on e.tenant_id = x.tenant_id and e.id = x.id ${only('e')}`,
-      [[...keys.values()].map(([tenantId]) => tenantId), [...keys.values()].map(([, id]) => id)],
-    );
+        [[...keys.values()].map(([tenantId]) => tenantId), [...keys.values()].map(([, id]) => id)],
+      );
     for (const { tenant_id, id, payload } of rows) {
       const { notify_targets, ...bare } = payload;
       found.set(`${tenant_id}/${id}`, { payload, bare: notify_targets === undefined ? payload : bare });
@@ -526,7 +584,7 @@ export class Deliverer {
     const now = this.#now();
     if (lane.until - now >= LEAST_LEASE_MS) return true;
     await this.#stored(lane);
-    const { rowCount } = await this.#parts.db.owner.query(
+    const { rowCount } = await this.#parts.db.nearOf(lane.tenant_id).query(
       `update delivery_lane set leased_until = $4, due_at = case when due_at = leased_until then $4 else due_at end
        where tenant_id = $1 and id = $2 and fence = $3`,
       [lane.tenant_id, lane.id, lane.fence, new Date(now + LEASE_MS)],
@@ -537,10 +595,9 @@ export class Deliverer {
 
   /** Whether the lane is still this process's, and nobody has paused, changed or deleted its destination. */
   async #ours({ tenant_id, id, fence }: Lane): Promise<boolean> {
-    const { rowCount } = await this.#parts.db.owner.query(
-      'select 1 from delivery_lane where tenant_id = $1 and id = $2 and fence = $3',
-      [tenant_id, id, fence],
-    );
+    const { rowCount } = await this.#parts.db
+      .nearOf(tenant_id)
+      .query('select 1 from delivery_lane where tenant_id = $1 and id = $2 and fence = $3', [tenant_id, id, fence]);
     return rowCount === 1;
   }
 
@@ -589,8 +646,8 @@ export class Deliverer {
     lane.failing_since = outcome.delivered ? null : (lane.failing_since ?? at);
     lane.gone_since = outcome.gone ? (lane.gone_since ?? at) : null;
     delivery.status = status;
-    const storing = this.#outcomes
-      .add({
+    const storing = this.#with(lane.tenant_id)
+      .outcomes.add({
         tenant_id: lane.tenant_id,
         lane_id: lane.id,
         fence: lane.fence,
@@ -633,7 +690,7 @@ export class Deliverer {
         { tenant: tenantId, destination: id, result: outcome.result },
         'a notify target of a hold could not be notified',
       );
-      await db.transaction(tenantId, (em) =>
+      await db.transactionNear(tenantId, (em) =>
         audit(em, tenantId, {
           actor: { type: 'system', id: 'control-plane' },
           action: 'escrow.notify_failed',
@@ -692,7 +749,7 @@ export class Deliverer {
 
   async #releaseOf(releases: readonly Release[], only: Only): Promise<void> {
     // locks several lanes in id order, as all do that lock several
-    await this.#parts.db.owner.query(
+    await this.#parts.db.nearOf(only.tenantId).query(
       `with x as (
           select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
             x (tenant_id, id, fence, not_before, idle)

@@ -1,5 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { afterCommit, type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
+import { afterCommit, type Database, type Reads, type WriteAudit, wakeOutbox } from '../../db/index.ts';
 import type { Notices, Step } from '../../db/notices.ts';
 import {
   DELIVERY_MACHINE_VERSION,
@@ -20,17 +20,20 @@ import { firstId } from '../lib/ids.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import type { Answer } from './attempt.ts';
+import { type AttemptsQuery, type AttemptsView, countAttempts } from './attempts.ts';
 import { deliveryId, eventOf } from './delivery-id.ts';
 import { adapterOf } from './destinations/index.ts';
 import { MOST_PAUSED } from './fan-out.ts';
 import { type Exchange, remade, signedAt } from './sent.ts';
-import { findSubscription, lockSubscription, secretsSince } from './subscription-row.ts';
+import { findSubscription, lockSubscription, secretsSince, typeOf } from './subscription-row.ts';
 
 export interface DeliveryView {
   id: string;
   subscription_id: string;
   event_id: string;
   event_type: string;
+  /** An example that an admin had sent. */
+  test: boolean;
   status: DeliveryState;
   attempts: number;
   http_status: number | null;
@@ -60,6 +63,7 @@ export interface DeliveryRow {
   lane_id: string;
   event_id: string;
   event_type: string;
+  is_test: boolean;
   status: DeliveryState;
   machine_version: number;
   machine_context: unknown;
@@ -131,7 +135,7 @@ const SEEN = 1000;
 const READ = SEEN + MOST_PAUSED;
 
 /** The columns of a delivery without what was sent and answered, which may be long. */
-const COLUMNS = `tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, http_status,
+const COLUMNS = `tenant_id, lane_id, event_id, event_type, is_test, status, machine_version, machine_context, attempts, http_status,
   result, failure_reason, next_attempt_at, created_at, last_attempt_at, duration_ms`;
 
 /** Why it is not delivered: what ended it without an attempt, such as a full queue, or else its last attempt. */
@@ -159,30 +163,38 @@ export class Deliveries {
 
   /** The deliveries of a subscription, newest event first. */
   async list(
+    reads: Reads,
     tenantId: string,
     id: string,
     filter: {
       status?: DeliveryState | undefined;
       event_type?: EventType | undefined;
+      /** With an attempt in this time. */
+      since?: string | undefined;
+      until?: string | undefined;
       limit: number;
       cursor?: string | undefined;
     },
   ): Promise<{ deliveries: DeliveryView[]; next_cursor: string | null; has_more: boolean }> {
-    const subscription = await findSubscription(this.#db.reader(tenantId), id);
     const before = filter.cursor && openCursor(LIST, filter.cursor, /^([a-z0-9_]{1,100})$/, '?cursor')[0];
     const where = new Where('tenant_id = $1 and lane_id = $2', [tenantId, id, filter.limit + 1])
       .and(filter.status, (status) => `status = ${status}`)
       .and(filter.event_type, (type) => `event_type = ${type}`)
       .and(before, (eventId) => `event_id < ${eventId}`);
-    const rows = await this.#db.query<DeliveryRow>(
-      tenantId,
-      `select ${COLUMNS} from delivery where ${where.sql} order by event_id desc limit $3`,
-      where.values,
-    );
+    const { since, until } = filter;
+    if (since !== undefined || until !== undefined) attemptedIn(where, since, until);
+    const { type, rows } = await reads.readOnly(tenantId, async (client) => {
+      const type = await typeOf(client, tenantId, id);
+      const found = await client.query<DeliveryRow>(
+        `select ${COLUMNS} from delivery where ${where.sql} order by event_id desc limit $3`,
+        where.values,
+      );
+      return { type, rows: found.rows };
+    });
     const page = rows.slice(0, filter.limit);
     const has_more = rows.length > filter.limit;
     return {
-      deliveries: page.map((delivery) => viewOf(delivery, subscription.destinationType)),
+      deliveries: page.map((delivery) => viewOf(delivery, type)),
       next_cursor: has_more ? cursorOf(LIST, page.at(-1)!.event_id) : null,
       has_more,
     };
@@ -192,12 +204,12 @@ export class Deliveries {
    * How the subscriptions of a tenant do, or one of them: by the deliveries of events of the last seven days that were tried, the
    * newest SEEN of each.
    */
-  async summary(tenantId: string, id?: string): Promise<SummaryView[]> {
+  async summary(reads: Reads, tenantId: string, id?: string): Promise<SummaryView[]> {
     const now = this.#clock.now();
     const day = 24 * 3600_000;
-    const rows = await this.#db.query<SummaryRow>(
-      tenantId,
-      `select s.id, t.*, f.last_failure, case when t.week_tried >= ${SEEN} then true else exists (
+    const { rows } = await reads.readOnly(tenantId, (client) =>
+      client.query<SummaryRow>(
+        `select s.id, t.*, f.last_failure, case when t.week_tried >= ${SEEN} then true else exists (
          select from delivery d where d.tenant_id = $1 and d.lane_id = s.id and d.event_id >= $3
          order by d.event_id desc offset ${READ} limit 1) end as cut, coalesce(${MOST_PAUSED} - l.room, (
          select count(*)::int from (
@@ -221,7 +233,8 @@ export class Deliveries {
          order by d.event_id desc limit 1) f on true
        where s.tenant_id = $1 and ($2::text is null or s.id = $2)
        order by s.id`,
-      [tenantId, id ?? null, firstId('oev', now - 7 * day), new Date(now - day)],
+        [tenantId, id ?? null, firstId('oev', now - 7 * day), new Date(now - day)],
+      ),
     );
     return rows.map(({ last_failure, day_tried, day_delivered, week_tried, week_delivered, cut, ...row }) => ({
       ...row,
@@ -234,6 +247,11 @@ export class Deliveries {
         reason: last_failure.reason,
       },
     }));
+  }
+
+  /** The attempts to reach the destination over time. */
+  attempts(reads: Reads, tenantId: string, id: string, query: AttemptsQuery): Promise<AttemptsView> {
+    return countAttempts({ db: reads, clock: this.#clock }, tenantId, id, query);
   }
 
   /** One delivery with what was sent, and its kept attempts. */
@@ -336,6 +354,25 @@ export class Deliveries {
   }
 }
 
+/** Narrows to deliveries with an attempt in a time. */
+function attemptedIn(where: Where, since = '1970-01-01', until = '9999-12-31'): void {
+  const [from, to] = [since, until].map((time) => Math.max(0, Date.parse(time))) as [number, number];
+  let start = '';
+  where
+    // what happened later was not sent earlier: the index ends there
+    .and(firstId('oev', to), (id) => `event_id < ${id}`)
+    .and(new Date(from), (at) => {
+      start = at;
+      return `last_attempt_at >= ${at}`;
+    })
+    .and(
+      new Date(to),
+      (end) => `last_attempt_at < ${end} or exists (
+        select from jsonb_array_elements(history) h, to_timestamp((h->>'at')::double precision / 1000) t (at)
+        where t.at >= ${start} and t.at < ${end})`,
+    );
+}
+
 /** The maximum number of deliveries that one transaction changes. */
 export const STEP_BATCH = 2000;
 
@@ -420,6 +457,7 @@ function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
     subscription_id: row.lane_id,
     event_id: row.event_id,
     event_type: row.event_type,
+    test: row.is_test,
     status: row.status,
     attempts: row.attempts,
     http_status: row.http_status,

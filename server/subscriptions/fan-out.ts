@@ -12,7 +12,6 @@ import {
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
-import { each } from '../lib/each.ts';
 import { deliveryId } from './delivery-id.ts';
 
 /** Events fanned out per transaction, */
@@ -21,6 +20,10 @@ const BATCH = 200;
 const MOST = 2000;
 /** Tenants handled per round. */
 const TENANTS = 50;
+/** A tenant that failed is left alone for so long, and twice as long each time that it fails again, */
+const RETRY_MS = 1000;
+/** but never longer. */
+const MOST_RETRY_MS = 60_000;
 /**
  * How many deliveries wait for a paused subscription. Of later events, a delivery is listed as failed, so that the queue that
  * is sent when it is resumed has no gap, and the rest can be sent again.
@@ -36,6 +39,7 @@ interface Planned {
   laneId: string;
   eventId: string;
   eventType: string;
+  isTest: boolean;
 }
 
 /** A delivery and its first steps. */
@@ -46,37 +50,62 @@ interface CreatedDelivery {
 
 /**
  * Creates deliveries for waiting events: one for each subscription that wants the type and queued events at the time of the
- * event and still does, and one for each notify target of a hold. All deliveries of an event are committed together. Any
- * number of processes may run this concurrently; a lock ensures that only one handles a tenant. Resolves to the number
- * of events. `only`: of this tenant alone. A tenant that fails keeps no other from its turn; the failure is thrown at the end.
+ * event and still does, and one for each notify target of a hold; of an example, one
+ * for the destination that it is for. All deliveries of an event are committed together. Any number of processes may run this concurrently; a lock ensures that only one handles a tenant.
+ *
+ * A tenant that fails is told to `failed` and left alone for a while: it delays no other.
  */
-export async function fanOut(
-  db: Database,
-  box: SecretBox,
-  now: () => number,
-  only?: string,
-  signal?: AbortSignal,
-): Promise<number> {
-  const rows = await across<{ tenant_id: string }>(
-    db,
-    `select distinct tenant_id from event_outbox
-     where fanned_out_at is null ${only === undefined ? '' : 'and tenant_id = $2'} limit $1`,
-    [TENANTS, ...(only === undefined ? [] : [only])],
-  );
-  let done = 0;
-  await each(rows, signal, async ({ tenant_id }) => {
-    done += await fanOutTenant(db, box, tenant_id, now());
-  });
-  return done;
+export class FanOut {
+  readonly #db: Database;
+  readonly #box: SecretBox;
+  readonly #now: () => number;
+  readonly #failed: (tenantId: string, error: unknown) => void;
+  /** Tenants that failed: until when each is left alone, and for how long. */
+  readonly #failing = new Map<string, { until: number; ms: number }>();
+
+  constructor(db: Database, box: SecretBox, now: () => number, failed: (tenantId: string, error: unknown) => void) {
+    this.#db = db;
+    this.#box = box;
+    this.#now = now;
+    this.#failed = failed;
+  }
+
+  /** A turn for some of the tenants that have waiting events. Resolves to the number of events. `only`: of this tenant alone. */
+  async round(signal: AbortSignal, only?: string): Promise<number> {
+    const left = [...this.#failing].flatMap(([id, { until }]) => (until > performance.now() ? [id] : []));
+    // any of them: whoever has much to fan out again and again keeps nobody from a turn
+    const rows = await across<{ tenant_id: string }>(
+      this.#db,
+      `select tenant_id from event_outbox
+       where fanned_out_at is null and not tenant_id = any($2::text[]) ${only === undefined ? '' : 'and tenant_id = $3'}
+       group by tenant_id order by random() limit $1`,
+      [TENANTS, left, ...(only === undefined ? [] : [only])],
+    );
+    let events = 0;
+    for (const { tenant_id } of rows) {
+      if (signal.aborted) break;
+      try {
+        events += await fanOutTenant(this.#db, this.#box, tenant_id, this.#now());
+        this.#failing.delete(tenant_id);
+      } catch (error) {
+        const ms = Math.min(2 * (this.#failing.get(tenant_id)?.ms ?? RETRY_MS / 2), MOST_RETRY_MS);
+        this.#failing.set(tenant_id, { until: performance.now() + ms, ms });
+        this.#failed(tenant_id, error);
+      }
+    }
+    return events;
+  }
 }
 
 async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
-  const { events, made } = await inTransaction(db.owner, async (client) => {
+  const { events, made } = await inTransaction(db.nearOf(tenantId), async (client) => {
+    // on the server that has the tenant, whichever is asked
     const { rows: lock } = await client.query<{ mine: boolean }>(
-      `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || $1, 0)) as mine`,
+      `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || tenant_id, 0)) as mine
+       from tenant where tenant_id = $1`,
       [tenantId],
     );
-    const waiting = lock[0]!.mine ? await waitingEvents(client, tenantId) : [];
+    const waiting = lock[0]?.mine ? await waitingEvents(client, tenantId) : [];
     if (waiting.length === 0) return { events: 0, made: [] };
     const { rows: subscriptions } = await client.query<Subscriber>(
       `select id, destination_type, event_types, queues_since from subscription
@@ -86,17 +115,21 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     const planned: Planned[] = [];
     const targets = new Map<string, string>();
     const taken: string[] = [];
-    for (const { id: eventId, event_type: eventType, created_at, targets: urls } of waiting) {
+    for (const { id: eventId, event_type: eventType, created_at, lane_id, targets: urls } of waiting) {
       if (planned.length >= MOST) break;
       taken.push(eventId);
+      if (lane_id !== null) {
+        planned.push({ laneId: lane_id, eventId, eventType, isTest: true });
+        continue;
+      }
       for (const subscription of subscriptions) {
         if (subscription.queues_since > created_at || !wants(subscription, eventType)) continue;
-        planned.push({ laneId: subscription.id, eventId, eventType });
+        planned.push({ laneId: subscription.id, eventId, eventType, isTest: false });
       }
       for (const url of new Set(targetsOf(urls))) {
         const laneId = targetLane(tenantId, url);
         targets.set(laneId, url);
-        planned.push({ laneId, eventId, eventType });
+        planned.push({ laneId, eventId, eventType, isTest: false });
       }
     }
     const made = await insert(client, box, tenantId, planned, targets, now);
@@ -126,8 +159,14 @@ function wants({ destination_type, event_types }: Subscriber, eventType: string)
 }
 
 async function waitingEvents(client: pg.PoolClient, tenantId: string) {
-  const { rows } = await client.query<{ id: string; event_type: string; created_at: Date; targets: unknown }>(
-    `select id, event_type, created_at, payload->'notify_targets' as targets from event_outbox
+  const { rows } = await client.query<{
+    id: string;
+    event_type: string;
+    created_at: Date;
+    lane_id: string | null;
+    targets: unknown;
+  }>(
+    `select id, event_type, created_at, lane_id, payload->'notify_targets' as targets from event_outbox
      where tenant_id = $1 and fanned_out_at is null order by created_at, id limit $2`,
     [tenantId, BATCH],
   );
@@ -186,11 +225,12 @@ async function insert(
   if (rows.length === 0) return [];
   const { rows: made } = await client.query<{ lane_id: string; event_id: string; status: string }>(
     `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context,
-       attempts, next_attempt_at, created_at)
+       attempts, next_attempt_at, created_at, is_test)
      select $1, x.lane_id, x.event_id, x.event_type,
        case when x.is_full then $8 else $6 end, $10, case when x.is_full then $9::jsonb else $7::jsonb end,
-       0, case when x.is_full then null else $11::timestamptz end, $11
-     from unnest($2::text[], $3::text[], $4::text[], $5::boolean[]) x (lane_id, event_id, event_type, is_full)
+       0, case when x.is_full then null else $11::timestamptz end, $11, x.is_test
+     from unnest($2::text[], $3::text[], $4::text[], $5::boolean[], $12::boolean[])
+       x (lane_id, event_id, event_type, is_full, is_test)
      on conflict do nothing returning lane_id, event_id, status`,
     [
       tenantId,
@@ -204,6 +244,7 @@ async function insert(
       JSON.stringify(refused.context),
       DELIVERY_MACHINE_VERSION,
       at,
+      rows.map(({ isTest }) => isTest),
     ],
   );
   await client.query(

@@ -65,9 +65,13 @@ const HISTORY = `case when d.last_attempt_at is not null then
  *
  * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
  * lane whose fence has been raised since.
+ *
+ * Whether a delivery waits is asked of its next attempt, which by a constraint is there just then. Asked of its status,
+ * PostgreSQL would find it by the index of those that wait, of which it has counted none whenever a burst follows a quiet
+ * time: it would then read all of that index for each outcome.
  */
 export async function storeOutcomes(
-  db: Pick<Database, 'owner' | 'citus'>,
+  db: Pick<Database, 'nearOf' | 'citus'>,
   outcomes: readonly StoredOutcome[],
 ): Promise<boolean[]> {
   const stored = new Set<StoredOutcome>();
@@ -79,7 +83,7 @@ export async function storeOutcomes(
 }
 
 async function storeOf(
-  db: Pick<Database, 'owner' | 'citus'>,
+  db: Pick<Database, 'nearOf' | 'citus'>,
   outcomes: readonly StoredOutcome[],
   only: Only,
 ): Promise<boolean[]> {
@@ -92,7 +96,7 @@ async function storeOf(
     lanes.set(key, { n, lane: { n, tenant_id, id, fence, failing_since, gone_since } });
     return { o, n, ...outcome };
   });
-  const { rows } = await db.owner.query<{ o: number }>(
+  const { rows } = await db.nearOf(only.tenantId).query<{ o: number }>(
     `
 with lane as (
   select * from json_to_recordset($1) x (n integer, tenant_id text, id text, fence bigint, failing_since timestamptz, gone_since timestamptz)
@@ -105,7 +109,7 @@ with lane as (
   from lane x join held h on h.n = x.n
   where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')}
     and (h.failing_since is distinct from x.failing_since or h.gone_since is distinct from x.gone_since)
-), x as (
+), x as materialized (
   select h.tenant_id, h.id as lane_id, o.* from json_to_recordset($2) o (o integer, n integer, event_id text, status text,
     machine_context jsonb, http_status integer, result text, failure_reason text, attempted_at timestamptz, duration_ms integer,
     sent bytea, answer jsonb)
@@ -119,7 +123,7 @@ update delivery d set status = x.status, machine_context = x.machine_context, ma
   history = ${HISTORY}
 from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id
-  and d.status = 'retrying' ${only('d')} ${unflushed(db)}
+  and d.next_attempt_at is not null ${only('d')} ${unflushed(db)}
 returning x.o`,
     [JSON.stringify([...lanes.values()].map(({ lane }) => lane)), JSON.stringify(given)],
   );

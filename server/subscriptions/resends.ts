@@ -1,4 +1,5 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { across } from '../../db/citus.ts';
 import { Subscription } from '../../db/entities/index.ts';
 import { afterCommit, type Database, type WriteAudit, wakeOutbox } from '../../db/index.ts';
 import {
@@ -108,10 +109,12 @@ export class Resends {
 
   /** Does what is asked for, until there is nothing left. */
   async run(signal: AbortSignal): Promise<void> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>(
+    const rows = await across<{ tenant_id: string; id: string }>(
+      this.#db,
       `select l.tenant_id, l.id from delivery_lane l join subscription s on s.tenant_id = l.tenant_id and s.id = l.id
        where l.resend is not null and l.resend->>'ended_at' is null
          and (s.active or s.disabled_at is not null)`,
+      [],
     );
     await each(rows, signal, async ({ tenant_id: tenantId, id }) => {
       while (!signal.aborted && (await this.step(tenantId, id)));
@@ -120,7 +123,7 @@ export class Resends {
 
   /** Queues the next of them; false when there is no more to do now. */
   async step(tenantId: string, id: string): Promise<boolean> {
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transactionNear(tenantId, async (em) => {
       const subscription = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       const stored = await storedOf(em, tenantId, id);
       if (!subscription || !stored || stored.ended_at !== null) return false;

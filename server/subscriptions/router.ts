@@ -1,12 +1,15 @@
 import { z } from 'zod';
+import { type Database, readsOf } from '../../db/index.ts';
 import { DELIVERY_STATES, RESULTS } from '../../machines/delivery.ts';
 import { actorOf, type Doer } from '../domain/audit.ts';
 import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
 import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
-import { REASON_MISSING, reason, text } from '../rpc/fields.ts';
+import { MOST_BUCKETS } from '../lib/time-steps.ts';
+import { REASON_MISSING, reason, text, timestamp } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from './deliveries.ts';
+import type { Examples } from './examples.ts';
 import { MOST_RESENT, type Resends } from './resends.ts';
 import { eventTypes, type Subscriptions } from './subscriptions.ts';
 
@@ -44,6 +47,7 @@ const DeliveryOut = z
     subscription_id: z.string(),
     event_id: z.string().describe('the same for every attempt; sent as webhook-id'),
     event_type: z.string(),
+    test: z.boolean().describe('an example that an admin had sent'),
     status: z.enum(DELIVERY_STATES).describe('also `retrying` before the first attempt'),
     attempts: z.int(),
     http_status: z.int().nullable(),
@@ -114,6 +118,28 @@ const SummaryOut = z
   })
   .meta({ id: 'SubscriptionSummary' });
 
+const attempted = {
+  delivered: z.int().describe('accepted at the first attempt'),
+  delivered_on_retry: z.int(),
+  failed: z.int(),
+  retries: z.int().describe('of all these, those that were not the first for their delivery'),
+  p50_ms: z.int().nullable().describe('how long half of the answers took at most'),
+  p95_ms: z.int().nullable(),
+};
+const AttemptsOut = z
+  .object({
+    since: z.iso.datetime(),
+    until: z.iso.datetime(),
+    bucket_seconds: z.int(),
+    complete_since: z.iso
+      .datetime()
+      .nullable()
+      .describe('not all attempts for deliveries that were queued before are counted: there were too many later ones'),
+    ...attempted,
+    buckets: z.array(z.object({ at: z.iso.datetime().describe('the start of the bucket'), ...attempted })),
+  })
+  .meta({ id: 'DeliveryAttempts' });
+
 const HttpUrl = text(2000).refine((url) => {
   const parsed = URL.parse(url);
   return (
@@ -175,7 +201,13 @@ function by(ctx: Context & { principal: Principal }): Doer {
   return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: Deliveries, resends: Resends) {
+export function subscriptionsRouter(
+  db: Database,
+  subscriptions: Subscriptions,
+  deliveries: Deliveries,
+  resends: Resends,
+  examples: Examples,
+) {
   const change = {
     summary: 'Change the given fields: url, secret, event_types, active, destination_config',
     description:
@@ -255,23 +287,83 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       )
       .mutation(({ ctx, input }) => subscriptions.test(ctx.tenantId, input.id, by(ctx))),
 
+    example: route('GET /v1/subscriptions/{id}/example', admin, {
+      summary: 'Read an example of an event, as this destination would get it',
+      description:
+        'With each member that its body can have. Every value is made up, and `test` is true. The signature is made with the `secret` that is answered, which everybody may know: a receiver that has it accepts these very bytes for five minutes.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, event_type: Type }))
+      .output(
+        z.object({
+          event_type: z.string(),
+          headers: z.record(z.string(), z.string()),
+          body: z.string(),
+          secret: z.string().nullable().describe('null for a destination that checks no signature'),
+        }),
+      )
+      .query(({ ctx, input }) => examples.show(ctx.tenantId, input.id, input.event_type)),
+
+    sendExample: route('POST /v1/subscriptions/{id}/example', admin, {
+      summary: 'Send an example of an event to this destination alone',
+      description:
+        'It is queued, signed and retried as any event, also where the subscription does not ask for its type. The body has `test: true`, a webhook gets the header `X-Svc-Test` too, and a card in a chat has no buttons.',
+      tag,
+      limit: 'subscription_test',
+      status: 202,
+      problems: ['NOT_FOUND', 'INVALID_STATUS'],
+    })
+      .input(z.strictObject({ ...Id, event_type: Type }))
+      .output(z.object({ delivery_id: z.string().describe('it is listed as soon as it is queued') }))
+      .mutation(({ ctx, input }) => examples.send(ctx.tenantId, input.id, input.event_type, by(ctx))),
+
+    attempts: route('GET /v1/subscriptions/{id}/attempts', admin, {
+      summary: 'Count the attempts to reach a destination over time, and how long their answers took',
+      description: 'Without `since`, of the 24 hours before `until`, which is now when absent.',
+      tag,
+      problems: ['NOT_FOUND', 'TOO_BROAD'],
+    })
+      .input(
+        z.strictObject({
+          ...Id,
+          since: timestamp.optional(),
+          until: timestamp.optional(),
+          buckets: z.int().min(1).max(MOST_BUCKETS).default(48).describe('the most steps; there may be fewer'),
+          utc_offset: z
+            .int()
+            .min(-840)
+            .max(840)
+            .default(0)
+            .describe('minutes: steps begin on full hours and days there'),
+        }),
+      )
+      .output(AttemptsOut)
+      .query(({ ctx, input: { id, ...query } }) =>
+        deliveries.attempts(readsOf(db, ctx.principal), ctx.tenantId, id, query),
+      ),
+
     deliveries: route('GET /v1/subscriptions/{id}/deliveries', admin, {
       summary: 'List recent deliveries, newest event first',
       description: 'Finished deliveries are kept for 30 days.',
       tag,
-      problems: ['NOT_FOUND'],
+      problems: ['NOT_FOUND', 'TOO_BROAD'],
     })
       .input(
         z.strictObject({
           ...Id,
           status: z.enum(DELIVERY_STATES).optional(),
           event_type: Type.optional(),
+          since: timestamp.optional().describe('with an attempt at this time or later'),
+          until: timestamp.optional().describe('with an attempt before this time'),
           limit: z.int().min(1).max(200).default(50),
           cursor: text(500).optional(),
         }),
       )
       .output(z.object({ deliveries: z.array(DeliveryOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input: { id, ...filter } }) => deliveries.list(ctx.tenantId, id, filter)),
+      .query(({ ctx, input: { id, ...filter } }) =>
+        deliveries.list(readsOf(db, ctx.principal), ctx.tenantId, id, filter),
+      ),
 
     delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
       summary: 'Read a delivery: what was sent, and its attempts with their answers, newest first',
@@ -307,11 +399,12 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
     summary: route('GET /v1/deliveries/summary', admin, {
       summary: 'How many deliveries of each subscription have arrived lately, and how long they took',
       tag,
+      problems: ['TOO_BROAD'],
     })
       .input(z.strictObject({ subscription_id: text(100).optional() }))
       .output(z.object({ subscriptions: z.array(SummaryOut) }))
       .query(async ({ ctx, input }) => ({
-        subscriptions: await deliveries.summary(ctx.tenantId, input.subscription_id),
+        subscriptions: await deliveries.summary(readsOf(db, ctx.principal), ctx.tenantId, input.subscription_id),
       })),
 
     resend: route('POST /v1/subscriptions/{id}/resend', admin, {

@@ -19,6 +19,9 @@ export interface Exchange {
 /** The time that an attempt signs, in seconds, from when it began: a request is made again with the very same. */
 export const signedAt = (began: number) => Math.floor(began / 1000);
 
+/** What examples are signed with for people to check their receivers: everybody knows it, so no subscription may have it. */
+export const EXAMPLE_SECRET = `whsec_${Buffer.from('an example that everybody knows').toString('base64')}`;
+
 const SHA256 = 32;
 const HEADERS = 16;
 

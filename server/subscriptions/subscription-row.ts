@@ -1,5 +1,7 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import type pg from 'pg';
 import { Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
+import type { DestinationType } from '../domain/destinations.ts';
 import { AppError } from '../errors.ts';
 import type { SecretBox } from '../lib/crypto.ts';
 
@@ -48,6 +50,16 @@ export function secretsSince(box: SecretBox, row: SubscriptionRow): string[][] {
 /** NOT_FOUND when the tenant has no such subscription. */
 export async function findSubscription(em: EntityManager, id: string): Promise<SubscriptionRow> {
   return found(await em.findOne(Subscription, { id }));
+}
+
+/** Where it leads, within a read in bounds. NOT_FOUND when the tenant has no such subscription. */
+export async function typeOf(client: pg.PoolClient, tenantId: string, id: string): Promise<DestinationType> {
+  const { rows } = await client.query<{ type: DestinationType }>(
+    'select destination_type as type from subscription where tenant_id = $1 and id = $2',
+    [tenantId, id],
+  );
+  if (!rows[0]) throw noSubscription();
+  return rows[0].type;
 }
 
 /** Like `findSubscription`, and locks the row until the end of the transaction. */

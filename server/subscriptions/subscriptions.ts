@@ -14,7 +14,7 @@ import { newId } from '../lib/ids.ts';
 import { type AttemptOutcome, attempt, type Outcome, UNREADABLE } from './attempt.ts';
 import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
 import { deliveryId } from './delivery-id.ts';
-import { type Exchange, exchangeOf, signedAt } from './sent.ts';
+import { EXAMPLE_SECRET, type Exchange, exchangeOf, signedAt } from './sent.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
 export interface SubscriptionInput {
@@ -471,6 +471,8 @@ const WAS_DISABLED = 'The subscription was disabled before this was delivered.';
 
 function secretFaults(type: DestinationType, secret: string | undefined, fresh: boolean): Fault[] {
   if (kindOf(type).proof === 'signature') {
+    if (secret === EXAMPLE_SECRET)
+      return [{ pointer: '/secret', message: 'is that of the examples, which everybody knows' }];
     return fresh && secret === undefined ? [{ pointer: '/secret', message: `a ${type} needs a signing secret` }] : [];
   }
   return secret === undefined ? [] : [{ pointer: '/secret', message: `a ${type} destination takes no secret` }];

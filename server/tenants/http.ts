@@ -3,6 +3,7 @@ import { originOf } from '../domain/audit.ts';
 import { type Principal, ROLES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { html, page, wantsJson } from '../lib/page.ts';
+import { showsSomething } from '../lib/visible.ts';
 import { text } from '../rpc/fields.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import type { Invitations, InvitationView } from './invitations.ts';
@@ -77,7 +78,7 @@ export function inviteRoutes(
       async handler(call) {
         checks.assertSameOrigin(call.request.headers.origin);
         const name = call.form.name?.replace(/\p{C}/gu, ' ').trim();
-        const joined = await join(call, call.form.token, name || undefined);
+        const joined = await join(call, call.form.token, name && showsSomething(name) ? name : undefined);
         return wantsJson(call.request.headers.accept) ? joined : call.reply.redirect('/policies', 303);
       },
     },

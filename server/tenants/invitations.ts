@@ -2,6 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { apart } from '../../db/citus.ts';
 import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople, lockTenant } from '../../db/locks.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
@@ -313,11 +314,14 @@ export class Invitations {
     const due = `select distinct i.tenant_id from invitation i join credential c on c.tenant_id = i.tenant_id and c.id = i.id
       where c.kind = 'invitation' and i.expires_at < $1`;
     await each(await apart(this.#parts.db, due, [before]), signal, (only) =>
-      this.#parts.db.owner.query(
-        `delete from credential c using invitation i
-         where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1
-           ${only('c')} ${only('i')}`,
+      deleteInBatches(
+        this.#parts.db.nearOf(only.tenantId),
+        (limit) => `delete from credential where (tenant_id, hash) in (
+          select c.tenant_id, c.hash from invitation i join credential c on c.tenant_id = i.tenant_id and c.id = i.id
+          where c.kind = 'invitation' and i.expires_at < $1 ${only('c')} ${only('i')}
+          ${limit} for update of c skip locked) ${only()}`,
         [before],
+        signal,
       ),
     );
   }

@@ -1,9 +1,10 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { bringBack } from '../../db/asides.ts';
 import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockTenant } from '../../db/locks.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
-import type { Role } from '../domain/principal.ts';
+import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -50,8 +51,8 @@ export interface Holdings {
   ): Promise<number>;
   /** Nothing more is mailed to the person, also of what is queued. */
   stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
-  /** Forgets which holds the person set aside. */
-  forgetAsides(em: EntityManager, tenantId: string, userId: string): Promise<void>;
+  /** Forgets the comments that the person has not sent. */
+  forgetPending(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Takes the person out of the approver groups; resolves to the groups. */
   leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
 }
@@ -127,9 +128,11 @@ export class Members {
       userId,
       by,
       { done: 'role.granted', refused: 'role.grant_refused', detail: role, reason },
-      (member) => {
+      async (member, { em }) => {
         if (member.roles.includes(role)) throw new AppError('CONFLICT', `this person already has the role ${role}`);
-        member.roles = [...member.roles, role];
+        const before = member.roles;
+        member.roles = [...before, role];
+        await electorateChanged(em, tenantId, before, member.roles);
       },
     );
   }
@@ -143,9 +146,11 @@ export class Members {
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
       if (role === 'admin') assertAnother(admins, userId);
-      member.roles = member.roles.filter((held) => held !== role);
+      const before = member.roles;
+      member.roles = before.filter((held) => held !== role);
+      const invitations = role === 'admin' ? await this.#endMade(em, tenantId, userId) : 0;
+      await electorateChanged(em, tenantId, before, member.roles);
       if (role !== 'admin') return undefined;
-      const invitations = await this.#endMade(em, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'made', by);
       return keys + invitations > 0 ? `admin; ${keys} keys and ${invitations} invitations revoked` : undefined;
     });
@@ -160,6 +165,7 @@ export class Members {
     const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (member.roles.includes('admin')) assertAnother(admins, userId);
+      const before = member.roles;
       member.roles = [];
       member.removedAt = new Date(this.#clock.now());
       const invitations = await this.#endMade(em, tenantId, userId);
@@ -167,7 +173,9 @@ export class Members {
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
       await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
       await this.#holdings.stopMail(em, tenantId, userId);
-      await this.#holdings.forgetAsides(em, tenantId, userId);
+      await this.#holdings.forgetPending(em, tenantId, userId);
+      // in one statement: see bringBack
+      if (!(await electorateChanged(em, tenantId, before, []))) await bringBack(em, tenantId, { person: userId });
       const sessions = await this.#holdings.signOut(em, tenantId, userId);
       const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);
@@ -261,6 +269,7 @@ export async function join(
   const email = person.email.toLowerCase();
   await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, email]);
   let member = await em.findOne(Member, { tenantId, email });
+  const before = member?.removedAt === null ? member.roles : [];
   let how: 'added' | 'restored' | 'stayed' = 'stayed';
   if (!member) {
     how = 'added';
@@ -279,7 +288,21 @@ export async function join(
     if (person.name) member.name = person.name;
   } else member.roles = [...new Set([...member.roles, ...person.roles])];
   await em.flush();
+  await electorateChanged(em, tenantId, before, member.roles);
   return { member, how };
+}
+
+/** What a person set aside comes back when somebody becomes an approver or ceases to be one. Resolves to whether it is so. */
+async function electorateChanged(
+  em: EntityManager,
+  tenantId: string,
+  before: string[],
+  after: string[],
+): Promise<boolean> {
+  const [voted, votes] = [before, after].map((roles) => hasRole(roles as Role[], 'approver'));
+  if (voted === votes) return false;
+  await bringBack(em, tenantId, 'all');
+  return true;
 }
 
 function assertAnother(admins: readonly string[], userId: string): void {

@@ -1,4 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { bringBack } from '../../db/asides.ts';
 import { type SettingEffect, SettingsChange, type SettingsChangeRow, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople, type Standing } from '../../db/locks.ts';
@@ -128,6 +129,7 @@ export class SettingsChanges {
         });
         return { settings: before, waiting };
       }
+      await electorateChanges(em, tenantId, changes);
       const objection = await this.#apply(em, notify, tenantId, { stored, patch, by, reason });
       return objection ?? { settings: after, waiting: null };
     });
@@ -231,6 +233,7 @@ export class SettingsChanges {
       if (!effects) assertMembers(people, patch);
       this.#end(row, 'approved', by.actor.id, comment ?? null);
       await em.flush();
+      if (!effects) await electorateChanges(em, tenantId, row.changes);
       await this.#parts.audit(em, tenantId, {
         ...by,
         action: 'settings.change_approved',
@@ -414,6 +417,14 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
   if (!row) throw noChange();
   if (row.status !== 'pending') throw new AppError('INVALID_STATUS', `the change is not pending: it is ${row.status}`);
   return row;
+}
+
+/** Settings that decide, besides the roles, who may vote on holds. */
+const ELECTORATE: readonly string[] = ['approver_groups', 'policy_author_may_vote'] satisfies SettingName[];
+
+/** Holds that people set aside are back when other people may vote on them. Called before the first audit record. */
+async function electorateChanges(em: EntityManager, tenantId: string, changes: readonly { setting: string }[]) {
+  if (changes.some(({ setting }) => ELECTORATE.includes(setting))) await bringBack(em, tenantId, 'all');
 }
 
 /** The change as shown to the approver. */

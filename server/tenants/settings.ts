@@ -51,7 +51,7 @@ export const Settings = z
     ),
     approver_groups: values.approver_groups.describe('group -> user ids, for quorum rules'),
     policy_author_may_vote: values.policy_author_may_vote.describe(
-      'the author of a live policy version may vote on the holds it opens',
+      'the authors of a live policy version may vote on the holds it opens',
     ),
     sso_only: values.sso_only.describe(
       'people can sign in only through the identity provider; links from the operator still work',

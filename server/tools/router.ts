@@ -10,6 +10,7 @@ import {
   MOST_LABELS,
   TOOL_LIMITS,
   TOOL_STATUSES,
+  type ToolStatus,
 } from '../domain/tools.ts';
 import { reason, text, toolPin } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
@@ -120,7 +121,9 @@ const ServerOut = z
     last_seen: z.iso.datetime(),
     reviewed_at: z.iso.datetime().nullable().describe('when a tool of it was first approved'),
     proposal: ProposalOut.extend({ what: z.object(settings) }).nullable(),
-    counts: z.record(z.enum(TOOL_STATUSES), z.int()).describe('how many tools, by status'),
+    counts: z
+      .object(Object.fromEntries(TOOL_STATUSES.map((status) => [status, z.int()])) as Record<ToolStatus, z.ZodInt>)
+      .describe('how many tools, by status'),
   })
   .meta({ id: 'ToolServer' });
 

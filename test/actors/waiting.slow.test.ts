@@ -52,3 +52,22 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
   expect(answer).toMatchObject({ decision: 'allow' });
   expect(await evaluate()).toEqual(answer);
 });
+
+test('what was answered while the process itself did not run is not given up', { timeout: 30_000 }, async () => {
+  const { owner } = server.core.db;
+  const client = await owner.connect();
+  const answer = client.query('update sign_in_request set id = id where false');
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6500);
+  expect((await answer).rowCount).toBe(0);
+  client.release();
+});
+
+test('what is asked of a pool in one statement is given up as well', { timeout: 30_000 }, async () => {
+  const { db } = server.core;
+  await inTransaction(db.owner, async (client) => {
+    await client.query(LONG_TRANSACTION);
+    await client.query('lock table sign_in_request in access exclusive mode');
+    await expect(db.owner.query('delete from sign_in_request where id = $1', ['none'])).rejects.toThrow();
+  });
+  expect((await db.owner.query('delete from sign_in_request where id = $1', ['none'])).rowCount).toBe(0);
+});

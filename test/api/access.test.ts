@@ -5,7 +5,7 @@ import { type Access, ROLES } from '../../server/domain/principal.ts';
 import { newSecret } from '../../server/domain/secret.ts';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../server/domain/workload.ts';
 import type { Meta } from '../../server/rpc/procedure.ts';
-import { allowed, BODIES, fill, idOf, makeWorld, operations, simulated, type World } from '../helpers/api.ts';
+import { allowed, BODIES, fill, idOf, makeWorld, operations, queryOf, simulated, type World } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { TokenIssuer, trust, workloadToken } from '../helpers/token-issuer.ts';
 
@@ -76,6 +76,11 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'DELETE /v1/policies/{id}/simulation': ['author', 'admin pipeline'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
   'POST /v1/policies/{id}/comments/{comment_id}/resolve': ['author', 'admin'],
+  'GET /v1/policies/{id}/pending-comments': ['author', '-'],
+  'POST /v1/policies/{id}/pending-comments': ['author', '-'],
+  'PUT /v1/policies/{id}/pending-comments/{comment_id}': ['author', '-'],
+  'DELETE /v1/policies/{id}/pending-comments/{comment_id}': ['author', '-'],
+  'POST /v1/policies/{id}/pending-comments/send': ['author', '-'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
   'POST /v1/policies/{id}/submit': ['author', 'admin', 'policies:submit'],
   'POST /v1/policies/{id}/approve': ['approver', 'admin'],
@@ -115,6 +120,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/escrow/{id}/satisfy': ['-', 'admin proxy'],
   'POST /v1/escrow/{id}/cancel': ['admin', 'admin proxy'],
   'GET /v1/escrow': ['viewer', 'admin'],
+  'GET /v1/escrow/rejectable': ['approver', '-'],
   'GET /v1/escrow/groups': ['viewer', 'admin'],
   'GET /v1/escrow/{id}/similar': ['viewer', 'admin'],
   'GET /v1/escrow/summary': ['viewer', 'admin pipeline'],
@@ -123,6 +129,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/evaluate/batch': ['-', '-', 'agent'],
   'POST /v1/outcomes': ['-', '-', 'agent'],
   'POST /v1/practice': ['admin', '-'],
+  'GET /v1/agent-sessions/story': ['viewer', 'admin'],
   'GET /v1/session-facts': ['viewer', 'admin pipeline proxy'],
   'GET /v1/find': ['viewer', 'admin'],
   'GET /v1/events': ['viewer', 'admin pipeline'],
@@ -130,6 +137,8 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/events/{id}/input': ['approver', 'admin'],
   'GET /v1/events/{id}/rules': ['viewer', 'admin'],
   'GET /v1/events/counts': ['viewer', 'admin pipeline'],
+  'GET /v1/events/groups': ['viewer', 'admin pipeline'],
+  'GET /v1/events/export': ['viewer', 'admin pipeline'],
   'GET /v1/events/summary': ['viewer', 'admin pipeline'],
   'POST /v1/events/ingest': ['-', 'admin proxy'],
   'POST /v1/forensics/records': ['-', 'admin proxy'],
@@ -193,6 +202,9 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'PUT /v1/subscriptions/{id}': ['admin', 'admin'],
   'DELETE /v1/subscriptions/{id}': ['admin', 'admin'],
   'POST /v1/subscriptions/{id}/test': ['admin', 'admin'],
+  'GET /v1/subscriptions/{id}/example': ['admin', 'admin'],
+  'POST /v1/subscriptions/{id}/example': ['admin', 'admin'],
+  'GET /v1/subscriptions/{id}/attempts': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/deliveries': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/deliveries/{delivery_id}': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/deliveries/{delivery_id}/machine': ['admin', 'admin'],
@@ -384,7 +396,7 @@ describe('another tenant', () => {
     let checked = 0;
     for (const operation of operations.filter(({ path }) => path.includes('{id}'))) {
       const { line, path, method } = operation;
-      const query = path.endsWith('/diff') ? '?from=1&to=1' : '';
+      const query = path.endsWith('/diff') ? '?from=1&to=1' : method === 'GET' ? queryOf(path) : '';
       const body = method === 'GET' ? undefined : BODIES[line];
       const who = allowed(mine, operation);
       const ids = { id: idOf(other, path), delivery_id: other.delivery };
@@ -400,7 +412,7 @@ describe('another tenant', () => {
 
   test('and its own callers find them', async () => {
     for (const line of operations.map((o) => o.line).filter((l) => l.startsWith('GET') && l.includes('{id}'))) {
-      const query = line.endsWith('/diff') ? '?from=1&to=1' : '';
+      const query = line.endsWith('/diff') ? '?from=1&to=1' : queryOf(line.slice(4));
       const ids = { id: idOf(other, line.slice(4)), delivery_id: other.delivery };
       await server.call(200, fill(line, ids) + query, other.credential.admin);
     }
@@ -430,6 +442,8 @@ describe('another tenant', () => {
       'GET /v1/events',
       'GET /v1/events?agent_id=their-agent',
       'GET /v1/events/counts?agent_id=their-*',
+      'GET /v1/events/groups?by=agent_id&and=session_id',
+      'GET /v1/events/export',
       'GET /v1/events?session_id=their-session',
       `GET /v1/events?after=${page.body.next_cursor}`,
       'GET /v1/keys',

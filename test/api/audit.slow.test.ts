@@ -57,6 +57,10 @@ const EXEMPT = new Set([
   // what one person looks at later
   'PUT /v1/escrow/{id}/aside',
   'DELETE /v1/escrow/{id}/aside',
+  // what one person has written and not sent
+  'POST /v1/policies/{id}/pending-comments',
+  'PUT /v1/policies/{id}/pending-comments/{comment_id}',
+  'DELETE /v1/policies/{id}/pending-comments/{comment_id}',
 ]);
 const mutations = operations.filter(({ method, line }) => method !== 'GET' && !EXEMPT.has(line));
 
@@ -130,7 +134,9 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     );
     w.body = { simulation_id: 'sim_waiting' };
   },
+  'POST /v1/policies/{id}/comments': (w) => submitted(w),
   'POST /v1/policies/{id}/comments/{comment_id}/resolve': async (w) => {
+    await submitted(w);
     const path = `/v1/policies/${w.policy}`;
     await server.call(200, `POST ${path}/comments`, w.tenant.admin, { version: 1, comment: 'why?' });
     const { body } = await server.call<{ versions: { reviews: { id?: string }[] }[] }>(
@@ -139,6 +145,12 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
       w.tenant.admin,
     );
     w.ids = { id: w.policy, comment_id: body.versions[0]!.reviews.at(-1)!.id! };
+  },
+  'POST /v1/policies/{id}/pending-comments/send': async (w) => {
+    await submitted(w);
+    const path = `POST /v1/policies/${w.policy}/pending-comments`;
+    const kept = await server.call<{ id: string }>(201, path, w.credential.admin, { version: 1, comment: 'why?' });
+    w.body = { version: 1, pending: [kept.body.id] };
   },
   'POST /v1/policies/{id}/approve': (w) => submitted(w),
   'POST /v1/policies/{id}/reject': (w) => submitted(w),
@@ -196,6 +208,9 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver': async (w) => {
     await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
     w.ids = { id: w.subscription, delivery_id: w.delivery };
+  },
+  'POST /v1/subscriptions/{id}/example': async (w) => {
+    await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
   },
   'POST /v1/subscriptions/{id}/resend': async (w) => {
     await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
@@ -262,6 +277,7 @@ const SPENDS = new Set([
   'DELETE /v1/subscriptions/{id}',
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver',
   'POST /v1/subscriptions/{id}/resend',
+  'POST /v1/subscriptions/{id}/example',
   'POST /v1/tools/{server}/{name}/approve',
   'POST /v1/tools/{server}/{name}/reject',
   'DELETE /v1/tools/{server}/{name}',
@@ -318,7 +334,7 @@ describe('every route that changes something', () => {
       for (const { action, code } of records) expect(AUDIT_ACTIONS[action as keyof typeof AUDIT_ACTIONS]).toBe(code);
       written.add(world.tenant.admin);
       // what is on its way again would change rows under the tests that follow
-      if (/\/(redeliver|resend)$/.test(line)) {
+      if (/\/(redeliver|resend|example)$/.test(line)) {
         await server.call(204, `DELETE /v1/subscriptions/${world.subscription}`, world.credential.admin);
       }
     },

@@ -426,6 +426,13 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         'decision=maybe',
         'agent_id=',
         'since=1&since=2',
+        'not_decision=maybe',
+        'not_agent_id=',
+        'not_agent_id=a&not_agent_id=%00',
+        `not_rule_id=${Array.from({ length: 21 }, (_, n) => n).join('&not_rule_id=')}`,
+        ['not_rule_id', 'not_tool_name', 'not_agent_id']
+          .flatMap((name) => Array.from({ length: 14 }, (_, n) => `${name}=${n}`))
+          .join('&'),
       ],
       'GET /v1/events/counts': [
         'buckets=0',
@@ -434,6 +441,15 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         'since=2026-01-02T00:00:00Z&until=2026-01-01T00:00:00Z',
         'agent_id=',
         'order=asc',
+        'not_decision=maybe',
+      ],
+      'GET /v1/events/groups': ['', 'by=trace_id', 'by=agent_id&and=agent_id', 'by=seq', 'by=decision&not_agent_id='],
+      'GET /v1/events/export': [
+        'decision=maybe',
+        'not_decision=maybe',
+        'limit=5',
+        'since=1&since=2',
+        'agent_id=a&agent_id=b',
       ],
       'GET /v1/audit': ['limit=0', 'limit=1001', 'since=x', 'after=xyz', 'action=no', 'severity=high', 'target_id=%00'],
       'GET /v1/forensics/packages': ['limit=0', 'limit=201', 'offset=-1'],

@@ -9,6 +9,7 @@ const ACTION = { action_type: 'payment', tool_name: 'pay', arguments: { amount: 
 
 interface HoldAnswer {
   id: string;
+  opened_by: string;
   status: string;
   required_approvals: number;
   current_approvals: number;
@@ -268,19 +269,22 @@ describe('votes', () => {
     expect((await traces(tenant, made.id)).audit).toContain('escrow.recounted');
   });
 
-  test('the author of the live policy may vote unless the tenant forbids it', async () => {
+  test('the authors of the live policy may vote unless the tenant forbids it, whoever saved it last', async () => {
     const { tenant } = await setUp();
     const author = await tenant.person('approver');
-    await server.call(201, 'POST /v1/policies', author, {
-      id: 'pay',
-      dsl_source: '@escrow("single") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");',
-    });
-    await server.call(200, 'POST /v1/policies/pay/approve', tenant.admin, { version: 1 });
+    const rule = '@escrow("single") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");';
+    await server.call(201, 'POST /v1/policies', author, { id: 'pay', dsl_source: rule });
+    const other = await tenant.person('author', 'approver');
+    const dsl_source = `// as agreed\n${rule}`;
+    await server.call(200, 'PUT /v1/policies/pay', other, { dsl_source });
+    await server.call(200, 'POST /v1/policies/pay/approve', tenant.admin, { version: 2 });
     const agent = await tenant.agent('agent-1', 'clerk');
     const { escrow, bundle_hash } = (await evaluate(200, agent)).body;
     const first = escrow!;
     await tenant.set({ policy_author_may_vote: false });
-    expect((await vote(403, author, first.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+    for (const who of [author, other]) {
+      expect((await vote(403, who, first.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+    }
     await tenant.set({ policy_author_may_vote: true });
     const two = await hold(await tenant.key('proxy'), {
       hold_type: 'multi_party',
@@ -534,6 +538,38 @@ describe('opening by a proxy', () => {
     const theirs = await server.call<HoldAnswer>(201, 'POST /v1/escrow', second, body());
     expect(theirs.body.id).not.toBe(answers[0]!.body.id);
     expect((await hold(proxy)).id).not.toBe((await hold(proxy)).id);
+  });
+
+  test('an Idempotency-Key returns the same hold to the key that its own was rotated into, and to no other', async () => {
+    const { tenant } = await setUp();
+    const first = await tenant.key('proxy');
+    const rotated = async (id: string): Promise<Credential & { id: string }> => {
+      const path = `POST /v1/keys/${id}/rotate`;
+      const { body } = await server.call<{ id: string; key: string }>(201, path, tenant.admin, {
+        overlap_seconds: 600,
+      });
+      return { id: body.id, key: body.key };
+    };
+    const open = (who: Credential, more: Record<string, unknown> = {}, status = 201) =>
+      server.call<HoldAnswer>(status, 'POST /v1/escrow', { ...who, headers: { 'idempotency-key': 'k-1' } }, body(more));
+    const { body: made } = await open(first);
+    const id = made.opened_by;
+    const second = await rotated(id);
+    const third = await rotated(second.id);
+    const aside = await rotated(id);
+    for (const who of [first, second, third, aside]) {
+      const again = await open(who);
+      expect([again.body.id, again.headers.get('idempotent-replayed')]).toEqual([made.id, 'true']);
+      await open(who, { ttl_seconds: 61 }, 409);
+    }
+    expect((await open(await tenant.key('proxy'))).body.id).not.toBe(made.id);
+    // at once, with each of the keys
+    const racing = await Promise.all(
+      [first, second, third, aside].map((who) =>
+        server.call<HoldAnswer>(201, 'POST /v1/escrow', { ...who, headers: { 'idempotency-key': 'k-2' } }, body()),
+      ),
+    );
+    expect(new Set(racing.map((answer) => answer.body.id)).size).toBe(1);
   });
 
   test('a request that does not fit its hold type is refused with the field', async () => {

@@ -52,6 +52,8 @@ test('finds what has a name or an id, only the tenant’s own, and people only f
   for (const q of [event_id, hash, hash.toUpperCase(), `#${seq}`, ` ${event_id} `])
     expect(await find(q), q).toEqual([decision]);
   expect(await find(hold)).toEqual([`hold ${hold} (held)`]);
+  const { body } = await server.call<Found>(200, `GET /v1/find?q=${hold}`, viewer);
+  expect(body.found).toMatchObject([{ agent_id: 'refund-bot', created_at: expect.stringMatching(/^2\d{3}-.*Z$/) }]);
   expect(await find('case-7')).toEqual(['session case-7']);
   expect(await find('case-*')).toEqual([]);
   // a session that is named so is found by its name, and no other with it
@@ -110,6 +112,26 @@ test('a viewer’s searches wait for one another, and neither a colleague, anoth
   }
 });
 
+test('many people of one tenant who look at the same news at once are all answered', async () => {
+  const tenant = await server.tenant();
+  const people = await Promise.all(Array.from({ length: 40 }, () => tenant.person('viewer')));
+  const lock = await server.core.db.owner.connect();
+  try {
+    await lock.query('begin');
+    await lock.query('lock table policy_revision in access exclusive mode');
+    const looks = people.map(async ({ cookie }) => {
+      const { status } = await fetch(`${server.url}/v1/find?q=busy`, { headers: { cookie: cookie! } });
+      return status;
+    });
+    const first = await Promise.race([...looks, new Promise((resolve) => setTimeout(resolve, 1000, 'all wait'))]);
+    expect(first).toBe('all wait');
+    await lock.query('rollback');
+    expect(await Promise.all(looks)).toEqual(people.map(() => 200));
+  } finally {
+    lock.release(true);
+  }
+});
+
 test('every route that reads in bounds has the turns of its person alone, and says that it may be asked for too much', async () => {
   const tenant = await server.tenant();
   const admin = await tenant.person('admin');
@@ -157,6 +179,9 @@ const ASKED: Readonly<Record<string, string>> = {
   '/v1/find': '?q=x',
   '/v1/policies': '?q=x',
   '/v1/escrow/groups': '?by=agent',
+  '/v1/escrow/rejectable': '?ids=x',
+  '/v1/events/groups': '?by=tool_name',
+  '/v1/agent-sessions/story': '?session_id=x',
 };
 const TOO_MANY = 'too many reads of this tenant are under way';
 

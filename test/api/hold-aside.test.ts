@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
 import { sql } from '../helpers/api.ts';
+import { untilBlocked } from '../helpers/locks.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -92,10 +93,10 @@ test('it is back as soon as somebody votes on it or reports a condition, for eac
     conditions: [{ condition_id: 'kyc' }, { condition_id: 'tax' }],
   });
   const quiet = await hold(proxy, 482);
+  const carol = await tenant.person('approver');
   for (const who of [ann, bob]) for (const id of [voted, reported, quiet]) await put(who, id);
   expect(await ids(ann, '&aside=without')).toEqual([]);
 
-  const carol = await tenant.person('approver');
   await server.call(200, `POST /v1/escrow/${voted}/vote`, carol, { decision: 'approve' });
   for (const who of [ann, bob]) expect(await ids(who, '&aside=without')).toEqual([voted]);
   await server.call(200, `POST /v1/escrow/${reported}/satisfy`, proxy, { condition_id: 'kyc', satisfied: true });
@@ -105,14 +106,35 @@ test('it is back as soon as somebody votes on it or reports a condition, for eac
   expect(await ids(ann, '&aside=without')).toEqual([voted, reported, quiet]);
   expect(await ids(bob, '&aside=without')).toEqual([voted, reported]);
 
-  // who may vote changed, and with that the count of its approvals
-  await put(bob, voted);
-  await server.call(200, `DELETE /v1/users/${carol.userId}/roles/approver?reason=moved`, tenant.admin);
-  await expect.poll(() => ids(bob, '&aside=without')).toEqual([voted, reported]);
-
   // nothing is kept of a hold that ended
   await server.call(200, `POST /v1/escrow/${quiet}/cancel`, tenant.admin, { reason: 'asked twice' });
   expect(await rows(tenant)).toEqual([]);
+});
+
+test('all are back as soon as somebody becomes an approver or is none any more, and other people may vote by the settings', async () => {
+  const { tenant, proxy, ann, bob } = await world();
+  const carol = await tenant.person('viewer');
+  const [quorum, other] = [await hold(proxy, 480), await hold(proxy, 481)];
+  const changes: Record<string, () => Promise<unknown>> = {
+    granted: () => server.call(200, `POST /v1/users/${carol.userId}/roles`, tenant.admin, { role: 'approver' }),
+    revoked: () => server.call(200, `DELETE /v1/users/${carol.userId}/roles/approver`, tenant.admin),
+    joined: () => tenant.person('admin'),
+    grouped: () => tenant.set({ approver_groups: { legal: [ann.userId] } }),
+    'authors barred': () => tenant.set({ policy_author_may_vote: false }),
+    removed: () => server.call(204, `DELETE /v1/team/${bob.userId}`, tenant.admin),
+  };
+  for (const [name, change] of Object.entries(changes)) {
+    for (const id of [quorum, other]) await put(ann, id);
+    await change();
+    expect(await rows(tenant), name).toEqual([]);
+  }
+  // and not when only others come, or other settings change
+  await put(ann, other);
+  await tenant.person('author');
+  await server.call(200, `POST /v1/users/${carol.userId}/roles`, tenant.admin, { role: 'author' });
+  await server.call(204, `DELETE /v1/team/${carol.userId}`, tenant.admin);
+  await tenant.set({ poll_seconds: 7 });
+  expect(await ids(ann, '&aside=without')).toEqual([quorum]);
 });
 
 test('an agent that tries to use it brings it back to nobody’s list', async () => {
@@ -193,8 +215,50 @@ test('no key, no agent and no other tenant sets a hold aside or sees that it is'
   await expect(theirs).rejects.toThrow('row-level security');
 });
 
+/** The row that says that a hold is aside, locked until the answer is called. */
+async function lockedAside(tenant: TestTenant, id: string): Promise<() => Promise<unknown>> {
+  const client = await server.core.db.owner.connect();
+  await client.query('begin');
+  await client.query('select from escrow_aside where tenant_id = $1 and hold_id = $2 for update', [tenant.id, id]);
+  return () => client.query('rollback').finally(() => client.release());
+}
+
+test('neither a vote nor time ends in a deadlock with the removal of who set the hold aside', async () => {
+  const { tenant, proxy, ann } = await world();
+  const voted = await hold(proxy, 480, { hold_type: 'multi_party', required_approvals: 2 });
+  await put(ann, voted);
+  const release = await lockedAside(tenant, voted);
+  const vote = server.call(200, `POST /v1/escrow/${voted}/vote`, ann, { decision: 'approve' });
+  await untilBlocked(server.core.db, 1);
+  const removal = server.call(204, `DELETE /v1/team/${ann.userId}`, tenant.admin);
+  await untilBlocked(server.core.db, 2);
+  await release();
+  await Promise.all([vote, removal]);
+  expect(await rows(tenant)).toEqual([]);
+
+  // two end at once, of which an approver set the second one aside and somebody else the first one
+  const [dan, eve] = [await tenant.person('approver'), await tenant.person('viewer')];
+  const [first, second] = [await hold(proxy, 480), await hold(proxy, 480)];
+  await put(eve, first);
+  await put(dan, second);
+  const free = await lockedAside(tenant, second);
+  const leaving = server.call(204, `DELETE /v1/team/${dan.userId}`, tenant.admin);
+  await untilBlocked(server.core.db, 1);
+  server.clock.advance(481 * MINUTE);
+  await untilBlocked(server.core.db, 2);
+  await free();
+  await leaving;
+  const status = async (id: string) =>
+    (await sql<{ status: string }>(server, 'select status from escrow_hold where id = $1', [id]))[0]!.status;
+  for (const id of [first, second]) await expect.poll(() => status(id)).toBe('expired');
+  // by one transaction: had it been given up, each would have been woken by one of its own
+  const ended = 'select distinct xmin::text from escrow_hold where id = any($1)';
+  expect(await sql(server, ended, [[first, second]])).toHaveLength(1);
+});
+
 test('a person has at most 500 aside, however many requests come at once, and none once removed', async () => {
-  const { tenant, proxy, ann, bob } = await world();
+  const { tenant, proxy, bob } = await world();
+  const ann = await tenant.person('viewer');
   const held = await Promise.all(Array.from({ length: 6 }, () => hold(proxy, 480)));
   await sql(
     server,
@@ -224,6 +288,23 @@ test('a person has at most 500 aside, however many requests come at once, and no
   await put(bob, own!);
   await server.call(204, `DELETE /v1/team/${ann.userId}?reason=left`, tenant.admin);
   expect((await rows(tenant)).map(({ user_id }) => user_id)).toEqual([bob.userId]);
+});
+
+test('a hold that is being set aside while other people come to vote is back when both are done', async () => {
+  const { tenant, proxy, ann, bob } = await world();
+  const id = await hold(proxy, 480);
+  // what is being stored waits to know whether it is there already
+  const client = await server.core.db.connectOwner();
+  await client.query('begin');
+  await client.query('insert into escrow_aside values ($1, $2, $3, now())', [tenant.id, ann.userId, id]);
+  const aside = put(ann, id);
+  await untilBlocked(server.core.db, 1);
+  const revoked = server.call(200, `DELETE /v1/users/${bob.userId}/roles/approver?reason=left`, tenant.admin);
+  await untilBlocked(server.core.db, 2);
+  await client.query('rollback');
+  await client.end();
+  await Promise.all([aside, revoked]);
+  expect(await rows(tenant)).toEqual([]);
 });
 
 test('a vote at the same moment is never hidden by it', async () => {

@@ -186,3 +186,53 @@ describe('similar holds', () => {
     }
   });
 });
+
+describe('rejecting several holds', () => {
+  interface Rejectable {
+    holds: { id: string; shown_hash: string; refusal: { code: string } | null }[];
+  }
+  const rejectable = async (who: Credential, ids: readonly string[], status = 200) =>
+    (await server.call<Rejectable>(status, `GET /v1/escrow/rejectable?ids=${ids.join(',')}`, who)).body.holds;
+
+  test('begins with what each vote would meet, and a hold that has changed since is not rejected', async () => {
+    const tenant = await server.tenant();
+    const [proxy, ann, bob] = [
+      await tenant.key('proxy'),
+      await tenant.person('approver'),
+      await tenant.person('approver'),
+    ];
+    const two = { hold_type: 'multi_party', required_approvals: 2 };
+    const [open, voted, ended, changes] = [
+      await hold(proxy),
+      await hold(proxy, two),
+      await hold(proxy),
+      await hold(proxy, two),
+    ];
+    const vote = (status: number, who: Credential, id: string, more: object) =>
+      server.call(status, `POST /v1/escrow/${id}/vote`, who, { reason: 'as agreed', ...more });
+    await vote(200, ann, voted, { decision: 'approve' });
+    await end(tenant, ended);
+    const other = await server.tenant();
+    const theirs = await hold(await other.key('proxy'));
+    const found = await rejectable(ann, [changes, open, theirs, voted, ended, 'esc_none', open]);
+    expect(found.map(({ id, refusal }) => [id, refusal?.code])).toEqual([
+      [changes, undefined],
+      [open, undefined],
+      [voted, 'ALREADY_VOTED'],
+      [ended, 'INVALID_STATUS'],
+    ]);
+    // it is what the hold itself says, and nothing that the agent says
+    const read = await server.call<{ shown_hash: string }>(200, `GET /v1/escrow/${open}`, ann);
+    expect(found[1]!.shown_hash).toBe(read.body.shown_hash);
+    expect(JSON.stringify(found)).not.toContain('secret words');
+    await vote(200, bob, changes, { decision: 'approve' });
+    const answer = await vote(409, ann, changes, { decision: 'reject', shown_hash: found[0]!.shown_hash });
+    expect(answer.body.code).toBe('VERSION_CHANGED');
+    await vote(200, ann, open, { decision: 'reject', shown_hash: found[1]!.shown_hash });
+    await rejectable(
+      ann,
+      Array.from({ length: 51 }, (_, k) => `esc_${k}`),
+      400,
+    );
+  });
+});

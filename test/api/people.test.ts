@@ -189,7 +189,8 @@ describe('roles', () => {
         expect(answer.errors.map((error) => error.message).join(), line).toContain(message);
       };
       await refused(undefined, 'is required: say why, in one line');
-      for (const blank of ['', ' ', '\u00a0', '\u200b\u202e']) await refused(blank, '');
+      for (const blank of ['', ' ', '\u00a0', '\u200b\u202e', ...'\u3164\u115f\u1160\uffa0\u2800', '\u3164 \u0301'])
+        await refused(blank, '');
       for (const split of ['a\nb', 'a\u0000b', '\u001b[2Ja', 'a\u2028b', '\ud800']) await refused(split, 'one line');
       await refused('r'.repeat(501), '500');
     }

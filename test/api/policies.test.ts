@@ -498,10 +498,19 @@ describe('a review', () => {
     await say(400, { suggestion: 'a\0b', place });
     await say(400, { suggestion, place: { ...place, version: 1 } });
     await say(409, { suggestion, place }, 1);
+    // of several lines
+    const two = { part: 'text', line: 1, end_line: 2 };
+    for (const end_line of [0, 1, 102]) await say(400, { comment: 'x', place: { ...place, end_line } });
+    await say(404, { comment: 'x', place: { ...two, end_line: 4 } });
+    await say(200, { place: two, suggestion: '// none' });
     const read = await server.call<{ reviews: object[] }>(200, 'GET /v1/policies/p/versions/2', author);
     expect(read.body.reviews).toEqual([
       expect.objectContaining({ suggestion, place: { ...place, version: 2, quote: FORBID } }),
       expect.objectContaining({ suggestion: '', comment: 'it is not needed' }),
+      expect.objectContaining({
+        suggestion: '// none',
+        place: { ...two, version: 2, quote: `${PERMIT}\n${FORBID}` },
+      }),
     ]);
     expect(read.body.reviews[0]).not.toHaveProperty('comment');
     const log = await server.call<{ records: { detail: string }[] }>(
@@ -509,7 +518,9 @@ describe('a review', () => {
       'GET /v1/audit?action=policy.commented&limit=1',
       author,
     );
-    expect(log.body.records[0]!.detail).toMatch(/^version 2, comment cmt_\S+ with a suggestion on line 2 of the text/);
+    expect(log.body.records[0]!.detail).toMatch(
+      /^version 2, comment cmt_\S+ with a suggestion on lines 1 to 2 of the text/,
+    );
   });
 
   test('counts everyone who wrote any of a draft as its author, also who suggested a line that another person applied', async () => {
@@ -536,12 +547,14 @@ describe('a review', () => {
     await approve(200, ben, 1);
 
     // the dangerous line is ann's; ben applies harmless ones of hers and of cleo's, and asks for a review
+    // a rule with an id is followed into newer versions
+    const [B, D] = [`@id("b") ${PERMIT}`, `@id("d") ${PERMIT}`];
     const lines = (...more: string[]) => [PERMIT, ...more].join('\n');
-    await put(200, ann, { dsl_source: lines('// a', '// b') });
+    await put(200, ann, { dsl_source: lines('// a', B) });
     await server.call(200, 'POST /v1/policies/p/submit', ann, {});
     const hers = await suggest(2, 2, '// c', ann);
-    const cleos = await suggest(2, 3, '// d', cleo);
-    const dsl_source = lines('// c', '// b');
+    const cleos = await suggest(2, 3, D, cleo);
+    const dsl_source = lines('// c', B);
     // by somebody who is signed in, on this policy, with what suggests something
     await put(403, await tenant.key('pipeline'), { dsl_source, applies: hers });
     await put(404, ben, { dsl_source, applies: 'cmt_none' });
@@ -553,10 +566,30 @@ describe('a review', () => {
     await put(409, ben, { dsl_source, applies: hers, expected_version: 1 });
     // the version is under review, which ends by it
     expect((await put(200, ben, { dsl_source, applies: hers, expected_version: 2 })).body.version).toBe(3);
-    await put(200, ben, { dsl_source: lines('// c', '// d'), applies: cleos });
+    // nothing else may change with it, and nothing but it be said to be hers
+    const conflict = async (body: object, detail: RegExp) => {
+      expect((await put(409, ben, { applies: cleos, ...body })).body).toMatchObject({
+        ...{ code: 'CONFLICT', detail: expect.stringMatching(detail) },
+      });
+    };
+    const tests_source = 'tests: []\n';
+    for (const other of [dsl_source, FORBID, lines('// c', D, '// e'), lines('// c', ` ${D}`)]) {
+      await conflict({ dsl_source: other }, /more or less than this suggestion/);
+    }
+    await conflict({ dsl_source: lines('// c', D), tests_source }, /more or less than this suggestion/);
+    await conflict({ dsl_source: lines(D, B), applies: hers }, /is resolved/);
+    await server.call(200, 'POST /v1/policies/p/comments', cleo, {
+      ...{ version: 3, place: { part: 'text', line: 3 }, suggestion: B },
+    });
+    const same = (await server.call<{ reviews: Comment[] }>(200, 'GET /v1/policies/p/versions/3', ann)).body;
+    await conflict({ dsl_source, applies: same.reviews.at(-1)!.id }, /changes nothing/);
+    await put(200, ben, { dsl_source: lines('// c', `${B} // x`) });
+    await conflict({ dsl_source: lines('// c', D) }, /have changed since/);
+    await put(200, ben, { dsl_source });
+    await put(200, ben, { dsl_source: lines('// c', D), applies: cleos });
     await server.call(200, 'POST /v1/policies/p/submit', ben, {});
-    for (const who of [ann, ben, cleo]) expect((await approve(403, who, 4)).body.code).toBe('SELF_APPROVAL');
-    await approve(200, dan, 4);
+    for (const who of [ann, ben, cleo]) expect((await approve(403, who, 6)).body.code).toBe('SELF_APPROVAL');
+    await approve(200, dan, 6);
 
     // each thread was resolved by applying it; the log names who applied and who suggested
     const { reviews } = (await server.call<{ reviews: Comment[] }>(200, 'GET /v1/policies/p/versions/2', ann)).body;
@@ -564,22 +597,142 @@ describe('a review', () => {
     expect([hers, cleos].map(resolvedBy)).toEqual([ben.userId, ben.userId]);
     const { body } = await server.call<{ records: { action: string; detail: string; actor: { id: string } }[] }>(
       200,
-      'GET /v1/audit?target_id=p&limit=7',
+      'GET /v1/audit?target_id=p&limit=9',
       ann,
     );
     const of = (action: string) => body.records.filter((record) => record.action === `policy.${action}`);
     expect(of('updated')[0]).toMatchObject({
       actor: { id: ben.userId },
-      detail: `version 4, with the suggestion of ${cleo.userId}, comment ${cleos} on line 3 of the text of version 2`,
+      detail: `version 6, with the suggestion of ${cleo.userId}, comment ${cleos} on line 3 of the text of version 2`,
     });
     expect(of('thread_resolved').map(({ detail }) => detail)).toEqual([
-      `version 2, comment ${cleos} with a suggestion on line 3 of the text of version 2, applied in version 4`,
+      `version 2, comment ${cleos} with a suggestion on line 3 of the text of version 2, applied in version 6`,
       `version 2, comment ${hers} with a suggestion on line 2 of the text of version 2, applied in version 3`,
     ]);
     // what is enforced was approved: ann may approve what others write after it
     await put(200, ben, { dsl_source: FORBID });
     await server.call(200, 'POST /v1/policies/p/submit', ben, {});
-    await approve(200, ann, 5);
+    await approve(200, ann, 7);
+  });
+
+  test('counts who wrote a draft as its author again, in whatever way its text comes back', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben, cleo, dan] = [
+      await tenant.person('author', 'approver'),
+      await tenant.person('author', 'approver'),
+      await tenant.person('author', 'approver'),
+      await tenant.person('approver'),
+    ];
+    const put = (who: object, dsl_source: string) => server.call(200, 'PUT /v1/policies/p', who, { dsl_source });
+    const back = (who: object, target_version: number) =>
+      server.call(200, 'POST /v1/policies/p/rollback', who, { target_version, reason: 'as it was' });
+    const submit = (who: object) => server.call(200, 'POST /v1/policies/p/submit', who, {});
+    const approve = (status: number, who: object, version: number) =>
+      server.call(status, 'POST /v1/policies/p/approve', who, { version });
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: FORBID });
+    await submit(ann);
+    await approve(200, ben, 1);
+    // ann's second version is never live; ben's third one is
+    await put(ann, PERMIT);
+    await put(ben, `${FORBID}\n// three`);
+    await submit(ben);
+    await approve(200, dan, 3);
+
+    await back(cleo, 2);
+    await submit(cleo);
+    for (const who of [ann, cleo]) expect((await approve(403, who, 4)).body.code).toBe('SELF_APPROVAL');
+    // nor by hand, saved by somebody else and formatted in another way
+    await put(ben, FORBID);
+    await put(ben, `${PERMIT.replaceAll(', ', ',\n    ')}\n`);
+    await submit(ben);
+    expect((await approve(403, ann, 6)).body.code).toBe('SELF_APPROVAL');
+    await approve(200, dan, 6);
+
+    // ben approved the first version: going back to it needs one other person, who may be its author
+    await back(ben, 1);
+    await submit(ben);
+    expect((await approve(403, ben, 7)).body.code).toBe('SELF_APPROVAL');
+    await approve(200, ann, 7);
+  });
+
+  test('counts who suggested a change as an author where somebody types it by hand', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben, dan] = [
+      await tenant.person('author'),
+      await tenant.person('author', 'approver'),
+      await tenant.person('approver'),
+    ];
+    const put = (dsl_source: string) => server.call(200, 'PUT /v1/policies/p', ann, { dsl_source });
+    const suggest = (version: number, line: number, suggestion: string) =>
+      server.call(200, 'POST /v1/policies/p/comments', ben, { version, place: { part: 'text', line }, suggestion });
+    const approve = async (status: number, who: object, version: number) => {
+      await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+      return server.call(status, 'POST /v1/policies/p/approve', who, { version });
+    };
+    const text = (...lines: string[]) => [PERMIT, ...lines].join('\n');
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: text('// a', '// b') });
+    await suggest(1, 2, '  // c');
+    // it is not taken up by what only resembles it, nor by what stood there before
+    await put(text('// a', '// c and more'));
+    await approve(200, ben, 2);
+    await put(text('// b'));
+    await suggest(3, 2, '// c\n// d');
+    await put(text('  // c', '', '// d'));
+    expect((await approve(403, ben, 4)).body.code).toBe('SELF_APPROVAL');
+    await server.call(200, 'POST /v1/policies/p/approve', dan, { version: 4 });
+    // nor is a line that was to go
+    await suggest(4, 1, '');
+    await put(`// c\n// d\n${FORBID}`);
+    expect((await approve(403, ben, 5)).body.code).toBe('SELF_APPROVAL');
+  });
+
+  test('counts who suggested a change to a text long ago only where a version has it', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben, dan] = [
+      await tenant.person('author'),
+      await tenant.person('approver'),
+      await tenant.person('approver'),
+    ];
+    const text = (...lines: string[]) => [PERMIT, ...lines, FORBID].join('\n');
+    const suggest = (version: number, who: object, suggestion: string) =>
+      server.call(200, 'POST /v1/policies/p/comments', who, {
+        ...{ version, place: { part: 'text', line: 2 }, suggestion },
+      });
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: text('// version 1') });
+    for (let version = 1; version < 9; version++) {
+      await suggest(version, ben, `// of Ben ${version}`);
+      if (version === 1) await suggest(version, dan, '// of Dan');
+      await server.call(200, 'PUT /v1/policies/p', ann, { dsl_source: text(`// version ${version + 1}`) });
+    }
+    await server.call(200, 'PUT /v1/policies/p', ann, { dsl_source: text('// of Dan') });
+    await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+    const { body } = await server.call<{ code: string }>(403, 'POST /v1/policies/p/approve', dan, { version: 10 });
+    expect(body.code).toBe('SELF_APPROVAL');
+    await server.call(200, 'POST /v1/policies/p/approve', ben, { version: 10 });
+  });
+
+  test('makes nobody an author by a copy of little that they suggested, or of it in another place', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben] = [await tenant.person('author'), await tenant.person('approver')];
+    const text = (...lines: string[]) => [PERMIT, ...lines, FORBID].join('\n');
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: text('// a', '//', '// b') });
+    const suggest = (line: number, suggestion: string) =>
+      server.call(200, 'POST /v1/policies/p/comments', ben, {
+        ...{ version: 1, place: { part: 'text', line }, suggestion },
+      });
+    await suggest(2, '// c');
+    await suggest(3, '');
+    await suggest(3, '  ');
+    // brackets alone, a line beside those that it was to replace, one elsewhere, and another one where a line was to go
+    await server.call(200, 'PUT /v1/policies/p', ann, {
+      dsl_source: text('// a', '// c', '', '// b', '// c'),
+    });
+    await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+    await server.call(200, 'POST /v1/policies/p/approve', ben, { version: 2 });
   });
 
   test('says in words what each changed rule does, before and after', async () => {

@@ -42,7 +42,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     const by = { person: 'bench', signedIn: false, admin: false, actor: { type: 'operator', id: 'bench' } as const };
     for (let tool = 0; tool < 10; tool++) {
       await core.policies.create(tenantId, { id: `p${tool}`, dsl_source: policyText(tool) }, by);
-      await core.policies.approve(tenantId, `p${tool}`, 1, undefined, by);
+      await core.policies.approve(tenantId, `p${tool}`, { version: 1 }, by);
     }
     const { secret } = await core.keys.createAgentKey(
       tenantId,

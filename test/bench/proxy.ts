@@ -58,7 +58,7 @@ export async function withProxies<T>(databaseUrl: string, work: (proxies: Proxie
     const by = { person: 'bench', signedIn: false, admin: false, actor: { type: 'operator', id: 'bench' } as const };
     for (let tool = 0; tool < 10; tool++) {
       await core.policies.create(tenantId, { id: `p${tool}`, dsl_source: policyText(tool) }, by);
-      await core.policies.approve(tenantId, `p${tool}`, 1, undefined, by);
+      await core.policies.approve(tenantId, `p${tool}`, { version: 1 }, by);
     }
     const { secret: agentKey } = await core.keys.createAgentKey(
       tenantId,

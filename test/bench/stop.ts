@@ -37,7 +37,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     const by = { person: 'bench', signedIn: false, admin: false, actor: { type: 'operator', id: 'bench' } as const };
     const dsl_source = 'permit(principal in AgentRole::"support", action, resource);';
     await core.policies.create(tenantId, { id: 'all', dsl_source }, by);
-    await core.policies.approve(tenantId, 'all', 1, undefined, by);
+    await core.policies.approve(tenantId, 'all', { version: 1 }, by);
     const agents = Array.from({ length: AGENTS }, (_, n) => `bot-${n}`);
     const keys: string[] = [];
     for (const agentId of agents) {

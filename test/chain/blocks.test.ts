@@ -33,7 +33,8 @@ function naive(number: number, records: readonly Int32Array[], values: readonly 
   );
 }
 
-const sought = (values: readonly [number, number][]) => values.map(([n, hash]) => ({ field: BLOCK_FIELDS[n]!, hash }));
+const sought = (values: readonly [number, number][]) =>
+  values.map(([n, hash]) => ({ field: BLOCK_FIELDS[n]!, hashes: [hash] }));
 
 describe('the summary of a block', () => {
   test('says of any values which records have all of them', () => {
@@ -46,6 +47,14 @@ describe('the summary of a block', () => {
           expect(of.block.agrees(summary)).toBe(true);
           const values = picks.map(([n, place]): [number, number] => [n, of.records[place]![n]!]);
           expect(matching(of.number, summary, sought(values))).toEqual(naive(of.number, of.records, values));
+          // any of several values
+          const [[n, hash], ...rest] = values as [[number, number], ...[number, number][]];
+          const either = [...new Set([hash, 12345, of.records[7]![n]!, of.records[900]![n]!])];
+          expect(matching(of.number, summary, [{ field: BLOCK_FIELDS[n]!, hashes: either }, ...sought(rest)])).toEqual(
+            [...new Set(either.flatMap((one) => naive(of.number, of.records, [[n, one], ...rest])))].sort(
+              (a, b) => a - b,
+            ),
+          );
           expect(matching(of.number, summary, sought([...values, [3, 12345]]))).toEqual(
             naive(of.number, of.records, [...values, [3, 12345]]),
           );

@@ -38,7 +38,7 @@ const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, val
 /** What one process knows and does. */
 function newProcess(
   where: string | undefined = directory,
-  db: Pick<typeof box.db, 'owner' | 'asideOf' | 'nearOf'> = box.db,
+  db: ConstructorParameters<typeof Checkpoints>[0]['db'] = box.db,
 ) {
   const checkpoints = new Checkpoints({
     db,
@@ -491,7 +491,7 @@ test('chains that cannot be compared, however many, keep no other from its turn,
   const partly = new Proxy(owner, {
     get: (target, name) => (name === 'query' ? query : Reflect.get(target, name, target)),
   });
-  const one = newProcess(directory, { owner: partly, asideOf, nearOf: () => partly });
+  const one = newProcess(directory, { ...box.db, owner: partly, asideOf, nearOf: () => partly });
   const alarms = async () => {
     const { rows } = await sql('select tenant_id from chain_alarm where tenant_id = any($1)', [[...away, idle]]);
     return rows.map((row) => row.tenant_id as string).sort();

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { ValueRows } from '../../server/chain/copy.ts';
+import { CopyRows, Pipeline, ValueRows } from '../../server/chain/copy.ts';
 import { useDatabase } from '../helpers/database.ts';
 
 const box = useDatabase();
@@ -44,4 +44,45 @@ test('a text with NUL, at which a simple query ends, is refused', () => {
   const rows = new ValueRows();
   rows.row();
   expect(() => rows.text('a\0b')).toThrow(RangeError);
+});
+
+test('numbers at the ends of their ranges are copied as they are, in however many rows', async () => {
+  const numbers = { a: [-32_768, -1, 0, 32_767], b: [-(2 ** 31), -1, 0, 2 ** 31 - 1] };
+  const long = [Number.MIN_SAFE_INTEGER, -(2 ** 32), -1, 0, 2 ** 32 - 1, 2 ** 32, Number.MAX_SAFE_INTEGER];
+  const times = [Date.UTC(1999, 11, 31, 23, 59, 59, 999), Date.UTC(2000), Date.UTC(9999, 11, 31, 23, 59, 59, 999)];
+  const expected = Array.from({ length: 84 }, (_, n) => {
+    const [a, b] = [numbers.a[n % 4]!, numbers.b[(n >> 2) % 4]!];
+    return {
+      n,
+      a,
+      b,
+      c: String(long[n % 7]!),
+      at: new Date(times[n % 3]!),
+      bytes: Buffer.alloc(n, n),
+      text: 'é'.repeat(n),
+    };
+  });
+  // much smaller than the rows: it grows among them
+  const rows = new CopyRows(64);
+  for (const { n, a, b, c, at, bytes, text } of expected) {
+    rows.row(8);
+    rows.int4(n);
+    rows.int2(a);
+    rows.int4(b);
+    rows.int8(Number(c));
+    rows.timestamp(at.getTime());
+    rows.bytes(bytes);
+    rows.none();
+    rows.text(text);
+  }
+  await box.db.owner.query(
+    'create table copied (n int, a smallint, b int, c bigint, at timestamptz, bytes bytea, none text, text text)',
+  );
+  const pipeline = new Pipeline(await box.db.connectOwner(), { timeoutMs: 5000, onLost: () => {} });
+  await pipeline.run('copy copied from stdin (format binary)', [rows.message()]);
+  await pipeline.end();
+  const { rows: stored } = await box.db.owner.query(
+    'select n, a, b, c::text, at, bytes, none, text from copied order by n',
+  );
+  expect(stored).toEqual(expected.map((row) => ({ ...row, none: null })));
 });

@@ -4,7 +4,7 @@ import type { Appender } from '../../server/chain/appender.ts';
 import { Blocks } from '../../server/chain/block-writer.ts';
 import { BLOCK_RECORDS } from '../../server/chain/blocks.ts';
 import { type EventQuery, searchEvents } from '../../server/decisions/search.ts';
-import { DECISIONS, type DecisionEvent, FILTER_FIELDS, type FilterField } from '../../server/domain/decision.ts';
+import { DECISIONS, type DecisionEvent, FILTER_FIELDS, type FilterField, notOf } from '../../server/domain/decision.ts';
 import { exactly } from '../../server/domain/sought.ts';
 import { appenderOn, event, newTenant } from '../chain/helpers.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
@@ -105,7 +105,17 @@ function naive(query: EventQuery): string[] {
         ? value.toLowerCase().startsWith(sought.slice(0, -1).toLowerCase())
         : value === sought.replace(/\*\*$/, '*');
     });
-    return matches ? [one.event_id] : [];
+    const isLeftOut = FILTER_FIELDS.some((field) =>
+      query[notOf(field)]?.some((sought) => {
+        const value = one[field];
+        if (value === undefined) return false;
+        const begins = sought.endsWith('*') && !sought.endsWith('**');
+        return begins
+          ? value.toLowerCase().startsWith(sought.slice(0, -1).toLowerCase())
+          : value === sought.replace(/\*\*$/, '*');
+      }),
+    );
+    return matches && !isLeftOut ? [one.event_id] : [];
   });
   return query.order === 'asc' ? ids : ids.reverse();
 }
@@ -130,6 +140,11 @@ describe('a search by the summaries of blocks', () => {
     );
     const query = fc.record({
       filters: fc.array(fc.oneof({ arbitrary: filter, weight: 5 }, begins), { minLength: 1, maxLength: 3 }),
+      leftOut: fc.oneof(
+        fc.constant([]),
+        fc.array(fc.oneof({ arbitrary: filter, weight: 5 }, begins), { minLength: 1, maxLength: 4 }),
+      ),
+      isOnlyLeftOut: fc.boolean(),
       since: time,
       until: time,
       order: fc.constantFrom('asc' as const, 'desc' as const),
@@ -137,17 +152,37 @@ describe('a search by the summaries of blocks', () => {
       scanRecords: fc.constantFrom(90, undefined),
     });
     await fc.assert(
-      fc.asyncProperty(query, async ({ filters, scanRecords, ...rest }) => {
-        const q = { ...rest, ...Object.fromEntries(filters) } as EventQuery;
+      fc.asyncProperty(query, async ({ filters, leftOut, isOnlyLeftOut, scanRecords, ...rest }) => {
+        const not: Record<string, string[]> = {};
+        for (const [field, value] of leftOut) not[notOf(field)] = [...(not[notOf(field)] ?? []), value];
+        const had = isOnlyLeftOut && leftOut.length > 0 ? [] : filters;
+        const q = { ...rest, ...Object.fromEntries(had), ...not } as EventQuery;
         expect(await all(tenantId, q, scanRecords)).toEqual(naive(q));
       }),
       { numRuns: 250 },
     );
   });
 
+  test('leaves out a value and not another of the same hash, and keeps what has none', async () => {
+    const [one, other] = COLLIDING;
+    const shown = new Set(await all(tenantId, { not_policy_id: [one], limit: 1000 }));
+    const of = (policy: string) =>
+      known.filter(({ policy_id }) => policy_id === policy).map(({ event_id }) => event_id);
+    expect(of(one).length).toBeGreaterThan(1000);
+    expect(of(one).filter((id) => shown.has(id))).toEqual([]);
+    expect(of(other).filter((id) => !shown.has(id))).toEqual([]);
+    const ruled = known.flatMap(({ rule_id }) => rule_id ?? []);
+    const { length } = await all(tenantId, { not_rule_id: [...new Set(ruled)], limit: 1000 });
+    expect(length).toBe(known.length - ruled.length);
+    // of a decision the others are sought
+    const q = { not_decision: ['allow', 'deny'], policy_id: one, limit: 1000 } as EventQuery;
+    expect(await all(tenantId, q)).toEqual(naive(q));
+    expect(await all(tenantId, { not_decision: [...DECISIONS] })).toEqual([]);
+  });
+
   test('answers at once where values are common and never together, and goes on where it was bounded', async () => {
     const q = { agent_role: 'support', policy_id: 'none' };
-    expect(await searchEvents(box.db, tenantId, q)).toEqual({ events: [], next_cursor: null, has_more: false });
+    expect(await searchEvents(box.db, tenantId, q)).toMatchObject({ events: [], next_cursor: null, has_more: false });
     // a trace is in no summary: the records that the policy has are looked at, a part of them with each request
     const traced = { trace_id: VALUES.trace_id[0]!, policy_id: VALUES.policy_id[0], limit: 1000 };
     expect(await all(tenantId, traced)).toEqual(naive(traced));

@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Appender } from '../../server/chain/appender.ts';
 import { countEvents } from '../../server/decisions/counts.ts';
+import { groupEvents } from '../../server/decisions/groups.ts';
 import { DECISIONS, type DecisionEvent } from '../../server/domain/decision.ts';
 import { appenderOn, event, newTenant } from '../chain/helpers.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -86,6 +87,12 @@ test('decisions are counted by time and by field, exactly while there are few, a
   expect(await of({ tool_server: 'BA*', agent_id: 'bot' })).toBe(4);
   expect(await of({ decision: 'deny' })).toBe(1);
   expect(await of({ tool_name: 'theirs' })).toBe(0);
+  // without some: what has no rule or server stays
+  expect(await of({ not_rule_id: ['odd'] })).toBe(10);
+  expect(await of({ not_tool_server: ['bank'] })).toBe(15);
+  expect(await of({ not_tool_name: ['T1*', 't3'], not_agent_id: ['Rare-bot'] })).toBe(7);
+  expect(await of({ not_decision: ['allow', 'deny'] })).toBe(2);
+  expect(await of({ agent_id: 'Rare-bot', not_agent_id: ['Rare-bot'] })).toBe(0);
   // days begin where the reader is
   const days = await countEvents(box.db, tenantId, {
     ...part,
@@ -105,6 +112,12 @@ test('of many, a sample that is spread evenly says how many there may be, and th
   expect(sum(all.buckets, 'deny')).toBe(5);
   const denied = await countEvents(box.db, tenantId, { ...range, decision: 'allow' }, bounds);
   expect(denied).toMatchObject({ matching: 101, estimated: { buckets: false, facets: true } });
+  const notAllowed = await countEvents(box.db, tenantId, { ...range, not_decision: ['allow', 'deny'] }, bounds);
+  expect(notAllowed).toMatchObject({ matching: 14, estimated: { buckets: false, facets: true } });
+  expect(sum(notAllowed.buckets, 'deny')).toBe(0);
+  expect(sum(notAllowed.buckets, 'escrow')).toBe(5);
+  const even = await countEvents(box.db, tenantId, { ...range, not_rule_id: ['odd'] }, bounds);
+  expect(even).toMatchObject({ counted: 40, matching: 60, estimated: { buckets: true, facets: true } });
   // every third is looked at, so the estimate of every second is right
   const odd = await countEvents(box.db, tenantId, { ...range, rule_id: 'odd' }, bounds);
   expect(odd).toMatchObject({ counted: 40, matching: 60, estimated: { buckets: true, facets: true } });
@@ -126,4 +139,54 @@ test('of nothing there is nothing, and a range cannot end before it begins', asy
   await expect(countEvents(box.db, tenantId, { ...HOW, since: iso(START), until: iso(START) })).rejects.toMatchObject({
     code: 'BAD_REQUEST',
   });
+});
+
+test('decisions are grouped by one field or two: how many, what was decided, first and last', async () => {
+  const tenantId = await fill(100);
+  await fill(10, { tool_name: 'theirs' });
+  const range = { since: iso(START), until: iso(START + 100 * MINUTE) };
+  const agents = await groupEvents(box.db, tenantId, { ...range, by: 'agent_id' });
+  expect(agents).toEqual({
+    ...{ records: 100, counted: 100, estimated: false, matching: 100, others: { groups: 0, count: 0 } },
+    groups: [
+      {
+        ...{ value: 'bot', count: 90, first_at: iso(START + MINUTE), last_at: iso(START + 99 * MINUTE) },
+        decisions: { allow: 82, allow_with_masking: 2, deny: 2, escrow: 2, rate_limited: 2 },
+      },
+      {
+        ...{ value: 'Rare-bot', count: 10, first_at: iso(START), last_at: iso(START + 90 * MINUTE) },
+        decisions: { allow: 2, allow_with_masking: 2, deny: 2, escrow: 2, rate_limited: 2 },
+      },
+    ],
+  });
+  // those without a value are a group of their own; two fields make pairs, and filters hold
+  const by = async (query: Omit<Parameters<typeof groupEvents>[2], 'since' | 'until'>, bounds = {}) =>
+    groupEvents(box.db, tenantId, { ...range, ...query }, bounds);
+  const pairs = await by({ by: 'tool_server', and: 'rule_id', not_agent_id: ['Rare-bot'] });
+  expect(pairs.groups.map(({ value, and_value, count }) => [value, and_value, count])).toEqual([
+    [null, 'odd', 50],
+    ['bank', null, 20],
+    [null, null, 20],
+  ]);
+  expect((await by({ by: 'decision', decision: 'deny' })).groups).toMatchObject([{ value: 'deny', count: 4 }]);
+  // of many, a sample; all that is not named is told
+  const rules = await by({ by: 'rule_id' }, { mostCounted: 50, sample: 50 });
+  expect(rules).toMatchObject({ records: 100, counted: 50, estimated: true, matching: 100 });
+  const many = await newTenant(box.db);
+  now = START;
+  const one = (n: number) => ({ event: event({ session_id: `s${n}` }) });
+  await appender.append(
+    many,
+    Array.from({ length: 230 }, (_, n) => one(n % 220)),
+  );
+  const sessions = await groupEvents(box.db, many, { by: 'session_id' });
+  expect([sessions.groups.length, sessions.groups[0]!.count, sessions.others]).toEqual([
+    200,
+    2,
+    { groups: 20, count: 20 },
+  ]);
+  expect(await groupEvents(box.db, await newTenant(box.db), { by: 'agent_id' })).toMatchObject({
+    ...{ records: 0, matching: 0, groups: [] },
+  });
+  await expect(by({ by: 'agent_id', and: 'agent_id' })).rejects.toMatchObject({ problem: 'VALIDATION_FAILED' });
 });

@@ -101,8 +101,8 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
           [tenant],
         );
         await db.owner.query(
-          `insert into policy_revision (tenant_id, policy_id, version, dsl_source, content_hash, statement_count, author_id, change, created_at)
-           select $1, 'p' || n, 1, $2, '', 1, 'x', 'create', now() from generate_series(0, 4) n`,
+          `insert into policy_revision (tenant_id, policy_id, version, dsl_source, content_hash, squeezed_hash, statement_count, author_id, authors, change, created_at)
+           select $1, 'p' || n, 1, $2, '', '', 1, 'x', '{x}', 'create', now() from generate_series(0, 4) n`,
           [tenant, POLICY],
         );
       }
@@ -175,6 +175,25 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       { tool_name: 'none', since: middle },
       { tool_name: 'T3*' },
       { agent_id: 'usual', tool_name: 'T3*' },
+      { not_tool_name: ['t3', 't4*'] },
+      { not_decision: ['allow'], order: 'asc' },
+      { not_decision: ['deny'], until: middle },
+      { agent_id: 'rare', not_session_id: ['usual'], until: middle },
+      { decision: 'deny', not_rule_id: ['third'] },
+      { policy_id: 'rare', not_proxy_id: ['usual'] },
+    ];
+    /** What leaves out all that there is, alone and beside each filter. */
+    const empty: EventQuery[] = [
+      { not_tool_name: TOOLS },
+      { not_decision: [...DECISIONS] },
+      { not_decision: ['allow', 'deny'] },
+      ...FILTER_FIELDS.flatMap((field) => [
+        { [field]: field === 'decision' ? 'deny' : field === 'trace_id' ? TRACE : 'rare', not_tool_name: TOOLS },
+        {
+          [field]: field === 'decision' ? 'deny' : field === 'trace_id' ? TRACE : 'rare',
+          not_decision: [...DECISIONS],
+        },
+      ]),
     ];
 
     test.each(['before', 'after'])('finds its rows by an index and reads few, %s the first ANALYZE', async (when) => {
@@ -187,6 +206,15 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
           if (query.tool_name !== 'none') expect(page.events.length, JSON.stringify(query)).toBeGreaterThan(0);
         });
         for (const plan of plans) expectBounded('forensic_record', plan, MOST_READ);
+      }
+      for (const query of empty) {
+        const plans = await plansOf('forensic_record', async (own) => {
+          const page = await searchEvents(own, 'a', query, { scanRecords: 400 });
+          expect(page.events, JSON.stringify(query)).toEqual([]);
+        });
+        // of those that an index finds, 2,000 are no longer few: that is asked of the index alone
+        for (const plan of plans)
+          expectBounded('forensic_record', plan, plan[0].includes('offset 2000') ? 2001 : MOST_READ);
       }
       for (const plan of await plansOf('forensic_record', (own) => getEvent(own, 'a', 'e9000')))
         expectBounded('forensic_record', plan, 2);
@@ -201,6 +229,8 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
         { tool_name: 't3' },
         { agent_id: 'rare' },
         { tool_name: 'T*' },
+        { not_tool_name: TOOLS },
+        { not_decision: ['allow'] } as EventQuery,
         { decision: 'deny' } as const,
       ]) {
         const counts = await plansOf('forensic_record', (own) =>

@@ -202,10 +202,34 @@ describe('a search', () => {
     expect(await all(tenantId, { agent_id: pair[0], limit: 7 })).toHaveLength(30);
   });
 
+  test('what is recorded after a page was read is what its end leads to, on whichever page, and nothing else', async () => {
+    const tenantId = await newTenant(box.db);
+    const add = (...ids: string[]) =>
+      appender.append(
+        tenantId,
+        ids.map((id) => ({ event: event({ event_id: id, tool_name: id.slice(0, 5) }) })),
+      );
+    const since = async (page: { end_cursor: string }, more: EventQuery = {}) =>
+      (await searchEvents(box.db, tenantId, { ...more, order: 'asc', after: page.end_cursor })).events.map(
+        ({ id }) => id,
+      );
+    const empty = await searchEvents(box.db, tenantId, {});
+    await add('evt_a1', 'evt_b1', 'evt_a2');
+    expect(await since(empty)).toEqual(['evt_a1', 'evt_b1', 'evt_a2']);
+    const newest = await searchEvents(box.db, tenantId, { limit: 1 });
+    expect(newest.events.map(({ id }) => id)).toEqual(['evt_a2']);
+    const older = await searchEvents(box.db, tenantId, { limit: 1, after: newest.next_cursor! });
+    const none = await searchEvents(box.db, tenantId, { tool_name: 'none' });
+    for (const page of [newest, older, none]) expect(await since(page)).toEqual([]);
+    await add('evt_b2', 'evt_a3');
+    for (const page of [newest, older, none]) expect(await since(page)).toEqual(['evt_b2', 'evt_a3']);
+    expect(await since(newest, { tool_name: 'evt_a' })).toEqual(['evt_a3']);
+  });
+
   test('sees only its tenant', async () => {
     const [mine, other] = [await newTenant(box.db), await newTenant(box.db)];
     await appender.append(other, eventsOf(5));
-    expect(await searchEvents(box.db, mine, {})).toEqual({ events: [], next_cursor: null, has_more: false });
+    expect(await searchEvents(box.db, mine, {})).toMatchObject({ events: [], next_cursor: null, has_more: false });
     const { results } = await appender.append(other, [{ event: event({ event_id: 'evt_other' }) }]);
     expect(results).toHaveLength(1);
     await expect(getEvent(box.db, mine, 'evt_other')).rejects.toMatchObject({ problem: 'NOT_FOUND' });

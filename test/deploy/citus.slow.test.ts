@@ -3,6 +3,7 @@ import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { lookingFor } from '../../db/citus.ts';
 import { migrate, openDatabase } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
@@ -119,6 +120,8 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     const { adminKey, admin, agent } = world.credential;
     await server.call(200, 'PUT /v1/policies/guard', admin, BODIES['PUT /v1/policies/{id}']);
     await server.call(200, 'POST /v1/proxies/heartbeat', adminKey, BODIES['POST /v1/proxies/heartbeat']);
+    const ofSession = { events: [event({ session_id: 'session-1' })] };
+    await server.call(202, 'POST /v1/events/ingest', adminKey, ofSession);
     for (const operation of operations.filter(({ method }) => method === 'GET')) {
       const { line, path, access } = operation;
       // links of mails, and the routes that send a browser on
@@ -189,6 +192,7 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     const { stdout: found } = await svc(0, 'doctor');
     expect(found).toMatch(/^ok +Citus +13\.\S+ with 2 nodes$/m);
     expect(found).toMatch(/^ok +Citus +DATABASE_NODE_URL leads to a node/m);
+    expect(found).toMatch(/; a process holds up to 24$/m);
     const { stdout } = await svc(0, 'migrate');
     expect(stdout).toMatch(/^Citus 13\.\S+: tenants are spread over 2 nodes\nnothing to do/);
     expect((await svc(1, 'backup', join(server.dataDir, 'b'))).stderr).toContain('tenants are on several servers');
@@ -318,8 +322,9 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     }, 3_600_000);
   }
 
-  const subscribe = async (receiver: Receiver, { admin }: TestTenant) => {
-    const body = { url: receiver.url(), secret: 'a signing secret', event_types: ['svc.test'] };
+  const subscribe = async (receiver: Receiver, { admin }: TestTenant, ...event_types: string[]) => {
+    const types = event_types.length > 0 ? event_types : ['svc.test'];
+    const body = { url: receiver.url(), secret: 'a signing secret', event_types: types };
     return (await second.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, body)).body;
   };
   const tell = ({ id }: TestTenant, subscription: string, message: string) =>
@@ -361,13 +366,14 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     await receiver.stop();
   }, 60_000);
 
-  test('while the coordinator is dead, processes beside nodes serve proxies and agents of their tenants, and say what is missing', async () => {
+  test('while the coordinator is dead, processes beside nodes serve and work for their tenants, and say what is missing', async () => {
     const beside = new Map([
       [1, server],
       [2, second],
     ]);
     const policy = `@rate("3/h") permit(principal in AgentRole::"clerk", action, resource == Tool::"read");
-      @escrow("single") @ttl("1h") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");`;
+      @escrow("single") @ttl("1h") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");
+      @escrow("single") @ttl("1s") permit(principal in AgentRole::"clerk", action, resource == Tool::"wire");`;
     const made = [];
     for (const [node, tenant] of await onNodes()) {
       const at = beside.get(node)!;
@@ -381,15 +387,36 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       };
       // a key that is remembered
       expect(await evaluate('read', revoked)).toBe('allow');
-      made.push({ node, at, tenant, revoked, evaluate });
+      const receiver = await Receiver.start(204);
+      await subscribe(receiver, tenant, 'escrow.expired', 'forensics.checkpoint');
+      const approver = await tenant.person('approver');
+      expect(await evaluate('pay')).toBe('escrow');
+      const { body } = await at.call<{ holds: { id: string }[] }>(200, 'GET /v1/escrow?status=held', approver);
+      const held = `/v1/escrow/${body.holds[0]!.id}`;
+      const until = (await at.call<{ aside_until: string }>(200, `PUT ${held}/aside`, approver, {})).body.aside_until;
+      made.push({ node, at, tenant, revoked, evaluate, receiver, read: { line: `GET ${held}`, approver, until } });
     }
     const readiness = async (at: TestServer) => {
       const answer = await fetch(`${at.url}/readyz`);
       return [answer.status, await answer.json()];
     };
     await cluster.kill(0);
-    for (const { node, at, tenant, revoked, evaluate } of made) {
+    for (const { node, at, tenant, revoked, evaluate, receiver, read } of made) {
+      const { body } = await at.call(200, read.line, read.approver);
+      expect(body).toMatchObject({ status: 'held', aside_until: read.until });
       expect(await ingest(at, tenant, 'without a coordinator')).toEqual(ok);
+      // a hold ends by its time, the chain is signed, both are told, and a letter leaves: none of it needs the coordinator
+      expect(await evaluate('wire')).toBe('escrow');
+      const letter = { to: 'a@example.com', subject: 'a letter', text: 'a letter', html: '' };
+      await at.core.db.transactionNear(tenant.id, (em) =>
+        at.core.mailQueue.queue(em, tenant.id, letter, new Date(at.clock.now() + 60_000)),
+      );
+      await lookingFor('here', () => at.core.checkpoints.take(tenant.id, 'forensics'));
+      const told = () => new Set(receiver.received.map(({ json }) => json.event));
+      await eventually(async () => told()).toEqual(new Set(['escrow.expired', 'forensics.checkpoint']));
+      const letters = 'select from mail_message where tenant_id = $1';
+      await eventually(() => cluster.query(letters, [tenant.id], node)).toEqual([]);
+      await receiver.stop();
       for (let n = 0; n < 3; n++) expect(await evaluate('read')).toBe('allow');
       expect(await evaluate('read')).toBe('rate_limited');
       expect(await evaluate('write')).toBe('deny');
@@ -399,6 +426,9 @@ describe.skipIf(absent !== undefined)('Citus', () => {
         { status: 'degraded', reason: 'coordinator: the database does not answer' },
       ]);
       await at.call(503, 'POST /v1/agent-keys', tenant.admin, BODIES['POST /v1/agent-keys']);
+      const { text: metrics } = await at.call(200, 'GET /metrics', {});
+      expect(metrics).toContain('svc_citus_server_answers{server="coordinator"} 0');
+      expect(metrics).toContain('svc_citus_server_answers{server="node"} 1');
       // by a process that reaches the coordinator, when it is this one alone that does not
       const revoke = 'update agent_key set revoked_at = now() where tenant_id = $1 and agent_id = $2';
       await cluster.query(revoke, [tenant.id, 'agent-2'], node);
@@ -438,6 +468,71 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       const { body } = await server.call(200, 'GET /v1/forensics/verify', tenant.admin);
       expect(body).toMatchObject({ verified: true, linear: true });
     }
+  }, 120_000);
+
+  test('a node that hangs keeps its own tenants waiting for some seconds and no others, and then goes on', async () => {
+    const on = await onNodes();
+    const [hung, other] = [on.get(1)!, on.get(2)!];
+    const agent = await hung.agent('agent-1', 'clerk');
+    await deploy(server, hung.admin, 'guard', GUARD);
+    const receiver = await Receiver.start(204);
+    const subscription = await subscribe(receiver, other);
+    // the node came back a moment ago
+    await eventually(() => ingest(server, hung, 'before')).toEqual(ok);
+    expect(await ingest(second, other, 'before')).toEqual(ok);
+    let hangs = true;
+    let longest = 0;
+    const load = (async () => {
+      for (let n = 0; hangs; n++) {
+        const asked = performance.now();
+        expect(await ingest(second, other, `meanwhile-${n}`)).toEqual(ok);
+        longest = Math.max(longest, performance.now() - asked);
+      }
+    })();
+    cluster.hang(1);
+    const began = performance.now();
+    const asked = [
+      ['POST', '/v1/events/ingest', hung.admin.key, { events: [event({ event_id: 'meanwhile' })] }],
+      ['POST', '/v1/evaluate', agent.key, { action_type: 'tool_call', tool_name: 'read' }],
+      ['GET', '/v1/policies', hung.admin.key],
+      ['GET', '/v1/escrow', hung.admin.key],
+      ['PATCH', '/v1/settings', hung.admin.key, { poll_seconds: 9 }],
+    ] as const;
+    const refusals = Promise.all(
+      asked.map(async ([method, path, key, body]) => {
+        const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };
+        const signal = AbortSignal.timeout(30_000);
+        const sent = { method, headers, signal, ...(body && { body: JSON.stringify(body) }) };
+        const answer = await fetch(server.url + path, sent).catch(() => undefined);
+        return [path, answer?.status, answer?.headers.has('retry-after')];
+      }),
+    );
+    let waited = 0;
+    try {
+      await tell(other, subscription.id, 'meanwhile');
+      await eventually(async () => receiver.received.map(({ json }) => json.message)).toEqual(['meanwhile']);
+      expect(await refusals).toEqual(asked.map(([, path]) => [path, 503, true]));
+      waited = performance.now() - began;
+      hangs = false;
+      await load;
+    } finally {
+      hangs = false;
+      cluster.resume(1);
+    }
+    await receiver.stop();
+    await eventually(() => ingest(server, hung, 'meanwhile')).toEqual(ok);
+    console.log(
+      `a node hung: its tenants were answered within ${Math.round(waited)} ms, others within ${Math.round(longest)} ms`,
+    );
+    expect(waited).toBeLessThan(15_000);
+    expect(longest).toBeLessThan(1500);
+    const [stored] = await cluster.query<{ times: number }>(
+      `select count(*)::int as times from forensic_record where tenant_id = $1 and event_id = 'meanwhile'`,
+      [hung.id],
+    );
+    expect(stored).toEqual({ times: 1 });
+    const { body } = await server.call(200, 'GET /v1/forensics/verify', hung.admin);
+    expect(body).toMatchObject({ verified: true, linear: true });
   }, 120_000);
 });
 

@@ -278,7 +278,7 @@ describe.skipIf(noPgBouncer)('with PgBouncer in front of the database', () => {
     });
 
     test('many requests of tenants and jobs at once each see their own', async () => {
-      const works = Array.from({ length: 200 }, async (_, n) => {
+      const works = Array.from({ length: 80 }, async (_, n) => {
         const tenantId = n % 3 === 0 ? 'a' : 'b';
         if (n % 7 === 0) {
           const { rows } = await db.owner.query<{ role: string; n: number }>(

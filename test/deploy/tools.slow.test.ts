@@ -61,20 +61,27 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
     expect(named('NetworkPolicy', 'outside').spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
   }, 60_000);
 
-  test('the overlay for Citus is that for high availability, with web beside the nodes; all else reaches the coordinator alone', () => {
+  test('the overlay for Citus is that for high availability, with web and worker beside the nodes; all else reaches the coordinator alone', () => {
     const [ha, citus] = [build('overlays/ha'), build('overlays/citus')];
     const name = ({ kind, metadata }: { kind: string; metadata: { name: string } }) => `${kind} ${metadata.name}`;
     const changed = citus.filter((one) => !ha.some((before) => JSON.stringify(before) === JSON.stringify(one)));
-    expect(changed.map(name)).toEqual(['StatefulSet web', 'NetworkPolicy nodes', 'NetworkPolicy stores']);
+    expect(changed.map(name)).toEqual([
+      'StatefulSet web',
+      'StatefulSet worker',
+      'NetworkPolicy nodes',
+      'NetworkPolicy stores',
+    ]);
     expect(citus.map(name).filter((one) => one !== 'NetworkPolicy nodes')).toEqual(ha.map(name));
 
-    const [web, nodes, stores] = changed;
-    const { env, volumeMounts } = web.spec.template.spec.containers[0];
-    const file = env.find((one: { name: string }) => one.name === 'DATABASE_NODE_URL_FILE').value;
-    expect(file).toBe(`${volumeMounts[0].mountPath}/database-node-url-$(POD_NAME)`);
-    // what a value names stands before it
-    const names = env.map((one: { name: string }) => one.name);
-    expect(names.indexOf('POD_NAME')).toBeLessThan(names.indexOf('DATABASE_NODE_URL_FILE'));
+    const [web, worker, nodes, stores] = changed;
+    for (const one of [web, worker]) {
+      const { env, volumeMounts } = one.spec.template.spec.containers[0];
+      const file = env.find((one: { name: string }) => one.name === 'DATABASE_NODE_URL_FILE').value;
+      expect(file).toBe(`${volumeMounts[0].mountPath}/database-node-url-$(POD_NAME)`);
+      // what a value names stands before it
+      const names = env.map((one: { name: string }) => one.name);
+      expect(names.indexOf('POD_NAME')).toBeLessThan(names.indexOf('DATABASE_NODE_URL_FILE'));
+    }
 
     const databases = ({ spec }: { spec: { egress: { to: object[] }[] } }) =>
       spec.egress.filter((rule) => JSON.stringify(rule).includes('5432')).map(({ to }) => to);
@@ -88,7 +95,7 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
     ];
     expect(databases(stores)).toEqual(reaching('agent-governance/coordinator'));
     expect(databases(nodes)).toEqual(reaching('agent-governance/node'));
-    expect(nodes.spec.podSelector).toEqual({ matchLabels: { 'app.kubernetes.io/component': 'web' } });
+    expect(nodes.spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
   }, 60_000);
 });
 

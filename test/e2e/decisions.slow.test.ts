@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { deploy, event, GUARD } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate } from './act.ts';
 
@@ -17,9 +17,7 @@ describeInBrowser('the stream of decisions', () => {
       });
     await ingest(...Array.from({ length: 100 }, (_, n) => `tool-${n}`));
     const { page, open } = await browser.visitor(await tenant.person('viewer'));
-    const readOn = page.waitForResponse((answer) => decodeURIComponent(answer.url()).includes('"order":"asc"'));
     await open('/decisions');
-    await readOn;
     const tools = page.getByRole('button', { name: /: Allowed, details/ });
     await page.getByRole('button', { name: 'tool-99: Allowed, details' }).waitFor();
     await ingest('one-more');
@@ -115,5 +113,60 @@ describeInBrowser('the stream of decisions', () => {
     await visitor.assertAccessible();
     await visitor.open('/decisions?session_id=other');
     await page.getByText('None. Policies decide').waitFor();
+  });
+
+  test('tells a session as a story, which a decision leads to, and keeps apart who else uses its id', async () => {
+    const tenant = await server.tenant();
+    await deploy(
+      server,
+      tenant.admin,
+      'desk',
+      `@id("look") permit(principal, action, resource == Tool::"look");
+       @id("refund") @escrow("single") permit(principal, action, resource == Tool::"refund");`,
+    );
+    const approver = await tenant.person('approver');
+    const agents = [await tenant.agent('bot', 'clerk'), await tenant.agent('mallory', 'clerk')] as const;
+    const ask = async (agent: (typeof agents)[number], tool_name: string, more: object = {}) =>
+      (
+        await server.call<{ event_id: string; escrow?: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+          ...{ action_type: 'tool_call', tool_name, session_id: 'case/4471 <b>?', ...more },
+        })
+      ).body;
+    const refund = { arguments: { amount: 900 }, estimated_value: 900, value_currency: 'EUR' };
+    const { event_id } = await ask(agents[0], 'look');
+    const { escrow } = await ask(agents[0], 'refund', refund);
+    const vote = { decision: 'approve', reason: 'fine \u202ereally' };
+    await server.call(200, `POST /v1/escrow/${escrow!.id}/vote`, approver, vote);
+    await ask(agents[0], 'refund', { ...refund, resume: true });
+    await ask(agents[0], 'erase');
+    await ask(agents[1], 'erase');
+    const visitor = await browser.visitor(await tenant.person('viewer'));
+    const { page } = visitor;
+    await visitor.open(`/decisions/${event_id}`);
+    await page.getByRole('link', { name: 'case/4471 <b>?' }).last().click();
+    await page.getByRole('heading', { name: 'Session case/4471 <b>?' }).waitFor();
+    const told = page.getByRole('list', { name: 'What happened, in its order' }).getByRole('listitem');
+    await told.getByText('Consumed').waitFor();
+    const lines = (await told.allInnerTexts()).map((line) => line.replaceAll(/\s+/g, ' '));
+    const order = [
+      /Allowed look/,
+      /Held refund.*stated value €900/,
+      /approved the hold.*U\+202E/,
+      /Released/,
+      /Consumed/,
+    ];
+    expect(lines).toEqual([...order, /Allowed refund/, /Denied erase/].map((line) => expect.stringMatching(line)));
+    expect(lines[4]).toContain('€900.00 used in this session by then');
+    await page.getByText('Other agents name this session too').waitFor();
+    await visitor.assertAccessible();
+    await look(page, 'session');
+    await page.getByRole('button', { name: 'Denied (1)' }).click();
+    await expect.poll(() => told.count()).toBe(1);
+    expect(new URL(page.url()).searchParams.get('decision')).toBe('deny');
+    await page.getByRole('link', { name: 'mallory' }).click();
+    await page.getByRole('button', { name: 'Everything (1)' }).waitFor();
+    await page.getByRole('link', { name: 'All decisions of it' }).click();
+    await page.getByRole('button', { name: 'erase: Denied, details' }).waitFor();
+    expect(await page.getByRole('button', { name: /: Denied, details|: Allowed, details/ }).count()).toBe(1);
   });
 });

@@ -114,7 +114,20 @@ describeInBrowser('evidence', () => {
     await page.emulateMedia({ media: 'screen' });
 
     await open('/forensics');
-    await page.getByRole('link', { name: 'A complaintU+202E', exact: true }).click();
+    // any page is printed light and without what only a screen has
+    const made = page.getByRole('link', { name: 'A complaintU+202E', exact: true });
+    await made.waitFor();
+    const schemeOf = () => page.evaluate('getComputedStyle(document.documentElement).colorScheme');
+    await page.emulateMedia({ colorScheme: 'dark' });
+    await expect.poll(schemeOf).toBe('dark');
+    await page.emulateMedia({ media: 'print', colorScheme: 'dark' });
+    await page.evaluate("dispatchEvent(new Event('beforeprint'))");
+    expect(await schemeOf()).toBe('light');
+    await page.getByRole('navigation').first().waitFor({ state: 'hidden' });
+    await page.evaluate("dispatchEvent(new Event('afterprint'))");
+    expect(await schemeOf()).toBe('dark');
+    await page.emulateMedia({ media: 'screen', colorScheme: 'light' });
+    await made.click();
     await page.getByRole('heading', { name: 'A complaintU+202E' }).waitFor();
   });
 

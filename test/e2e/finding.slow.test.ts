@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { deploy, event, GUARD } from '../helpers/api.ts';
@@ -113,6 +114,55 @@ describeInBrowser('finding decisions', () => {
     await page.getByRole('region', { name: 'Tool server' }).getByRole('button', { name: 'bank 2' }).click();
     await page.waitForURL((url) => !url.search.includes('tool_server'));
 
+    // without a value, by keyboard alone; the sentence that says so turns around, and goes
+    const usual = page.getByRole('region', { name: 'Agent' }).getByRole('button', { name: /^clerk-bot/ });
+    await usual.focus();
+    await page.keyboard.press('Tab');
+    await page.keyboard.press('Enter');
+    await page.waitForURL(/not_agent_id=.*clerk-bot/);
+    await page.getByText(/^2 of [\d,]+ decisions/).waitFor();
+    await wire.waitFor();
+    const used = page.getByRole('list', { name: 'Filters in use' }).getByRole('listitem');
+    expect(await used.allTextContents()).toEqual(['Agent: not clerk-bot']);
+    await viewer.assertAccessible();
+    await look(page, 'decisions-left-out');
+    await page.reload();
+    await wire.waitFor();
+    await used.getByRole('button', { name: 'Show only these' }).click();
+    await page.waitForURL((url) => /[?&]agent_id=clerk-bot/.test(url.search) && !url.search.includes('not_'));
+    expect(await used.allTextContents()).toEqual(['Agent: clerk-bot']);
+    await used.getByRole('button', { name: 'Leave these out' }).click();
+    await page.waitForURL(/not_agent_id/);
+
+    // what is left, by a field and by two, and each group leads to its decisions
+    await page.getByLabel('Group by').selectOption('Tool');
+    const groups = page.getByRole('table', { name: 'Decisions by Tool' });
+    await groups.getByRole('row', { name: /^Wire_back 1 50% Denied 100%/ }).waitFor();
+    await page.getByLabel('And by').selectOption('Tool server');
+    await page.getByRole('table', { name: 'Decisions by Tool and Tool server' }).getByText('bank').first().waitFor();
+    await page.getByText('All decisions that match are counted.').waitFor();
+    await viewer.assertAccessible();
+    await look(page, 'decisions-grouped');
+    await page.reload();
+    await page.getByRole('link', { name: 'Wire_back' }).click();
+    await page.waitForURL(/tool_name=Wire_back/);
+    await page.getByRole('button', { name: /^Wire_back: Denied/ }).waitFor();
+    expect(new URL(page.url()).search).toMatch(/not_agent_id.*tool_server=bank|tool_server=bank.*not_agent_id/);
+
+    // and as a file
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('link', { name: 'Download CSV' }).click(),
+    ]);
+    expect(download.suggestedFilename()).toBe(`decisions-${tenant.id}.csv`);
+    expect(
+      readFileSync(await download.path(), 'utf8')
+        .trim()
+        .split('\r\n'),
+    ).toHaveLength(2);
+    await page.getByRole('button', { name: 'Clear', exact: true }).click();
+    await page.waitForURL((url) => url.search === '');
+
     // by how a name begins, in capitals or not, with suggestions
     const tool = page.getByRole('combobox', { name: 'Tool' });
     await tool.fill('WIRE');
@@ -123,6 +173,16 @@ describeInBrowser('finding decisions', () => {
     await expect.poll(() => page.locator('datalist option[value="Wire_back"]').count()).toBe(1);
 
     // saved under a name, and there again after a reload; another person has their own
+    await page.getByRole('button', { name: 'Save these filters' }).click();
+    await used.getByRole('button', { name: 'Leave these out' }).click();
+    await page.getByText('Tool does not begin with “WIR”').waitFor();
+    await page.getByRole('textbox', { name: 'Name of these filters' }).fill('Others');
+    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'Forget “Others”' }).waitFor();
+    await viewer.open('/decisions');
+    await page.getByRole('combobox', { name: 'Saved filters' }).selectOption('Others');
+    await used.getByText('Tool does not begin with “WIR”').waitFor();
+    await used.getByRole('button', { name: 'Show only these' }).click();
     await page.getByRole('button', { name: 'Save these filters' }).click();
     await page.getByRole('textbox', { name: 'Name of these filters' }).fill('Wires');
     await page.keyboard.press('Enter');
@@ -330,6 +390,17 @@ describeInBrowser('finding decisions', () => {
     await page.keyboard.press('Enter');
     await page.getByRole('dialog', { name: 'Decision' }).getByText('desk#small permits it').waitFor();
     await page.keyboard.press('Escape');
+
+    // a hold by its tool and whose action it is; its id says nothing to anyone
+    const held = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+      ...{ action_type: 'payment', tool_name: 'wire', arguments: {} },
+    });
+    await go('wire', /Hold$/);
+    const hold = await options.filter({ hasText: /Hold$/ }).textContent();
+    expect(hold).toMatch(/^wireHeld, by desk-bot, (just now|\d+ \w+ ago)Hold$/);
+    expect(hold).not.toContain(held.body.escrow.id);
+    await page.keyboard.press('Escape');
+    await dialog.waitFor({ state: 'detached' });
 
     await go('foren', /Page/);
     await page.keyboard.press('Enter');

@@ -103,7 +103,7 @@ const LOOK = `((root) => {
     const round = (n) => Math.round(n * 2) / 2;
     const beside = element.closest('.page-head, .hold-standing, .hold-vote, .hold-votes') !== null;
     // a time goes on by itself; the cell that it stands in does not move
-    if (element.tagName === 'TIME') continue;
+    if (element.closest('time') !== null) continue;
     seen.push({ tag: element.tagName + '.' + element.className, text, x: round(box.x - from.x), width: round(box.width),
       y: round(box.y - from.y), height: round(box.height), beside });
   }
@@ -144,8 +144,10 @@ describeInBrowser('a text of an agent', () => {
     await visitor.page.locator('main time').first().waitFor({ state: 'attached' });
     // beside the list on a wide screen, and on its own page
     const wide = Number(await visitor.page.evaluate('innerWidth')) > 1200;
-    if (path.startsWith('/approvals/') || (wide && path !== '/'))
+    if (path.startsWith('/approvals/') || (wide && path !== '/')) {
       await visitor.page.getByText('Approve: This').waitFor();
+      await visitor.page.getByText('Similar holds: ').waitFor();
+    }
     // what else is on the overview changes by itself
     return look(visitor.page, path === '/' ? 'main .lines' : 'main');
   }

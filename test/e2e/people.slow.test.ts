@@ -35,7 +35,7 @@ describeInBrowser('people', () => {
     await page.getByText('Check your email').waitFor();
     await mailsSent(server);
     await page.goto(mailsTo(server, 'lin@meridian.test').at(-1)!.link);
-    await page.getByRole('heading', { name: 'Proxies' }).waitFor();
+    await page.getByRole('heading', { name: 'Proxies', exact: true }).waitFor();
   });
 
   test('an admin sets up single sign-on, and a member of the domain signs in through it', async () => {

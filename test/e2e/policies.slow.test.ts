@@ -42,9 +42,26 @@ describeInBrowser('a policy', () => {
     await page.getByText('no problems').waitFor();
     await page.getByRole('textbox', { name: 'Agent role' }).fill('clerk');
     await page.getByRole('textbox', { name: 'Tool' }).fill('read');
+    // it is decided while both are written, and traced rule by rule
+    await page.getByText('this text changes it').waitFor();
+    const traced = page.getByRole('region', { name: 'Rule by rule' });
+    await traced.getByRole('button', { name: 'reading#0, line 1' }).waitFor();
+    const rule = 'permit(principal in AgentRole::"clerk", action, resource == Tool::"read")';
+    await write(author, `${rule} when { context.num.hasTag("amount") && !context.num.hasTag("limit") };`);
+    await page.getByRole('textbox', { name: 'Arguments' }).fill('{ "amount": 1 }');
+    await traced.getByText('(true) context.num.hasTag("amount")').waitFor();
+    await page.getByRole('textbox', { name: 'Arguments' }).fill('{ "limit": 1 }');
+    await traced.getByText('(false) context.num.hasTag("amount")').waitFor();
+    await traced.getByText('(not asked)').waitFor();
+    await author.assertAccessible();
+    await look(page, 'traced');
+    await page.getByRole('textbox', { name: 'Agent role' }).fill('boss');
+    await traced.getByText('does not apply: another agent').waitFor();
+    await page.getByRole('textbox', { name: 'Agent role' }).fill('clerk');
+    await write(author, `${rule};`);
+    await page.getByText('no problems').waitFor();
     await page.getByRole('button', { name: 'Try this request' }).click();
     await page.getByText('this text changes it').waitFor();
-    await page.getByRole('button', { name: 'reading#0, line 1' }).waitFor();
     await page.getByRole('button', { name: 'Create draft' }).click();
     await page.getByRole('button', { name: 'Submit for review' }).click();
     await page.getByLabel('Note for the reviewer').fill('clerks read');
@@ -355,6 +372,46 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     const late = own.page.getByRole('article', { name: 'Suggestion for line 2' });
     await late.getByText('The line has changed since').first().waitFor();
     expect(await late.getByRole('button', { name: 'Apply' }).first().isDisabled()).toBe(true);
+
+    // of several lines, by keyboard and by dragging, kept until they are sent
+    await page.getByRole('button', { name: 'Review version 5' }).click();
+    const lines = page.getByRole('region', { name: 'version 1 → version 5' });
+    await lines.waitFor();
+    await page.getByRole('button', { name: 'Comment on line 1 of the text' }).focus();
+    await page.keyboard.press('Shift+ArrowDown');
+    await page.getByText('lines 1 to 2 chosen').waitFor();
+    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'Suggest a change' }).click();
+    await page.getByRole('textbox', { name: 'Suggested in place of the lines' }).fill(reads('get'));
+    await lines.getByRole('button', { name: 'Start a review' }).click();
+    const mine = page.getByRole('article', { name: 'Your pending comment' });
+    await mine.getByRole('article', { name: 'Suggestion for lines 1 to 2' }).waitFor();
+    const number = (line: number) => page.locator(`[data-is="${line}"] .review-number`).last();
+    await number(2).hover();
+    await page.mouse.down();
+    await number(1).hover();
+    await page.mouse.up();
+    await page.getByRole('textbox', { name: 'Comment on lines 1 to 2' }).fill('<b>Two</b> for one.');
+    await lines.getByRole('button', { name: 'Add to your review' }).click();
+    await page.getByText('You have 2 pending comments').waitFor();
+    await reviewer.assertAccessible();
+    await look(page, 'review-pending');
+    await page.reload();
+    const dragged = mine.filter({ hasText: '<b>Two</b> for one.' });
+    await dragged.getByRole('button', { name: 'Edit' }).click();
+    await page.getByRole('textbox', { name: 'Your comment' }).fill('One is enough.');
+    await page.getByRole('button', { name: 'Save', exact: true }).click();
+    await mine.getByText('One is enough.').waitFor();
+    await own.page.reload();
+    await own.page.getByRole('region', { name: 'version 1 → version 5' }).waitFor();
+    expect(await own.page.getByText('One is enough.').count()).toBe(0);
+    await page.getByRole('button', { name: 'Send the comments' }).click();
+    await page.getByRole('dialog').getByRole('button', { name: 'Send' }).click();
+    await own.page.getByText('One is enough.').first().waitFor();
+    const both = own.page.getByRole('article', { name: 'Suggestion for lines 1 to 2' }).first();
+    await both.getByRole('button', { name: 'Apply' }).click();
+    await own.page.getByText('Version 6 saved').waitFor();
+    expect(await stands()).toMatchObject({ version: 6, dsl_source: reads('get') });
   });
 
   test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {

@@ -252,6 +252,8 @@ const SCREENS: Record<string, Screen> = {
   'other-organization': { path: '/other-organization?next=%2Fapprovals%3Ftenant%3Dnordwind' },
   'hold-printed': { path: (demo) => `/approvals/${demo.hold}`, who: 'aisha', paper: true },
   'decision-printed': { path: (demo) => `/decisions/${demo.denied}`, paper: true },
+  'overview-printed': { path: '/', paper: true },
+  'audit-printed': { path: '/audit', paper: true },
   'package-printed': { path: (demo) => `/forensics/packages/${demo.evidence}`, paper: true },
 };
 
@@ -301,7 +303,11 @@ describeInBrowser('pictures of', () => {
         // of a long list its beginning says enough
         const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
         if (whole > size.height && whole < 1700) await page.setViewportSize({ ...size, height: whole });
-        if (screen.paper) await page.emulateMedia({ media: 'print', colorScheme });
+        if (screen.paper) {
+          await page.emulateMedia({ media: 'print', colorScheme });
+          // a browser that prints says so first, and a screen that is dark becomes light
+          await page.evaluate("dispatchEvent(new Event('beforeprint'))");
+        }
         await page.screenshot({ path: path.join(directory, `${name}-${view}.png`) });
         await page.emulateMedia({ media: 'screen', colorScheme, reducedMotion: 'reduce' });
         // in both color schemes

@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 import { Webhook } from 'standardwebhooks';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -51,6 +51,35 @@ describeInBrowser('subscriptions', () => {
     await page.getByText('"svc.test"').first().waitFor();
     await assertAccessible();
 
+    // what each event looks like, and an example of it that is sent there as a test
+    const examples = page.getByRole('region', { name: 'Examples' });
+    await examples.getByLabel('Event').selectOption('escrow.created');
+    await examples.getByRole('region', { name: 'example body' }).getByText('"escrow_id": "example-escrow"').waitFor();
+    await examples.getByRole('button', { name: 'Send this example' }).click();
+    const listed = page.getByRole('row').filter({ hasText: 'escrow.created' });
+    await listed.getByText('delivered').waitFor();
+    await listed.getByText('test', { exact: true }).waitFor();
+    const got = receiver.received.at(-1)!;
+    expect(new Webhook(secret).verify(got.body, got.headers as Record<string, string>)).toMatchObject({ test: true });
+    await assertAccessible();
+
+    // the chart leads to the deliveries of a part of the time
+    const chart = page.getByRole('region', { name: 'Attempts' });
+    await chart.getByText(/^1 attempt/).waitFor({ timeout: 40_000 });
+    await look(page, 'subscription');
+    await chart.locator('.histogram-bar[title*="Delivered at once: 1"]').click();
+    await page.waitForURL(/since=.*until=/);
+    await listed.waitFor();
+    await chart.locator('figure:not([aria-busy])').waitFor();
+    await page.getByRole('slider').focus();
+    // the delivery stands in the other half of the hour
+    const far = new Date().getUTCMinutes() < 30 ? 'End' : 'Home';
+    for (const key of [far, 'Enter']) await page.keyboard.press(key);
+    await page.getByText('No deliveries match the filters').waitFor();
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await listed.waitFor();
+    await assertAccessible();
+
     receiver.behavior = 403;
     await page.getByRole('button', { name: 'Send a test' }).click();
     await page.getByText('Test not delivered: refused: not allowed (401 or 403)').waitFor();
@@ -77,6 +106,18 @@ describeInBrowser('subscriptions', () => {
     receiver.behavior = 200;
     await row.getByRole('button', { name: 'Send again' }).click();
     await row.getByText('delivered').waitFor();
+
+    // on a phone the filters are folded away, and what is set stays in sight
+    const size = page.viewportSize()!;
+    await page.setViewportSize({ width: 390, height: 844 });
+    await page.getByRole('button', { name: 'Filters', exact: true }).click();
+    await page.getByRole('combobox', { name: 'State' }).selectOption('failed');
+    await page.getByText('No deliveries match the filters').waitFor();
+    await page.getByRole('button', { name: 'Filters (1)' }).click();
+    await page.getByRole('combobox', { name: 'State' }).waitFor({ state: 'hidden' });
+    await page.getByRole('button', { name: /^State: failed/ }).click();
+    await row.getByText('delivered').waitFor();
+    await page.setViewportSize(size);
 
     // a page of its own: each attempt with what was sent and answered, what it is about, and where it stands
     await row.getByRole('link', { name: 'policy.created: details' }).click();

@@ -78,6 +78,8 @@ describeInBrowser('tools', () => {
     const reasons = page.getByRole('list', { name: 'What is different' });
     await reasons.getByText('characters that cannot be seen').first().waitFor();
     await reasons.getByText('a text names a new address').waitFor();
+    await reasons.getByText('in the description').first().waitFor();
+    expect(await reasons.innerText()).not.toContain('/description');
     // nothing of the text is markup, and nothing of it is invisible
     const shown = await page.locator('main').innerText();
     expect(shown).toContain('⟦U+202E⟧⟦U+200B⟧ <img src=x onerror=alert(1)>');

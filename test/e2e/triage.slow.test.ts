@@ -174,6 +174,77 @@ describeInBrowser('the inbox of an approver', () => {
     await page.getByText('1 hold set aside by you').waitFor();
   });
 
+  test('several holds are rejected with one reason, each by a vote of its own, and what fails is named', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const ids: string[] = [];
+    for (const [n, tool] of ['first', 'second', 'third', 'fourth'].entries()) ids.push(await hold(proxy, tool, 60 + n));
+    const who = await tenant.person('approver');
+    // one that this person has voted on already
+    const two = await hold(proxy, 'voted', 90, { hold_type: 'multi_party', required_approvals: 2 });
+    await server.call(200, `POST /v1/escrow/${two}/vote`, who, { decision: 'approve', reason: 'fine' });
+    const visitor = await browser.visitor(who);
+    const { page, open } = visitor;
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    const selected = page.getByRole('group', { name: 'Selected holds' });
+    const boxes = page.getByRole('checkbox');
+    const states = () => Promise.all([...ids, two].map((id) => status(tenant, id)));
+    await open('/approvals');
+    await chosen.getByRole('heading', { name: 'first (tool_call)' }).waitFor();
+    await page.keyboard.press('x');
+    await selected.getByText('1 selected').waitFor();
+    await page.keyboard.press('J');
+    await selected.getByText('2 selected').waitFor();
+    await page.keyboard.press('x');
+    await selected.getByText('1 selected').waitFor();
+    // a click with Shift takes in all between
+    await boxes.nth(0).click();
+    await boxes.nth(0).click();
+    await boxes.nth(2).click({ modifiers: ['Shift'] });
+    await selected.getByText('3 selected').waitFor();
+    await selected.getByRole('button', { name: 'Select all 5' }).click();
+    await boxes.nth(3).click();
+    await selected.getByText('4 selected').waitFor();
+    await visitor.assertAccessible();
+    await look(page, 'inbox-selected');
+    await selected.getByRole('button', { name: 'Reject together…' }).click();
+    const dialog = page.getByRole('dialog', { name: 'Reject these actions?' });
+    await dialog.getByText('Your vote ends each of these 3 holds').waitFor();
+    await dialog.getByText('1 hold will stay as it is').waitFor();
+    await dialog.getByText('third (tool_call)').waitFor();
+    expect(await dialog.getByText('fourth (tool_call)').count()).toBe(0);
+    await visitor.assertAccessible();
+    await look(page, 'inbox-reject-together');
+    // somebody else was faster with one of them
+    visitor.expectFault(/409/);
+    const other = await tenant.person('approver');
+    await server.call(200, `POST /v1/escrow/${ids[1]}/vote`, other, { decision: 'approve', reason: 'mine' });
+    await dialog.getByLabel('Reason for all of them').fill('asked twice');
+    await dialog.getByRole('button', { name: 'Reject 3' }).click();
+    const rest = page.getByRole('dialog', { name: 'Not everything was done' });
+    await rest.getByText('second (tool_call)').waitFor();
+    expect(await rest.getByRole('listitem').count()).toBe(1);
+    expect(await states()).toEqual(['rejected', 'released', 'rejected', 'held', 'held']);
+    const { body } = await server.call<{ records: { action: string; target: { id: string }; reason?: string }[] }>(
+      200,
+      'GET /v1/audit?action=escrow.rejected',
+      tenant.admin,
+    );
+    expect(body.records.map(({ target, reason }) => [target.id, reason]).sort()).toEqual(
+      [ids[0], ids[2]].map((id) => [id, 'asked twice']).sort(),
+    );
+    await page.keyboard.press('Escape');
+    await rest.waitFor({ state: 'detached' });
+    // together aside, and back
+    await boxes.first().click();
+    await selected.getByRole('button', { name: 'Set aside for an hour' }).click();
+    await page.getByText('1 hold set aside by you').waitFor();
+    await page.getByRole('button', { name: 'Show', exact: true }).click();
+    await boxes.first().click();
+    await selected.getByRole('button', { name: 'Put back' }).click();
+    await page.getByText('Nothing is set aside by you').waitFor();
+  });
+
   test('is walked with j and k, and no key does anything while somebody types', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');

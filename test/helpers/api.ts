@@ -46,9 +46,13 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
 export function queryOf(path: string): string {
   const needed: Record<string, string> = {
     '/v1/session-facts': '?session_id=s',
+    '/v1/events/groups': '?by=tool_name',
     '/v1/find': '?q=guard',
     '/v1/escrow/groups': '?by=agent',
     '/v1/rules': '?agent_id=a',
+    '/v1/escrow/rejectable': '?ids=esc_none',
+    '/v1/subscriptions/{id}/example': '?event_type=escrow.created',
+    '/v1/agent-sessions/story': '?session_id=session-1',
   };
   return path.endsWith('/diff') ? '?from=1&to=2' : (needed[path] ?? '');
 }
@@ -132,6 +136,10 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'DELETE /v1/policies/{id}/simulation': { simulation_id: 'nothing-has-this-id' },
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'POST /v1/policies/{id}/comments/{comment_id}/resolve': { version: 1, resolved: true },
+  'POST /v1/policies/{id}/pending-comments': { version: 1, comment: 'why?' },
+  'PUT /v1/policies/{id}/pending-comments/{comment_id}': { comment: 'why not?' },
+  'DELETE /v1/policies/{id}/pending-comments/{comment_id}': {},
+  'POST /v1/policies/{id}/pending-comments/send': { version: 1, pending: ['cmt_none'] },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
   'POST /v1/policies/{id}/rollback': { target_version: 1, reason: 'it was better' },
@@ -200,6 +208,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'PUT /v1/subscriptions/{id}': { url: 'https://hooks.example.invalid/other', reason: 'it moved' },
   'DELETE /v1/subscriptions/{id}': { reason: 'no longer' },
   'POST /v1/subscriptions/{id}/test': {},
+  'POST /v1/subscriptions/{id}/example': { event_type: 'escrow.created' },
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver': {},
   'POST /v1/subscriptions/{id}/resend': { since: '2026-01-01T00:00:00Z' },
   'POST /v1/escrow/{id}/vote': { decision: 'approve', reason: 'as agreed' },

@@ -37,6 +37,16 @@ test('who alone shares them has them in the order of asking, and no more wait th
   expect(await settled(turns.take('one'))).toBeTypeOf('function');
 });
 
+test('nobody waits for longer than may be waited, and their place goes to the next one', async () => {
+  const turns = new Turns({ atOnce: 1, mostWaiting: 10, mostMs: 20 });
+  const first = (await turns.take('one'))!;
+  const second = turns.take('one');
+  expect(await second).toBeUndefined();
+  const third = turns.take('one');
+  first();
+  expect(await settled(third)).toBeTypeOf('function');
+});
+
 test('where all places are taken, who asks for the first time is not sent away by those who ask again and again', async () => {
   const turns = new Turns({ atOnce: 3, mostWaiting: 24 });
   let stopped = false;

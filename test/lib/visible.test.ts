@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { firstHidden, oneLine, pieces, visible } from '../../server/lib/visible.ts';
+import { firstHidden, oneLine, pieces, showsSomething, visible } from '../../server/lib/visible.ts';
 
 /** Texts of people who want to be misread: binary strings, mixed with what hides, turns, piles up and looks like a code. */
 const hostile = fc
@@ -72,6 +72,24 @@ describe('a visible text', () => {
       { text: '␇', code: true },
     ]);
   });
+});
+
+test('there is something to see where there is a character that shows, and not where there is none', () => {
+  for (const text of ['a', ' . ', '\u200bх', '審', '#\uFE0F\u20E3', '👍', '\u2800+'])
+    expect(showsSomething(text), text).toBe(true);
+  const blanks = [
+    '',
+    ' \t\n',
+    '\u00a0\u3000',
+    '\u200b\u202e\u2066',
+    '\u3164',
+    '\u115f\u1160',
+    '\uffa0',
+    '\u2800',
+    '\u0301',
+    '\u{e0041}',
+  ];
+  for (const text of blanks) expect(showsSomething(text), JSON.stringify(text)).toBe(false);
 });
 
 test('one line keeps its length and never half a code', () => {

@@ -44,7 +44,7 @@ class Model {
       case 'rollback': {
         const staysLive = this.status === 'deployed' && !approvalRequired;
         this.version += 1;
-        const writers = [actor, ...(event.type === 'update' && event.suggester ? [event.suggester] : [])];
+        const writers = [actor, ...(event.writers ?? [])];
         for (const one of writers) if (!this.authors.includes(one)) this.authors.push(one);
         this.submitter = null;
         if (staysLive) this.goLive();
@@ -127,11 +127,11 @@ const TYPES = [
   'break_glass',
   'comment',
 ] as const;
-const suggester = fc.option(actor, { nil: undefined });
-const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind, suggester });
+const writers = fc.option(fc.uniqueArray(actor, { maxLength: 2 }), { nil: undefined });
+const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind, writers });
 type Command = typeof command extends fc.Arbitrary<infer C> ? C : never;
 
-function eventOf({ type, actor, who, rules, behind, suggester }: Command, version: number): PolicyEvent {
+function eventOf({ type, actor, who, rules, behind, writers }: Command, version: number): PolicyEvent {
   const circumstances = { actor, ...who, ...rules };
   switch (type) {
     case 'approve':
@@ -140,7 +140,8 @@ function eventOf({ type, actor, who, rules, behind, suggester }: Command, versio
     case 'comment':
       return { type, version: version - behind, ...circumstances };
     case 'update':
-      return { type, suggester, ...circumstances };
+    case 'rollback':
+      return { type, writers, ...circumstances };
     default:
       return { type, ...circumstances };
   }
@@ -275,7 +276,7 @@ describe('the policy machine', () => {
         let [snapshot] = createPolicy('ann');
         for (const one of commands) {
           const asked = eventOf(
-            { ...one, actor: 'ann', suggester: undefined, rules: { approvalRequired: true, selfApproval: false } },
+            { ...one, actor: 'ann', writers: undefined, rules: { approvalRequired: true, selfApproval: false } },
             snapshot.context.version,
           );
           if (asked.type === 'break_glass' || policyRefusal(snapshot.value, snapshot.context, asked)) continue;
@@ -300,7 +301,7 @@ describe('the policy machine', () => {
     expect(send({ type: 'approve', version: 1, ...by('ben') })).toBeUndefined();
     // ann writes, cleo applies a line that dan suggested, eve only rolls back to what was before that
     send({ type: 'update', ...by('ann') });
-    send({ type: 'update', suggester: 'dan', ...by('cleo') });
+    send({ type: 'update', writers: ['dan'], ...by('cleo') });
     send({ type: 'rollback', ...by('eve') });
     send({ type: 'submit', ...by('fay') });
     for (const who of ['ann', 'cleo', 'dan', 'eve', 'fay']) {
@@ -316,6 +317,13 @@ describe('the policy machine', () => {
     send({ type: 'update', ...by('eve') });
     send({ type: 'submit', ...by('fay') });
     expect(send({ type: 'approve', version: 6, ...by('ann') })).toBeUndefined();
+    // but who wrote a draft that was never live is its author again when somebody goes back to it
+    send({ type: 'rollback', writers: ['ann', 'dan'], ...by('cleo') });
+    send({ type: 'submit', ...by('fay') });
+    for (const who of ['ann', 'dan', 'cleo']) {
+      expect(send({ type: 'approve', version: 7, ...by(who) }), who).toBe('SELF_APPROVAL');
+    }
+    expect(send({ type: 'approve', version: 7, ...by('ben') })).toBeUndefined();
   });
 
   test('forgets no author of a draft: one more than it can keep is refused until a version is live', () => {
@@ -330,7 +338,7 @@ describe('the policy machine', () => {
       expect(policyRefusal(policy.value, policy.context, more)?.code).toBe('INVALID_STATUS');
       expect(stepPolicy(policy, more)[0].context).toEqual(policy.context);
     }
-    const suggested: PolicyEvent = { type: 'update', actor: 'author 1', suggester: 'one more', ...rules };
+    const suggested: PolicyEvent = { type: 'update', actor: 'author 1', writers: ['one more'], ...rules };
     expect(policyRefusal(policy.value, policy.context, suggested)?.code).toBe('INVALID_STATUS');
     const known: PolicyEvent = { type: 'update', actor: 'author 0', ...rules };
     expect(policyRefusal(policy.value, policy.context, known)).toBeUndefined();
@@ -338,6 +346,13 @@ describe('the policy machine', () => {
     [policy] = stepPolicy(policy, { type: 'approve', version: MOST_AUTHORS, actor: 'one more', ...rules });
     expect(policy.value).toBe('deployed');
     expect(policyRefusal(policy.value, policy.context, suggested)).toBeUndefined();
+    // also of a live policy: who all wrote the version that it would go back to is too many
+    const writers = Array.from({ length: MOST_AUTHORS }, (_, n) => `author ${n}`);
+    for (const approvalRequired of [true, false]) {
+      const back: PolicyEvent = { type: 'rollback', actor: 'one more', writers, ...rules, approvalRequired };
+      expect(policyRefusal(policy.value, policy.context, back)?.code).toBe('INVALID_STATUS');
+      expect(stepPolicy(policy, back)[0].context).toEqual(policy.context);
+    }
   });
 
   test('no one approves what they submitted, nor does a key, for any author', () => {

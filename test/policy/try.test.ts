@@ -20,6 +20,12 @@ interface Tried {
   verdict?: Verdict;
   live?: Verdict;
   hits: { rule_id: string; line?: number }[];
+  detail?: string;
+  trace?: {
+    rules: { rule_id: string; conditions: { outcome: string }[] }[];
+    more: number;
+    unfit: object[];
+  };
 }
 
 const request = { agent_id: 'a', agent_role: 'clerk', action_type: 'tool_call', tool_name: 'pay' };
@@ -62,8 +68,51 @@ describe('a text that is tried', () => {
     });
   });
 
+  test('is traced rule by rule: what each condition was, where the engine failed, and which scope does not fit', async () => {
+    const dsl_source = [
+      '@id("a") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay")',
+      'when { context.num.hasTag("amount") && context.num.getTag("amount").lessThan(decimal("50.0")) };',
+      '@id("b") permit(principal in AgentRole::"boss", action, resource == Tool::"send");',
+      '@id("c") permit(principal, action, resource) when {',
+      '  context.str.hasTag("boom") && context.session.call_count + 9223372036854775807 > 0 && true };',
+    ].join('\n');
+    const ask = (more: object) => tryOut({ id: 'own', dsl_source, trace: true, request: { ...request, ...more } });
+    const outcomes = ({ trace }: Tried, id: string) =>
+      trace!.rules.find(({ rule_id }) => rule_id === id)?.conditions.map(({ outcome }) => outcome);
+
+    const over = await ask({ arguments: { amount: 60 } });
+    expect(over.trace!.unfit).toEqual([{ rule_id: 'own#b', line: 3, parts: ['principal', 'resource'] }]);
+    expect(outcomes(over, 'own#a')).toEqual(['true', 'false']);
+    expect(outcomes(over, 'own#c')).toEqual(['false', 'not_asked', 'not_asked']);
+    // the rules of other policies that are for it, too
+    const guard = over.trace!.rules.find(({ rule_id }) => rule_id === 'guard#1')!;
+    expect(guard).toMatchObject({ decided: true, matched: true });
+    expect(guard).not.toHaveProperty('line');
+
+    const failed = await ask({ arguments: { boom: 'x' }, session: { call_count: 1 } });
+    expect(failed.verdict).toMatchObject({ decision: 'deny', deny_reason: 'policy_error' });
+    expect(failed.detail).toContain('own#c');
+    expect(outcomes(failed, 'own#a')).toEqual(['false', 'not_asked']);
+    expect(outcomes(failed, 'own#c')).toEqual(['true', 'failed', 'not_asked']);
+    expect(failed.trace!.rules.find(({ rule_id }) => rule_id === 'own#a')).toMatchObject({ line: 1, matched: false });
+
+    // of what cannot be read nothing is said, and nothing without being asked
+    expect((await ask({ action_type: 'unknown' })).trace).toEqual({ rules: [], more: 0, unfit: [] });
+    expect(await tryOut({ dsl_source })).not.toHaveProperty('trace');
+  });
+
+  test('of many rules is traced within bounds', async () => {
+    const rule = (n: number) =>
+      `@id("r${n}") permit(principal, action, resource) when { context.risk_score.lessThan(decimal("0.${n}")) };`;
+    const dsl_source = Array.from({ length: 90 }, (_, n) => rule(n)).join('\n');
+    const { trace } = await tryOut({ id: 'own', dsl_source, trace: true });
+    expect(trace!.rules).toHaveLength(20);
+    expect(trace!.rules.length + trace!.more).toBeGreaterThanOrEqual(90);
+  });
+
   test('leaves no trace', async () => {
     const before = await fingerprint(server);
+    await tryOut({ dsl_source: '@rate("1/m") permit(principal, action, resource);', trace: true });
     await tryOut({ dsl_source: '@rate("1/m") permit(principal, action, resource);' });
     expect(changed(before, await fingerprint(server))).toEqual([]);
   });

@@ -293,3 +293,98 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
   // once more: it is no longer due
   expect((await storeOutcomes(db, outcomes)).slice(0, 2)).toEqual([false, true]);
 });
+
+test('an outcome is stored at the cost of one look-up where a burst follows a time in which nothing waited', async () => {
+  const tenant = await server.tenant();
+  const { owner, citus } = server.core.db;
+  const [lanes, events] = [20, 60];
+  const client = await owner.connect();
+  try {
+    await client.query('begin');
+    await client.query(
+      `insert into delivery_lane (tenant_id, id, fence, leased_until) select $1, 'lane_' || n, 7, now() from generate_series(1, $2) n`,
+      [tenant.id, lanes],
+    );
+    const queue = (kind: string, status: 'delivered' | 'retrying') =>
+      client.query(
+        `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
+           next_attempt_at, created_at)
+         select $1, 'lane_' || lane, 'oev_' || $2 || event, 'svc.test', $3, 1, '{}', 0,
+           case when $3 = 'retrying' then now() end, now()
+         from generate_series(1, $4) lane, generate_series(1, $5) event`,
+        [tenant.id, kind, status, lanes, events],
+      );
+    await queue('before', 'delivered');
+    // what PostgreSQL counts from now on knows of none that waits
+    await client.query('analyze delivery');
+    await queue('burst', 'retrying');
+    const plans: Plan[] = [];
+    const explained = {
+      query: async (text: string, values: unknown[]) => {
+        const { rows } = await client.query(`explain (analyze, format json) ${text}`, values);
+        plans.push((rows as { 'QUERY PLAN': [{ Plan: Plan }] }[])[0]!['QUERY PLAN'][0].Plan);
+        return { rows: [] };
+      },
+    };
+    const at = new Date(server.clock.now());
+    const outcomes = Array.from({ length: lanes }, (_, n) => ({
+      ...{ tenant_id: tenant.id, lane_id: `lane_${n + 1}`, fence: 7, event_id: 'oev_burst1', attempted_at: at },
+      ...{ status: 'delivered', result: 'DELIVERED', http_status: 200, failure_reason: null },
+      machine_context: { startedAt: 1, attempts: 1, failures: 0, nextAt: null },
+      ...{ failing_since: null, gone_since: null, duration_ms: 3, sent: '\\x0102', answer: null },
+    }));
+    await storeOutcomes({ nearOf: () => explained, citus } as never, outcomes);
+    const nodes = (plan: Plan): Plan[] => [plan, ...(plan.Plans ?? []).flatMap(nodes)];
+    const scans = plans.flatMap(nodes).filter((node) => node['Relation Name'] === 'delivery' && 'Index Name' in node);
+    expect(scans).toHaveLength(1);
+    const [scan] = scans as [Plan];
+    expect(scan['Actual Loops']).toBe(lanes);
+    expect(scan['Actual Rows']).toBe(1);
+    expect(scan['Rows Removed by Filter'] ?? 0).toBe(0);
+  } finally {
+    await client.query('rollback');
+    client.release();
+  }
+});
+
+interface Plan {
+  'Relation Name'?: string;
+  'Index Name'?: string;
+  'Actual Loops': number;
+  'Actual Rows': number;
+  'Rows Removed by Filter'?: number;
+  Plans?: Plan[];
+}
+
+test('many tenants for which no deliveries can be made delay no other, and are tried again, ever more seldom', async () => {
+  const tenant = await server.tenant();
+  const receiver = await receive();
+  await subscribe(tenant, receiver.url());
+  await sql(
+    server,
+    `insert into tenant select (jsonb_populate_record(null::tenant, to_jsonb(t) || jsonb_build_object('tenant_id', 'broken-' || n))).*
+     from generate_series(1, 60) n, (select * from tenant where tenant_id = $1) t`,
+    [tenant.id],
+  );
+  await sql(server, `create function broken() returns trigger language plpgsql as $$ begin raise 'broken'; end $$`);
+  await sql(
+    server,
+    `create trigger broken before update on event_outbox for each row when (new.tenant_id like 'broken-%')
+     execute function broken()`,
+  );
+  for (let n = 1; n <= 60; n++) await happen({ ...tenant, id: `broken-${n}` }, 0, 1);
+  const failures = () => server.logged.filter((line) => line.includes('no deliveries could be made'));
+  await expect.poll(() => failures().length).toBeGreaterThanOrEqual(60);
+  for (let n = 0; n < 20; n++) {
+    await happen(tenant, n, 1);
+    await expect.poll(() => receiver.received.length, { interval: 10 }).toBe(n + 1);
+  }
+  expect(numbers(receiver)).toEqual(upTo(20));
+  expect(failures().filter((line) => line.includes('"broken-7"')).length).toBeLessThan(5);
+  expect(server.logged.filter((line) => line.includes('a job failed'))).toEqual([]);
+  const metrics = await server.core.registry.metrics();
+  expect(metrics).toMatch(/^svc_job_failures_total\{job_name="fan-out"\} \d{2,}$/m);
+  await sql(server, 'drop function broken cascade');
+  const waiting = () => sql(server, 'select from event_outbox where fanned_out_at is null');
+  await expect.poll(async () => (await waiting()).length, { timeout: 20_000 }).toBe(0);
+});

@@ -1,6 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { setTimeout as delay } from 'node:timers/promises';
+import type pg from 'pg';
 import { Webhook } from 'standardwebhooks';
 import { afterAll, describe, expect, test } from 'vitest';
 import type { Database } from '../../db/index.ts';
@@ -123,6 +124,19 @@ async function readBy(work: (db: Database) => Promise<unknown>): Promise<number[
       await explain(text, (explained) => db.query(tenantId, explained, values));
       return db.query(tenantId, text, values);
     },
+    readOnly: (tenantId, inside, who) =>
+      db.readOnly(
+        tenantId,
+        (client) => {
+          const query = client.query.bind(client) as (text: string, values?: unknown[]) => Promise<pg.QueryResult>;
+          const explained = async (text: string, values?: unknown[]) => {
+            await explain(text, async (plan) => (await query(plan, values)).rows);
+            return query(text, values);
+          };
+          return inside({ query: explained } as unknown as typeof client);
+        },
+        who,
+      ),
     transaction: (tenantId, inside) =>
       db.transaction(tenantId, (em, notify) => {
         const execute = em.execute.bind(em);
@@ -890,6 +904,31 @@ describe('a paused subscription', () => {
     expect(await room()).toBe(null);
   });
 
+  test('deletes what was delivered a month ago, however much piled up, and then its events', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await setActive(id, false);
+    await wait(id, 5100);
+    await sql(server, `update delivery set status = 'delivered', next_attempt_at = null where lane_id = $1`, [id]);
+    await sql(server, `update event_outbox set wanted = true where id like 'oev_00many%'`);
+    const left = async () => {
+      const [row] = await sql(
+        server,
+        `select count(d)::int as deliveries, count(*)::int as events from event_outbox e
+         left join delivery d on d.tenant_id = e.tenant_id and d.event_id = e.id and d.lane_id = $1
+         where e.event_type = 'escrow.created' and e.tenant_id = (select tenant_id from subscription where id = $1)`,
+        [id],
+      );
+      return row;
+    };
+    server.clock.advance(29 * 24 * 3600_000);
+    await server.core.deliverer.forget();
+    expect(await left()).toEqual({ deliveries: 5100, events: 5100 });
+    server.clock.advance(2 * 24 * 3600_000);
+    await server.core.deliverer.forget();
+    expect(await left()).toEqual({ deliveries: 0, events: 0 });
+  });
+
   test('keeps events for 7 days, and lists them as failed after that', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -1201,7 +1240,7 @@ describe('the summary', () => {
     const { clock } = server;
     const { audit, box } = server.core;
     const reads = await readBy(async (db) => {
-      const [found] = await new Deliveries({ db, clock, audit, box, appUrl: '' }).summary(tenant.id, id);
+      const [found] = await new Deliveries({ db, clock, audit, box, appUrl: '' }).summary(db, tenant.id, id);
       expect(found).toMatchObject({ day: { tried: 1000 }, complete: false, waiting: 500 });
       expect(found!.last_failure?.delivery_id.slice(0, -6)).toMatch(/002001$/);
     });

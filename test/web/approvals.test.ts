@@ -2,6 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { doubtsOf } from '../../web/pages/approvals/claims.ts';
 import { effectWords } from '../../web/pages/approvals/effect.ts';
+import { type Marked, toggled } from '../../web/pages/approvals/marked.ts';
 import { placed } from '../../web/pages/approvals/pages.ts';
 
 describe('a stated value', () => {
@@ -90,5 +91,30 @@ describe('a list of holds', () => {
     const dearest = pages(null, [hold('c', 3), hold('a', 1), hold('n', 0)]);
     expect(ids(placed(dearest, hold('b', 2), true, 'value', 4))).toEqual(['c b a n']);
     expect(ids(placed(dearest, hold('m', 0), true, 'value', 4))).toEqual(['c a n m']);
+  });
+});
+
+describe('selecting holds', () => {
+  const rows = ['a', 'b', 'c', 'd', 'e'];
+  const steps = (...what: [id: string, range?: boolean][]) => {
+    let marked: Marked = { ids: new Set<string>(), anchor: undefined };
+    for (const [id, range = false] of what) marked = toggled(marked, rows, id, range);
+    return [...marked.ids].sort().join('');
+  };
+
+  test('a press selects one and lets it go; a range becomes like the one where it begins', () => {
+    expect(steps(['b'], ['d'])).toBe('bd');
+    expect(steps(['b'], ['b'])).toBe('');
+    expect(steps(['b'], ['d', true])).toBe('bcd');
+    expect(steps(['d'], ['b', true])).toBe('bcd');
+    expect(steps(['a'], ['e', true], ['b'], ['d', true])).toBe('ae');
+    // what the range began at has left the list
+    expect([...toggled({ ids: new Set(['x']), anchor: 'x' }, rows, 'c', true).ids].sort()).toEqual(['c', 'x']);
+  });
+
+  test('at most 50 are selected', () => {
+    const many = Array.from({ length: 80 }, (_, n) => `h${n}`);
+    const all = toggled({ ids: new Set(['h0']), anchor: 'h0' }, many, 'h79', true);
+    expect(all.ids.size).toBe(50);
   });
 });

@@ -33,19 +33,13 @@ export function useStream(filters: Filters) {
     let cursor: string | undefined;
     let reading = false;
     let again = false;
-    /** The newest one of the first page, until the log was read on past it: what comes before it is older. */
-    let newest: string | undefined;
     seen.current = new Set();
     arrived.current = new Set();
     setRows(undefined);
     setWaiting([]);
     setError(undefined);
 
-    const add = (read: DecisionRow[]) => {
-      const at = newest === undefined ? -1 : read.findIndex(({ id }) => id === newest);
-      if (newest !== undefined && at < 0) return;
-      newest = undefined;
-      const events = read.slice(at + 1);
+    const add = (events: DecisionRow[]) => {
       const fresh = events.filter(({ id }) => !seen.current.has(id)).reverse();
       for (const { id } of fresh) {
         seen.current.add(id);
@@ -67,7 +61,6 @@ export function useStream(filters: Filters) {
           const page = await api.events.list.query({ ...filters, order: 'asc', after: cursor, limit: 200 });
           if (gone) return;
           add(page.events);
-          if (!page.has_more) newest = undefined;
           cursor = page.next_cursor ?? cursor;
           if (!page.has_more && !again) break;
         }
@@ -84,15 +77,8 @@ export function useStream(filters: Filters) {
         for (const { id } of page.events) seen.current.add(id);
         setRows(page.events);
         setOlderFrom(page.has_more ? page.next_cursor : null);
-        // a place at the end: the log is read on from the time of the newest one, which many others may share
-        newest = page.events[0]?.id;
-        const since = page.events[0]?.created_at ?? new Date(Date.now() - 60_000).toISOString();
-        const end = await api.events.list.query({ ...filters, order: 'asc', since, limit: 200 });
-        if (gone) return;
-        add(end.events);
-        if (!end.has_more) newest = undefined;
-        cursor = end.next_cursor ?? undefined;
-        if (end.has_more || again) await readOn();
+        cursor = page.end_cursor;
+        if (again) await readOn();
       } catch (fault) {
         if (!gone) setError(fault);
       }

@@ -44,6 +44,7 @@ const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: 
   },
   policies: () => [
     trpc.policies.pathFilter(),
+    trpc.pendingComments.pathFilter(),
     trpc.lists.pathFilter(),
     trpc.simulations.pathFilter(),
     trpc.machines.policy.pathFilter(),

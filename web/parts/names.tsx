@@ -8,6 +8,13 @@ export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }
   </PageLink>
 );
 
+/** The id of a session, which leads to what happened in it: of one agent, where it is known. */
+export const SessionLink = ({ id, agent }: { id: string; agent?: string | undefined }) => (
+  <PageLink to="/sessions/session" search={{ id, ...(agent !== undefined && { agent }) }}>
+    <Hostile text={id} />
+  </PageLink>
+);
+
 /** The name of a tool, which leads to its page: that of its definition on a server, or what is known of the name. */
 export const ToolLink = ({
   name,

@@ -3,11 +3,11 @@ import { useDebouncedValue } from '@mantine/hooks';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from 'react';
-import { exactly } from '../../server/domain/sought.ts';
 import { useMe } from '../lib/session.ts';
 import { type Answers, trpc } from '../lib/trpc.ts';
-import { Hostile } from '../ui/hostile.tsx';
+import { Hostile, Name } from '../ui/hostile.tsx';
 import { statusWord } from '../ui/status.tsx';
+import { When } from '../ui/time.tsx';
 import { NAV } from './nav.ts';
 import './palette.css';
 
@@ -33,22 +33,30 @@ const KINDS: { [K in Found['kind']]: [word: string, open: (found: Found, navigat
   agent: ['Agent', ({ id }, go) => go({ to: '/agents/agent', search: { id } })],
   tool: ['Tool', ({ id, detail }, go) => go({ to: '/tools/tool', search: { server: detail, name: id } })],
   person: ['Person', ({ id }, go) => go({ to: '/team', search: { q: id } })],
-  session: ['Session', ({ id }, go) => go({ to: '/decisions', search: { session_id: exactly(id) } })],
+  session: ['Session', ({ id }, go) => go({ to: '/sessions/session', search: { id } })],
   trace: ['Trace', ({ id }, go) => go({ to: '/decisions', search: { trace_id: id } })],
   decision: ['Decision', ({ id }, go) => go({ to: '/decisions', search: { event: id } })],
   audit: ['Audit record', ({ id }, go) => go({ to: '/audit', search: { record: id } })],
 };
 
-/** What a thing is called, and what more there is to say of it. A hold has no name: the tool is told, and then its id. */
-function wordsOf({ kind, id, detail }: Found): Pick<Option, 'label' | 'detail'> {
+/** What a thing is called, and what more there is to say of it. A hold has no name: the tool is told, and whose action it is. */
+function wordsOf({ kind, id, detail, agent_id = '', created_at }: Found): Pick<Option, 'label' | 'detail'> {
   if (kind === 'policy') return { label: <Hostile text={id} />, detail: statusWord('policy', detail) };
   const [, status, tool] = (kind === 'hold' && /^(\w+)(?:: (.*))?$/s.exec(detail)) || [];
   if (status === undefined) {
     return { label: <Hostile text={id} />, detail: detail ? <Hostile text={detail} /> : null };
   }
-  const word = statusWord('hold', status);
-  if (tool === undefined) return { label: <Hostile text={id} />, detail: word };
-  return { label: <Hostile text={tool} />, detail: `${word}, ${id}` };
+  const whose = (
+    <>
+      {statusWord('hold', status)}, by <Name text={agent_id} />
+      {created_at === undefined ? null : (
+        <>
+          , <When at={created_at} />
+        </>
+      )}
+    </>
+  );
+  return { label: <Hostile text={tool ?? id} />, detail: whose };
 }
 
 /** Pages, and whatever else has a name or an id: typed, chosen with the arrows, opened with Enter. */
@@ -138,7 +146,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
                 onClick={() => open(option)}
               >
                 <span className="palette-label">{option.label}</span>
-                <span className="dim cut">{option.detail}</span>
+                <span className="dim cut palette-detail">{option.detail}</span>
                 <span className="palette-kind">{option.kind}</span>
               </div>
             ))}

@@ -1,6 +1,5 @@
 import { Button } from '@mantine/core';
 import { IconPrinter } from '@tabler/icons-react';
-import { useEffect } from 'react';
 import { encode } from 'uqr';
 import { useMe } from '../lib/session.ts';
 import { fullTime } from '../lib/time.ts';
@@ -17,7 +16,7 @@ export function PrintButton() {
 
 /**
  * What only the printed page has: ids and hashes in full, the one that is to be compared as a QR code, and where and by
- * whom it was printed. Paper is light, whatever the screen is.
+ * whom it was printed.
  */
 export function PrintSheet({
   values,
@@ -28,23 +27,6 @@ export function PrintSheet({
   fingerprint: { name: string; value: string };
 }) {
   const me = useMe();
-  useEffect(() => {
-    const root = document.documentElement;
-    let scheme: string | null = null;
-    const before = () => {
-      scheme = root.getAttribute('data-mantine-color-scheme');
-      root.setAttribute('data-mantine-color-scheme', 'light');
-    };
-    const after = () => {
-      if (scheme) root.setAttribute('data-mantine-color-scheme', scheme);
-    };
-    window.addEventListener('beforeprint', before);
-    window.addEventListener('afterprint', after);
-    return () => {
-      window.removeEventListener('beforeprint', before);
-      window.removeEventListener('afterprint', after);
-    };
-  }, []);
   const shown = { ...values, [fingerprint.name]: fingerprint.value };
   return (
     <div className="print-sheet" aria-hidden>

@@ -8,6 +8,7 @@ import { PageLink } from '../ui/link.tsx';
 import { Shown } from '../ui/states.tsx';
 import { Tag } from '../ui/status.tsx';
 import { When } from '../ui/time.tsx';
+import { SessionLink } from './names.tsx';
 
 type SessionFact = Answers['sessionFacts']['facts'][number];
 
@@ -18,7 +19,7 @@ export function SessionFacts({ sessionId, agentId }: { sessionId: string; agentI
   return (
     <section aria-labelledby={id}>
       <Title order={2} id={id} mt={18} mb={6} fz="0.9375rem">
-        Facts of session <Hostile text={sessionId} /> now
+        Facts of session <SessionLink id={sessionId} agent={agentId} /> now
       </Title>
       <Shown query={query} lines={2}>
         {({ facts }) =>

@@ -32,6 +32,12 @@ export interface FilterField {
   elsewhere?: boolean;
 }
 
+/** The choices of a field: nothing in particular, in these words, or one of its values. */
+export const choicesOf = (none: string, values: readonly string[], word = (value: string) => value): Choice[] => [
+  { value: '', label: none },
+  ...values.map((value) => ({ value, label: word(value) })),
+];
+
 /** Whether the window is as narrow as that of a phone; style sheets change at the same width. */
 export const usePhone = () =>
   useMediaQuery('(max-width: 48em)', undefined, { getInitialValueInEffect: false }) ?? false;

@@ -27,3 +27,4 @@ import '@mantine/core/styles/Stack.css';
 import '@mantine/core/styles/Title.css';
 import '@mantine/notifications/styles.css';
 import './base.css';
+import './print.css';

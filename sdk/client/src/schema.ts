@@ -947,26 +947,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/policies/{id}/break-glass": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Enforce the newest version immediately, without approval
-         * @description Audited as critical. It opens a review, which stays open across newer versions and a revocation until an approver other than the actor closes it.
-         */
-        post: operations["policies-breakGlass"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/v1/policies/{id}/comments": {
         parameters: {
             query?: never;
@@ -978,7 +958,7 @@ export interface paths {
         put?: never;
         /**
          * Comment on the newest version without deciding
-         * @description A comment begins a thread, or answers one. On a line of the newest version it may suggest what should stand there instead; nothing changes until somebody saves a version with it. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.
+         * @description A comment begins a thread, or answers one. On lines of the newest version it may suggest what should stand there instead; nothing changes until somebody saves a version with it. Threads that nobody has resolved do not keep a version from being approved; its approval says in the audit log how many there were.
          */
         post: operations["policies-comment"];
         delete?: never;
@@ -998,6 +978,26 @@ export interface paths {
         put?: never;
         /** Resolve a thread, or open it again */
         post: operations["policies-resolve"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/break-glass": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Enforce the newest version immediately, without approval
+         * @description Audited as critical. It opens a review, which stays open across newer versions and a revocation until an approver other than the actor closes it.
+         */
+        post: operations["policies-breakGlass"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1049,6 +1049,68 @@ export interface paths {
         get: operations["policies-summary"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/pending-comments": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List your pending comments on a policy
+         * @description Nobody else can read them before they are sent.
+         */
+        get: operations["pendingComments-list"];
+        put?: never;
+        /**
+         * Keep a comment until you send your review
+         * @description As for a comment, but `version` may be an older one by now. At most 50 per person and policy. It stays until it is sent or deleted, also when the review ends or a newer version is saved.
+         */
+        post: operations["pendingComments-add"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/pending-comments/{comment_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Change a pending comment */
+        put: operations["pendingComments-change"];
+        post?: never;
+        /** Delete a pending comment */
+        delete: operations["pendingComments-delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/pending-comments/send": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Send your pending comments without deciding
+         * @description All become comments of the newest version at once, with one record in the audit log. To send them with a decision, name them in `pending` of approve, request-changes or reject.
+         */
+        post: operations["pendingComments-send"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1688,6 +1750,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/escrow/rejectable": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read what your rejection would end, before you reject several holds
+         * @description Each of at most 50 holds, in the order of the ids; one that does not exist is left out. Each is then rejected by its own vote, with the `shown_hash` that is answered here.
+         */
+        get: operations["escrow-rejectable"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/escrow/{id}/similar": {
         parameters: {
             query?: never;
@@ -1755,7 +1837,7 @@ export interface paths {
         get?: never;
         /**
          * Set a hold aside for later, for yourself alone
-         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it, reports on a condition or changes who may vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
+         * @description It leaves your list (`aside=without`), and waits, is counted and is shown to everybody else as before. It comes back at the time that you name, and without one when it changes. Whatever you name, it is back as soon as somebody votes on it or reports on a condition, becomes an approver or ceases to be one, or changes approver_groups or policy_author_may_vote; and before time ends or releases it, when 15 minutes are left, or a quarter of what is left now if that is longer. INVALID_STATUS for one that ends too soon, CONFLICT for more than 500 at once.
          */
         put: operations["escrow-setAside"];
         post?: never;
@@ -1956,6 +2038,50 @@ export interface paths {
         put?: never;
         /** Send a test event now and report the outcome */
         post: operations["subscriptions-test"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/subscriptions/{id}/example": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read an example of an event, as this destination would get it
+         * @description With each member that its body can have. Every value is made up, and `test` is true. The signature is made with the `secret` that is answered, which everybody may know: a receiver that has it accepts these very bytes for five minutes.
+         */
+        get: operations["subscriptions-example"];
+        put?: never;
+        /**
+         * Send an example of an event to this destination alone
+         * @description It is queued, signed and retried as any event, also where the subscription does not ask for its type. The body has `test: true`, a webhook gets the header `X-Svc-Test` too, and a card in a chat has no buttons.
+         */
+        post: operations["subscriptions-sendExample"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/subscriptions/{id}/attempts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count the attempts to reach a destination over time, and how long their answers took
+         * @description Without `since`, of the 24 hours before `until`, which is now when absent.
+         */
+        get: operations["subscriptions-attempts"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -2177,6 +2303,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agent-sessions/story": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read what agents did in a session, in its order, with the holds, votes and stops
+         * @description An agent chooses the ids of its sessions, and another one may use the same: with `agent_id`, the session of that agent alone. Oldest first, or newest first with order=desc.
+         */
+        get: operations["sessionStory"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -2186,7 +2332,7 @@ export interface paths {
         };
         /**
          * List decision events
-         * @description Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.
+         * @description Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name without a decision that is not `allow`, policy_id, agent_role, rule_id, proxy_id, or only how a value begins), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true. So does each call that leaves out values of a field other than the decision.
          */
         get: operations["events-list"];
         put?: never;
@@ -2229,6 +2375,26 @@ export interface paths {
          * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 10,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
          */
         get: operations["events-counts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/events/groups": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count the decisions in a range by the values of one or two fields
+         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 10,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`.
+         */
+        get: operations["events-groups"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3007,6 +3173,26 @@ export interface paths {
          * @description With the same filters as the list.
          */
         get: operations["get-v1-audit-export"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/events/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The decisions that match, as a CSV file
+         * @description With the filters of the list, the newest first, at most 10,000 decisions and 16 MiB. A file that does not have all of them says so in its name, in the header X-Svc-Incomplete, and in the line after the column names and the last one, which both begin with INCOMPLETE. Times are in UTC. Characters that cannot be seen are written out, and what a spreadsheet would take for a formula is preceded by an apostrophe. It has nothing of requests. Each call is in the audit log.
+         */
+        get: operations["get-v1-events-export"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3884,7 +4070,7 @@ export interface components {
             approver_groups: {
                 [key: string]: string[];
             };
-            /** @description the author of a live policy version may vote on the holds it opens */
+            /** @description the authors of a live policy version may vote on the holds it opens */
             policy_author_may_vote: boolean;
             /** @description people can sign in only through the identity provider; links from the operator still work */
             sso_only: boolean;
@@ -4192,15 +4378,18 @@ export interface components {
                 id?: string;
                 /** @description the id of the comment that it answers, which began the thread */
                 thread?: string;
-                /** @description the line that a thread is about */
+                /** @description the lines that a thread is about */
                 place?: {
                     /** @enum {string} */
                     part: "text" | "tests";
                     version: number;
                     line: number;
+                    /** @description the last one of several */
+                    end_line?: number;
+                    /** @description how they begin: at most ten lines of 200 characters */
                     quote: string;
                 };
-                /** @description what the comment would have stand there in place of the line; may be empty */
+                /** @description what the comment would have stand there in place of the lines; may be empty */
                 suggestion?: string;
                 /** @description who said that the thread is settled; absent while it is not */
                 resolved?: {
@@ -4220,15 +4409,18 @@ export interface components {
                 id?: string;
                 /** @description the id of the comment that it answers, which began the thread */
                 thread?: string;
-                /** @description the line that a thread is about */
+                /** @description the lines that a thread is about */
                 place?: {
                     /** @enum {string} */
                     part: "text" | "tests";
                     version: number;
                     line: number;
+                    /** @description the last one of several */
+                    end_line?: number;
+                    /** @description how they begin: at most ten lines of 200 characters */
                     quote: string;
                 };
-                /** @description what the comment would have stand there in place of the line; may be empty */
+                /** @description what the comment would have stand there in place of the lines; may be empty */
                 suggestion?: string;
                 /** @description who said that the thread is settled; absent while it is not */
                 resolved?: {
@@ -4237,6 +4429,27 @@ export interface components {
                     at: string;
                 };
             }[];
+        };
+        PendingComment: {
+            /** @description also of the comment that it becomes */
+            id: string;
+            comment?: string;
+            /** @description the comment that began the thread which it answers */
+            thread?: string;
+            /** @description the lines that a thread is about */
+            place?: {
+                /** @enum {string} */
+                part: "text" | "tests";
+                version: number;
+                line: number;
+                /** @description the last one of several */
+                end_line?: number;
+                /** @description how they begin: at most ten lines of 200 characters */
+                quote: string;
+            };
+            suggestion?: string;
+            /** Format: date-time */
+            created_at: string;
         };
         SavedQuestion: {
             id: string;
@@ -4518,7 +4731,7 @@ export interface components {
                 /** @description of the audit record */
                 id: string;
                 /** @enum {string} */
-                action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "decision.exported" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target: {
                     type: string;
                     id: string;
@@ -4690,7 +4903,11 @@ export interface components {
             } | null;
             /** @description how many tools, by status */
             counts: {
-                [key: string]: number;
+                pending: number;
+                approved: number;
+                changed: number;
+                gone: number;
+                rejected: number;
             };
         };
         Agent: {
@@ -5003,12 +5220,48 @@ export interface components {
              */
             failing_since?: string;
         };
+        DeliveryAttempts: {
+            /** Format: date-time */
+            since: string;
+            /** Format: date-time */
+            until: string;
+            bucket_seconds: number;
+            /** @description not all attempts for deliveries that were queued before are counted: there were too many later ones */
+            complete_since: string | null;
+            /** @description accepted at the first attempt */
+            delivered: number;
+            delivered_on_retry: number;
+            failed: number;
+            /** @description of all these, those that were not the first for their delivery */
+            retries: number;
+            /** @description how long half of the answers took at most */
+            p50_ms: number | null;
+            p95_ms: number | null;
+            buckets: {
+                /**
+                 * Format: date-time
+                 * @description the start of the bucket
+                 */
+                at: string;
+                /** @description accepted at the first attempt */
+                delivered: number;
+                delivered_on_retry: number;
+                failed: number;
+                /** @description of all these, those that were not the first for their delivery */
+                retries: number;
+                /** @description how long half of the answers took at most */
+                p50_ms: number | null;
+                p95_ms: number | null;
+            }[];
+        };
         Delivery: {
             id: string;
             subscription_id: string;
             /** @description the same for every attempt; sent as webhook-id */
             event_id: string;
             event_type: string;
+            /** @description an example that an admin had sent */
+            test: boolean;
             /**
              * @description also `retrying` before the first attempt
              * @enum {string}
@@ -5176,6 +5429,156 @@ export interface components {
             /** @description the agent itself said so */
             reported: boolean;
         };
+        SessionStory: {
+            session_id: string;
+            /**
+             * Format: date-time
+             * @description when the first decision was recorded
+             */
+            first_at: string;
+            /** Format: date-time */
+            last_at: string;
+            entries: components["schemas"]["SessionDecision"][];
+            /** @description the holds that these decisions name */
+            holds: components["schemas"]["HoldStory"][];
+            /** @description stops of the session, or of what these decisions are of, that were in force between the first and the last of all of them: the first 50 */
+            stops: components["schemas"]["Stop"][];
+            /** @description other sessions with decisions of the same traces, as the agents say */
+            related: {
+                session_id: string;
+                agent_id: string;
+                trace_id: string;
+            }[];
+            /** @description of the agent, if one is named: what it did before */
+            previous_session_id: string | null;
+            next_session_id: string | null;
+            next_cursor: string | null;
+            has_more: boolean;
+        };
+        SessionDecision: {
+            id: string;
+            event_type: string;
+            /** @enum {string} */
+            decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+            /** @description null unless the decision is deny */
+            deny_reason: string | null;
+            tool_name: string;
+            /** @description the server that the tool is of, where the caller named one or the proxy stands before it */
+            tool_server: string | null;
+            agent_id: string;
+            agent_role: string;
+            policy_id: string;
+            session_id: string;
+            method: string;
+            proxy_id: string;
+            evaluation_us: number;
+            /**
+             * Format: date-time
+             * @description when the control plane received it
+             */
+            created_at: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it */
+            timestamp: string;
+            rule_id?: string;
+            escrow_id?: string;
+            outcome?: string;
+            /** @description what it was decided on besides the request and the policies */
+            facts?: {
+                /** @description the rules that a released hold covered */
+                covered?: string[];
+                /** @description the argument that the proxy could not read for certain */
+                doubt?: string;
+                /** @description the limits that the action would have exceeded: rule, and seconds until there is room again */
+                exceeded?: [
+                    string,
+                    number
+                ][];
+                /** @description the facts of the session that policies read */
+                session?: string[];
+                /** @description why no policy was asked */
+                standstill?: string;
+                /** @description the stop that denied the action, or held it */
+                stop?: string;
+                /**
+                 * @description the remaining limit was unknown
+                 * @constant
+                 */
+                uncounted?: true;
+                /**
+                 * @description a policy would have held the action, which could not be held
+                 * @constant
+                 */
+                unholdable?: true;
+            };
+            /** @description the W3C trace that the action belongs to, as the agent says; where it said nothing valid, one that begins with the decision */
+            trace_id?: string;
+            /** @description the person for whom the agent acts */
+            on_behalf_of?: string;
+            /** @description the agents and services between that person and the agent, the nearest to the person first */
+            delegation_chain?: string[];
+            /** @description `token`: a verified token; `asserted`: what the agent says */
+            delegation_source?: string;
+        };
+        HoldStory: {
+            id: string;
+            /**
+             * @description as of now, whether or not its timer has run
+             * @enum {string}
+             */
+            status: "held" | "released" | "rejected" | "consumed" | "expired" | "cancelled";
+            /** @enum {string} */
+            hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
+            required_approvals: number;
+            /** @description approvals of people who may still vote */
+            current_approvals: number;
+            reason?: string;
+            estimated_value: number | null;
+            value_currency: string | null;
+            /** @description what the agent says about the action, unverified */
+            action_summary: string;
+            /** @description not shown to agent keys */
+            votes?: {
+                user_id: string;
+                /** @enum {string} */
+                decision: "approve" | "reject";
+                reason: string;
+                /** @description sha256 of the hold as it was when the vote was cast */
+                shown_hash: string;
+                /** Format: date-time */
+                at: string;
+            }[];
+            conditions: {
+                condition_id: string;
+                description?: string;
+                satisfied: boolean;
+                /** @description not shown to agent keys */
+                evidence?: string;
+                /** Format: date-time */
+                reported_at?: string;
+            }[];
+            /** Format: date-time */
+            created_at: string;
+            /**
+             * Format: date-time
+             * @description held until then
+             */
+            expires_at: string;
+            /**
+             * Format: date-time
+             * @description when time releases it
+             */
+            release_at?: string;
+            /** Format: date-time */
+            released_at?: string;
+            /** Format: date-time */
+            rejected_at?: string;
+            /** Format: date-time */
+            expired_at?: string;
+            /** Format: date-time */
+            cancelled_at?: string;
+            /** Format: date-time */
+            consumed_at?: string;
+        };
         DecisionEvent: {
             id: string;
             event_type: string;
@@ -5291,6 +5694,46 @@ export interface components {
                 }[];
             };
         };
+        DecisionGroups: {
+            /** @description the records in the range, whatever the filters */
+            records: number;
+            /** @description how many of them were looked at */
+            counted: number;
+            /** @description true: the numbers are estimated from a sample that is spread evenly over the range; rare values may be missing */
+            estimated: boolean;
+            /** @description the decisions in the range that match the filters */
+            matching: number;
+            /** @description the 200 groups with the most decisions */
+            groups: {
+                /** @description null: the decisions have none */
+                value: string | null;
+                /** @description of the second field; absent without one */
+                and_value?: string | null;
+                count: number;
+                decisions: {
+                    allow: number;
+                    allow_with_masking: number;
+                    deny: number;
+                    escrow: number;
+                    rate_limited: number;
+                };
+                /**
+                 * Format: date-time
+                 * @description of those looked at, the first
+                 */
+                first_at: string;
+                /**
+                 * Format: date-time
+                 * @description of those looked at, the last
+                 */
+                last_at: string;
+            }[];
+            /** @description the groups that are not named, and the decisions in them */
+            others: {
+                groups: number;
+                count: number;
+            };
+        };
         DecisionEventDetail: {
             id: string;
             event_type: string;
@@ -5400,16 +5843,16 @@ export interface components {
             rules: {
                 rule_id: string;
                 policy_id: string;
-                version: number;
                 /** @enum {string} */
                 effect: "permit" | "forbid" | "guardrail";
                 /** @description the rule that decided */
                 decided: boolean;
+                /** @description its text */
+                cedar: string;
+                version: number;
                 /** @description the record names it among those that matched */
                 matched: boolean;
                 reason: string | null;
-                /** @description its text */
-                cedar: string;
                 /** @description null unless they were asked for, and the request is kept */
                 conditions: {
                     text: string;
@@ -5417,10 +5860,10 @@ export interface components {
                     line: number;
                     column: number;
                     /**
-                     * @description `not_asked`: what stands before it decided; `masked`: the rule reads a masked value
+                     * @description `failed`: the engine failed on it; `not_asked`: what stands before it decided; `masked`: the rule reads a masked value
                      * @enum {string}
                      */
-                    outcome: "true" | "false" | "not_asked" | "masked";
+                    outcome: "true" | "false" | "failed" | "not_asked" | "masked";
                 }[] | null;
             }[];
             /** @description rules whose scope fits the request, and that are not listed */
@@ -5449,6 +5892,13 @@ export interface components {
             id: string;
             /** @description the server of a tool, the name of a person, the state of a hold */
             detail: string;
+            /** @description of a hold */
+            agent_id?: string;
+            /**
+             * Format: date-time
+             * @description of a hold
+             */
+            created_at?: string;
         };
         Checkpoint: {
             /** @enum {string} */
@@ -5473,7 +5923,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "decision.exported" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -5650,6 +6100,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             escrow_id: string;
             agent_role: string;
             agent_id: string;
@@ -5689,6 +6144,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             policy_id: string;
             version: number;
             content_hash: string;
@@ -5697,6 +6157,8 @@ export interface components {
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
             reason?: string;
+            /** @description how many comments were sent with the decision */
+            comments?: number;
         };
         BrokenTestsPayload: {
             /** @description the type of the event */
@@ -5706,6 +6168,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             policy_id: string;
             /** @description the enforced version */
             version: number;
@@ -5722,6 +6189,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             key_id: string;
             /** @enum {string} */
             kind: "api_key" | "agent_key";
@@ -5741,6 +6213,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             trust_id: string;
             label: string;
             issuer: string;
@@ -5757,6 +6234,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             package_id: string;
             purpose: string;
             record_count: number;
@@ -5774,6 +6256,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @enum {string} */
             chain: "forensics" | "audit";
             seq: number;
@@ -5790,6 +6277,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @enum {string} */
             chain: "forensics" | "audit";
             /** @description what the chain contradicts */
@@ -5807,6 +6299,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @enum {string} */
             chain: "forensics" | "audit";
             /** @description what the operator wrote */
@@ -5828,6 +6325,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             proxy_id: string;
             /** Format: date-time */
             last_seen_at: string;
@@ -5840,6 +6342,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             stop_id: string;
             /** @enum {string} */
             target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
@@ -5861,6 +6368,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             stop_id: string;
             /** @enum {string} */
             target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
@@ -5882,6 +6394,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @description with what cannot be seen in a form that can, as every name of a tool here */
             tool_server: string;
             /** @description how many tools it is about */
@@ -5908,6 +6425,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @description with what cannot be seen in a form that can, as every name of a tool here */
             tool_server: string;
             tool_name: string;
@@ -5923,6 +6445,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             /** @description its name */
             list: string;
             /** @description the version that this is about */
@@ -5948,6 +6475,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             subscription_id: string;
             destination_type: string;
             reason: string;
@@ -5962,6 +6494,11 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
+            /**
+             * @description an example that an admin had sent to this destination alone: nothing of what it says has happened
+             * @constant
+             */
+            test?: true;
             subscription_id: string;
             message: string;
         };
@@ -6140,6 +6677,16 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
+        "CONFLICT-INVALID_STATUS-VERSION_CHANGED": {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
         "INVALID_STATUS-VERSION_CHANGED": {
             headers: {
@@ -6202,16 +6749,6 @@ export interface components {
         };
         /** @description TERMS_REFUSED: The hold asks for less than the rules that it names */
         TERMS_REFUSED: {
-            headers: {
-                "X-Request-Id": components["headers"]["X-Request-Id"];
-                [name: string]: unknown;
-            };
-            content: {
-                "application/problem+json": components["schemas"]["Problem"];
-            };
-        };
-        /** @description CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool, list or hold changed since this version was read */
-        "CONFLICT-INVALID_STATUS-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -6388,9 +6925,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-03wadg",
+                     *       "tenant_id": "t1-nua1fa",
                      *       "user": {
-                     *         "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *         "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -6485,14 +7022,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m840tqhm0bbkvzwkdtp6fmhp",
+                     *           "id": "ses_01m852ehazksjm6qb7n2nx4fhs",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:57:03.540Z",
-                     *           "last_seen_at": "2026-11-23T10:57:03.540Z",
-                     *           "expires_at": "2026-11-24T10:57:03.540Z"
+                     *           "created_at": "2026-11-23T20:44:35.551Z",
+                     *           "last_seen_at": "2026-11-23T20:44:35.551Z",
+                     *           "expires_at": "2026-11-24T20:44:35.551Z"
                      *         }
                      *       ]
                      *     }
@@ -6602,14 +7139,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m840tqhm0bbkvzwkdtp6fmhp",
+                     *           "id": "ses_01m852ehazksjm6qb7n2nx4fhs",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T10:57:03.540Z",
-                     *           "last_seen_at": "2026-11-23T10:57:03.540Z",
-                     *           "expires_at": "2026-11-24T10:57:03.540Z"
+                     *           "created_at": "2026-11-23T20:44:35.551Z",
+                     *           "last_seen_at": "2026-11-23T20:44:35.551Z",
+                     *           "expires_at": "2026-11-24T20:44:35.551Z"
                      *         }
                      *       ]
                      *     }
@@ -6728,7 +7265,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "id": "usr_01m852eh1fh9bdjzjbpgmchejn",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -6736,13 +7273,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:57:03.158Z",
+                     *           "created_at": "2026-11-23T20:44:35.247Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -6750,8 +7287,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T10:57:03.409Z",
-                     *           "last_login": "2026-11-23T10:57:03.540Z",
+                     *           "created_at": "2026-11-23T20:44:35.481Z",
+                     *           "last_login": "2026-11-23T20:44:35.551Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -6800,7 +7337,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *       "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -6808,8 +7345,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-23T10:57:03.409Z",
-                     *       "last_login": "2026-11-23T10:57:03.540Z",
+                     *       "created_at": "2026-11-23T20:44:35.481Z",
+                     *       "last_login": "2026-11-23T20:44:35.551Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -6983,14 +7520,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m840tssn3krj1fph87t9zyj4",
+                     *           "id": "inv_01m852eka4evjwkt2n15hf1jar",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-23T10:57:05.845Z",
-                     *           "sent_at": "2026-11-23T10:57:05.845Z",
-                     *           "expires_at": "2026-11-30T10:57:05.845Z"
+                     *           "created_at": "2026-11-23T20:44:37.572Z",
+                     *           "sent_at": "2026-11-23T20:44:37.572Z",
+                     *           "expires_at": "2026-11-30T20:44:37.572Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7261,25 +7798,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m840tskjen0xdvv966dskef8",
+                     *           "id": "key_01m852ek6xqrwp6tkb1kkgmy57",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *           "created_at": "2026-11-23T10:57:05.653Z"
+                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "created_at": "2026-11-23T20:44:37.470Z"
                      *         },
                      *         {
-                     *           "id": "key_01m840tqcz76njnp5kn68as83c",
+                     *           "id": "key_01m852eh831x780j1kyz54zfab",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:03.393Z",
-                     *           "last_used_at": "2026-11-23T10:57:03.671Z"
+                     *           "created_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:35.463Z",
+                     *           "last_used_at": "2026-11-23T20:44:35.745Z"
                      *         }
                      *       ]
                      *     }
@@ -7336,14 +7873,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m840txhzdtx41btphm2s3r73",
+                     *       "id": "key_01m852es52trmexgm3wv3tx7sh",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-23T10:57:09.696Z"
+                     *       "created_at": "2026-11-23T20:44:43.555Z"
                      *     }
                      */
                     "application/json": {
@@ -7493,24 +8030,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
+                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "owner_id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:57:05.713Z",
+                     *           "created_at": "2026-11-23T20:44:37.483Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m840tqjmdahesgy114zpjvvb",
+                     *           "id": "agk_01m852ehde7vsh9z62mhw3gk63",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T10:57:03.573Z",
-                     *           "last_used_at": "2026-11-23T10:57:04.864Z",
+                     *           "created_at": "2026-11-23T20:44:35.631Z",
+                     *           "last_used_at": "2026-11-23T20:44:36.938Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -7569,13 +8106,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m840txjm1aj0zawzc19kvfne",
+                     *       "id": "agk_01m852es68eqynepsxt7tmfmkx",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *       "created_at": "2026-11-23T10:57:09.717Z"
+                     *       "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *       "created_at": "2026-11-23T20:44:43.593Z"
                      *     }
                      */
                     "application/json": {
@@ -7724,7 +8261,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-03wadg",
+                     *       "audience": "https://control.example/tenants/t1-nua1fa",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -7740,7 +8277,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-23T10:57:06.004Z",
+                     *           "created_at": "2026-11-23T20:44:37.676Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -7882,21 +8419,27 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *           "id": "usr_01m852eh1fh9bdjzjbpgmchejn",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *           "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
+                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
+                     *           "ended": false
+                     *         },
+                     *         {
+                     *           "id": "key_01m852ek6xqrwp6tkb1kkgmy57",
+                     *           "kind": "api_key",
+                     *           "name": "k",
                      *           "ended": false
                      *         }
                      *       ]
@@ -8080,7 +8623,7 @@ export interface operations {
                         approver_groups: {
                             [key: string]: string[];
                         };
-                        /** @description the author of a live policy version may vote on the holds it opens */
+                        /** @description the authors of a live policy version may vote on the holds it opens */
                         policy_author_may_vote: boolean;
                         /** @description people can sign in only through the identity provider; links from the operator still work */
                         sso_only: boolean;
@@ -8134,11 +8677,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m840tsx9mxy21ydmrvk37met",
+                     *           "id": "stc_01m852ekccdz66153qxs0ze91e",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *           "created_at": "2026-11-23T10:57:05.961Z",
+                     *           "proposed_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "created_at": "2026-11-23T20:44:37.644Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8293,7 +8836,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-03wadg"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-nua1fa"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -8802,9 +9345,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:03.684Z",
-                     *           "updated_at": "2026-11-23T10:57:06.104Z",
+                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:35.746Z",
+                     *           "updated_at": "2026-11-23T20:44:37.836Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -8895,9 +9438,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *       "created_at": "2026-11-23T10:57:09.165Z",
-                     *       "updated_at": "2026-11-23T10:57:09.165Z",
+                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *       "created_at": "2026-11-23T20:44:43.172Z",
+                     *       "updated_at": "2026-11-23T20:44:43.172Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -9111,6 +9654,11 @@ export interface operations {
                             called?: string[];
                         };
                     };
+                    /**
+                     * @description also answer what the request met, rule by rule
+                     * @default false
+                     */
+                    trace?: boolean;
                 };
             };
         };
@@ -9141,6 +9689,41 @@ export interface operations {
                         }[];
                         /** @description why the request could not be evaluated */
                         detail?: string;
+                        trace?: {
+                            /** @description the rules of all policies whose scope fits the request, at most 20 */
+                            rules: {
+                                rule_id: string;
+                                policy_id: string;
+                                /** @enum {string} */
+                                effect: "permit" | "forbid" | "guardrail";
+                                /** @description the rule that decided */
+                                decided: boolean;
+                                /** @description its text */
+                                cedar: string;
+                                /** @description in the submitted text */
+                                line?: number;
+                                matched: boolean;
+                                conditions: {
+                                    text: string;
+                                    /** @description in `cedar` */
+                                    line: number;
+                                    column: number;
+                                    /**
+                                     * @description `failed`: the engine failed on it; `not_asked`: what stands before it decided; `masked`: the rule reads a masked value
+                                     * @enum {string}
+                                     */
+                                    outcome: "true" | "false" | "failed" | "not_asked" | "masked";
+                                }[];
+                            }[];
+                            /** @description more rules whose scope fits */
+                            more: number;
+                            /** @description rules of the submitted text that are not for the request: these parts of the scope do not fit */
+                            unfit: {
+                                rule_id: string;
+                                line: number;
+                                parts: ("principal" | "action" | "resource")[];
+                            }[];
+                        };
                     };
                 };
             };
@@ -9392,9 +9975,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *       "created_at": "2026-11-23T10:57:03.684Z",
-                     *       "updated_at": "2026-11-23T10:57:06.104Z",
+                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *       "created_at": "2026-11-23T20:44:35.746Z",
+                     *       "updated_at": "2026-11-23T20:44:37.836Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -9402,28 +9985,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:06.104Z",
+                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:37.836Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:03.684Z",
+                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:35.746Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *             "decided_at": "2026-11-23T10:57:04.825Z"
+                     *             "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *             "decided_at": "2026-11-23T20:44:36.874Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *               "decided_at": "2026-11-23T10:57:04.825Z"
+                     *               "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *               "decided_at": "2026-11-23T20:44:36.874Z"
                      *             }
                      *           ]
                      *         }
@@ -9488,7 +10071,7 @@ export interface operations {
                     source?: components["schemas"]["StatedSource"];
                     /** @description refused if this is not the newest version */
                     expected_version?: number;
-                    /** @description the comment whose suggestion the text takes up, for a signed-in person: who made it counts as an author of the version too, and its thread is resolved */
+                    /** @description the comment whose suggestion is applied, for a signed-in person: who made it counts as an author of the version too, and its thread is resolved. CONFLICT if it is resolved already, if its lines have changed since, or if the version differs from the newest one in anything else */
                     applies?: string;
                 };
             };
@@ -9510,7 +10093,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID"];
@@ -9603,9 +10186,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *       "created_at": "2026-11-23T10:57:03.684Z",
-                     *       "updated_at": "2026-11-23T10:57:09.516Z",
+                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *       "created_at": "2026-11-23T20:44:35.746Z",
+                     *       "updated_at": "2026-11-23T20:44:43.479Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -9699,6 +10282,8 @@ export interface operations {
                 "application/json": {
                     version: number;
                     comment?: string;
+                    /** @description pending comments of yours, which are sent with it; refused unless all are still there */
+                    pending?: string[];
                     /** @description the simulation that was read; default: the newest that fits */
                     simulation_id?: string;
                 };
@@ -9721,7 +10306,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE-SELF_APPROVAL"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID-SIMULATION_REQUIRED"];
@@ -9754,6 +10339,8 @@ export interface operations {
                     version: number;
                     /** @description why, in one line; it goes into the audit log */
                     reason: string;
+                    /** @description pending comments of yours, which are sent with it; refused unless all are still there */
+                    pending?: string[];
                 };
             };
         };
@@ -9774,7 +10361,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -9805,6 +10392,8 @@ export interface operations {
                 "application/json": {
                     version: number;
                     comment: string;
+                    /** @description pending comments of yours, which are sent with it; refused unless all are still there */
+                    pending?: string[];
                 };
             };
         };
@@ -9825,60 +10414,9 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
-            429: components["responses"]["RATE_LIMITED"];
-            500: components["responses"]["INTERNAL"];
-            503: components["responses"]["UNAVAILABLE"];
-        };
-    };
-    "policies-breakGlass": {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
-                Origin?: components["parameters"]["Origin"];
-            };
-            path: {
-                id: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                /**
-                 * @example {
-                 *       "reason": "incident"
-                 *     }
-                 */
-                "application/json": {
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
-                };
-            };
-        };
-        responses: {
-            /** @description Successful response */
-            200: {
-                headers: {
-                    "X-Request-Id": components["headers"]["X-Request-Id"];
-                    RateLimit: components["headers"]["RateLimit"];
-                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Policy"];
-                };
-            };
-            400: components["responses"]["VALIDATION_FAILED"];
-            401: components["responses"]["UNAUTHENTICATED"];
-            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
-            404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
-            413: components["responses"]["PAYLOAD_TOO_LARGE"];
-            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
-            422: components["responses"]["POLICY_INVALID"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -9905,21 +10443,24 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    version: number;
                     /** @description required without a suggestion */
                     comment?: string;
+                    /** @description what should stand in place of the lines; empty: nothing */
+                    suggestion?: string;
+                    /** @description the version that was read */
+                    version: number;
                     /** @description the comment that began a thread, of this version or an older one */
                     reply_to?: string;
-                    /** @description the line that it is about */
+                    /** @description the lines that it is about */
                     place?: {
                         /** @enum {string} */
                         part: "text" | "tests";
                         line: number;
-                        /** @description an older version whose line it is; default: the reviewed one */
+                        /** @description the last one of several lines */
+                        end_line?: number;
+                        /** @description an older version whose lines they are; default: the one that was read */
                         version?: number;
                     };
-                    /** @description what should stand in place of the line, which is one of the newest version; empty: nothing */
-                    suggestion?: string;
                 };
             };
         };
@@ -10000,6 +10541,57 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "policies-breakGlass": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "reason": "incident"
+                 *     }
+                 */
+                "application/json": {
+                    /** @description why, in one line; it goes into the audit log */
+                    reason: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Policy"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["POLICY_INVALID"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "policies-version": {
         parameters: {
             query?: never;
@@ -10025,20 +10617,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *       "created_at": "2026-11-23T10:57:03.684Z",
+                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *       "created_at": "2026-11-23T20:44:35.746Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *         "decided_at": "2026-11-23T10:57:04.825Z"
+                     *         "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *         "decided_at": "2026-11-23T20:44:36.874Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "decided_at": "2026-11-23T10:57:04.825Z"
+                     *           "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "decided_at": "2026-11-23T20:44:36.874Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -10071,15 +10663,18 @@ export interface operations {
                             id?: string;
                             /** @description the id of the comment that it answers, which began the thread */
                             thread?: string;
-                            /** @description the line that a thread is about */
+                            /** @description the lines that a thread is about */
                             place?: {
                                 /** @enum {string} */
                                 part: "text" | "tests";
                                 version: number;
                                 line: number;
+                                /** @description the last one of several */
+                                end_line?: number;
+                                /** @description how they begin: at most ten lines of 200 characters */
                                 quote: string;
                             };
-                            /** @description what the comment would have stand there in place of the line; may be empty */
+                            /** @description what the comment would have stand there in place of the lines; may be empty */
                             suggestion?: string;
                             /** @description who said that the thread is settled; absent while it is not */
                             resolved?: {
@@ -10099,15 +10694,18 @@ export interface operations {
                             id?: string;
                             /** @description the id of the comment that it answers, which began the thread */
                             thread?: string;
-                            /** @description the line that a thread is about */
+                            /** @description the lines that a thread is about */
                             place?: {
                                 /** @enum {string} */
                                 part: "text" | "tests";
                                 version: number;
                                 line: number;
+                                /** @description the last one of several */
+                                end_line?: number;
+                                /** @description how they begin: at most ten lines of 200 characters */
                                 quote: string;
                             };
-                            /** @description what the comment would have stand there in place of the line; may be empty */
+                            /** @description what the comment would have stand there in place of the lines; may be empty */
                             suggestion?: string;
                             /** @description who said that the thread is settled; absent while it is not */
                             resolved?: {
@@ -10296,6 +10894,254 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "pendingComments-list": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "comments": []
+                     *     }
+                     */
+                    "application/json": {
+                        comments: components["schemas"]["PendingComment"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "pendingComments-add": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "version": 1,
+                 *       "comment": "why?"
+                 *     }
+                 */
+                "application/json": {
+                    /** @description required without a suggestion */
+                    comment?: string;
+                    /** @description what should stand in place of the lines; empty: nothing */
+                    suggestion?: string;
+                    /** @description the version that was read */
+                    version: number;
+                    /** @description the comment that began a thread, of this version or an older one */
+                    reply_to?: string;
+                    /** @description the lines that it is about */
+                    place?: {
+                        /** @enum {string} */
+                        part: "text" | "tests";
+                        line: number;
+                        /** @description the last one of several lines */
+                        end_line?: number;
+                        /** @description an older version whose lines they are; default: the one that was read */
+                        version?: number;
+                    };
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            201: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PendingComment"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "pendingComments-change": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+                comment_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "comment": "why not?"
+                 *     }
+                 */
+                "application/json": {
+                    /** @description required without a suggestion */
+                    comment?: string;
+                    /** @description what should stand in place of the lines; empty: nothing */
+                    suggestion?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PendingComment"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "pendingComments-delete": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+                comment_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "pendingComments-send": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "version": 1,
+                 *       "pending": [
+                 *         "cmt_none"
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    version: number;
+                    /** @description pending comments of yours, which are sent with it; refused unless all are still there */
+                    pending: string[];
+                    /** @description begins a thread of its own */
+                    comment?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Policy"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "questions-list": {
         parameters: {
             query?: never;
@@ -10318,7 +11164,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m841tqvsfrhhkzzbjbp7m9x3",
+                     *           "id": "qst_01m852eke9gshjegk0455cna9b",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -10326,8 +11172,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m841tpyh0nsxq04nwyr0638e",
-                     *           "created_at": "2026-11-23T11:14:32.441Z"
+                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "created_at": "2026-11-23T20:44:37.705Z"
                      *         }
                      *       ]
                      *     }
@@ -10499,7 +11345,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:57:06.104Z",
+                     *           "written_at": "2026-11-23T20:44:37.836Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -10551,12 +11397,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T10:57:06.104Z"
+                     *           "written_at": "2026-11-23T20:44:37.836Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-24T10:57:06.781Z",
+                     *       "since": "2026-10-24T20:44:38.760Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -10745,16 +11591,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-24T10:57:05.918Z",
-                     *         "to": "2026-11-23T10:57:05.918Z"
+                     *         "from": "2026-10-24T20:44:37.622Z",
+                     *         "to": "2026-11-23T20:44:37.622Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-23T10:57:05.918Z",
+                     *       "created_at": "2026-11-23T20:44:37.622Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-23T10:57:05.918Z",
+                     *       "finished_at": "2026-11-23T20:44:37.622Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -10913,16 +11759,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-24T10:57:05.918Z",
-                     *             "to": "2026-11-23T10:57:05.918Z"
+                     *             "from": "2026-10-24T20:44:37.622Z",
+                     *             "to": "2026-11-23T20:44:37.622Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-23T10:57:05.918Z",
+                     *           "created_at": "2026-11-23T20:44:37.622Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-23T10:57:05.918Z",
+                     *           "finished_at": "2026-11-23T20:44:37.622Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11014,8 +11860,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *             "created_at": "2026-11-23T10:57:05.560Z",
+                     *             "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *             "created_at": "2026-11-23T20:44:37.424Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -11076,8 +11922,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *         "created_at": "2026-11-23T10:57:05.560Z",
+                     *         "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *         "created_at": "2026-11-23T20:44:37.424Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -11092,8 +11938,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:05.560Z",
+                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:37.424Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11106,8 +11952,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m840tq5pmbq45fqtyybhert7",
-                     *           "created_at": "2026-11-23T10:57:05.475Z",
+                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "created_at": "2026-11-23T20:44:37.385Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11534,9 +12380,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m840tqcz76njnp5kn68as83c",
-                     *           "first_seen_at": "2026-11-23T10:57:06.080Z",
-                     *           "last_seen_at": "2026-11-23T10:57:06.080Z",
+                     *           "key_id": "key_01m852eh831x780j1kyz54zfab",
+                     *           "first_seen_at": "2026-11-23T20:44:37.736Z",
+                     *           "last_seen_at": "2026-11-23T20:44:37.736Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -11606,7 +12452,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-23T10:57:05.713Z",
+                     *           "since": "2026-11-23T20:44:37.729Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -11688,18 +12534,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m840tqjmdahesgy114zpjvvb",
-                     *           "key_hash": "sha256:ffebc2937548d7dbe49a12a0a3e8686c0d8759f147ef1c945f4a371cd8523faa",
+                     *           "id": "agk_01m852ehde7vsh9z62mhw3gk63",
+                     *           "key_hash": "sha256:4bf015499acfc9802727bfc88f8641db2c0275282ef29f5e498355b9848de283",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m840tq5pmbq45fqtyybhert7"
+                     *           "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn"
                      *         },
                      *         {
-                     *           "id": "agk_01m840tsnh3nd7txbgt1wyxvbw",
-                     *           "key_hash": "sha256:381149dddd8f158d34d5b9eb76caebbfbbe5635c927e0410c64d626f488113f1",
+                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
+                     *           "key_hash": "sha256:555d71d216d90743987f87813abbbbbe1f1526d329b22b438de7685b9ab8680f",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m840tqdhyn173cd94g75ez5b"
+                     *           "owner_id": "usr_01m852eh8sb46z77jysj1ggbf9"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -11850,8 +12696,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-23T10:57:05.380Z",
-                     *           "last_seen": "2026-11-23T10:57:05.380Z"
+                     *           "first_seen": "2026-11-23T20:44:37.343Z",
+                     *           "last_seen": "2026-11-23T20:44:37.343Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -11908,8 +12754,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-23T10:57:05.380Z",
-                     *       "last_seen": "2026-11-23T10:57:05.380Z",
+                     *       "first_seen": "2026-11-23T20:44:37.343Z",
+                     *       "last_seen": "2026-11-23T20:44:37.343Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -11940,9 +12786,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-23T10:57:05.380Z",
-                     *           "last_seen": "2026-11-23T10:57:05.380Z",
-                     *           "reported_by": "key_01m840tqcz76njnp5kn68as83c",
+                     *           "first_seen": "2026-11-23T20:44:37.343Z",
+                     *           "last_seen": "2026-11-23T20:44:37.343Z",
+                     *           "reported_by": "key_01m852eh831x780j1kyz54zfab",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -12257,8 +13103,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-23T10:57:05.380Z",
-                     *           "last_seen": "2026-11-23T10:57:05.380Z",
+                     *           "first_seen": "2026-11-23T20:44:37.343Z",
+                     *           "last_seen": "2026-11-23T20:44:37.343Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -12381,7 +13227,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-23T10:57:06.071Z",
+                     *           "last_seen": "2026-11-23T20:44:37.726Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -12447,10 +13293,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-23T10:57:06.071Z",
+                     *       "last_seen": "2026-11-23T20:44:37.726Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m840tq5pmbq45fqtyybhert7"
+                     *         "usr_01m852eh1fh9bdjzjbpgmchejn"
                      *       ]
                      *     }
                      */
@@ -12555,11 +13401,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
+                     *           "id": "esc_01m852ejwam74c8gjcznnv8369",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m840tqjmdahesgy114zpjvvb",
+                     *           "opened_by": "agk_01m852ehde7vsh9z62mhw3gk63",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -12581,8 +13427,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-23T11:57:05.084Z",
-                     *           "created_at": "2026-11-23T10:57:05.084Z",
+                     *           "expires_at": "2026-11-23T21:44:37.130Z",
+                     *           "created_at": "2026-11-23T20:44:37.130Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -12596,17 +13442,21 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m840tq5pmbq45fqtyybhert7"
+                     *             "usr_01m852eh1fh9bdjzjbpgmchejn"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:4b6cbec97d86a39059cb354e2736230553b71214b29723d724cbbde483e3be35"
+                     *           "shown_hash": "sha256:8ee903aec2b2d0513ab42068c3308d555ba67aa9a10f8343549f6ed3de04ae39"
                      *         }
                      *       ],
                      *       "total": 1,
                      *       "limit": 50,
                      *       "offset": 0,
                      *       "next_cursor": null,
-                     *       "has_more": false
+                     *       "has_more": false,
+                     *       "set_aside": {
+                     *         "count": 0,
+                     *         "next_at": null
+                     *       }
                      *     }
                      */
                     "application/json": {
@@ -12775,7 +13625,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-23T11:57:05.084Z"
+                     *           "next_expires_at": "2026-11-23T21:44:37.130Z"
                      *         }
                      *       ]
                      *     }
@@ -12799,6 +13649,74 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "escrow-rejectable": {
+        parameters: {
+            query: {
+                /** @description with commas between */
+                ids: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "holds": []
+                     *     }
+                     */
+                    "application/json": {
+                        holds: {
+                            id: string;
+                            /**
+                             * @description as of now, whether or not its timer has run
+                             * @enum {string}
+                             */
+                            status: "held" | "released" | "rejected" | "consumed" | "expired" | "cancelled";
+                            agent_id: string;
+                            agent_role: string;
+                            action_type: string;
+                            tool_server: string | null;
+                            tool_name: string | null;
+                            method: string | null;
+                            resource: string | null;
+                            estimated_value: number | null;
+                            value_currency: string | null;
+                            /**
+                             * Format: date-time
+                             * @description held until then
+                             */
+                            expires_at: string;
+                            /** @description what the vote is to name: it is refused where the hold is another one by then */
+                            shown_hash: string;
+                            /** @description why your rejection would be refused now; null: it ends the hold */
+                            refusal: {
+                                code: string;
+                                detail: string;
+                            } | null;
+                        }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
             422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
@@ -12895,7 +13813,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:57:07.080Z",
+                     *       "since": "2026-11-22T20:44:39.461Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -12951,11 +13869,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
+                     *       "id": "esc_01m852ejwam74c8gjcznnv8369",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m840tqjmdahesgy114zpjvvb",
+                     *       "opened_by": "agk_01m852ehde7vsh9z62mhw3gk63",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -12977,8 +13895,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-23T11:57:05.084Z",
-                     *       "created_at": "2026-11-23T10:57:05.084Z",
+                     *       "expires_at": "2026-11-23T21:44:37.130Z",
+                     *       "created_at": "2026-11-23T20:44:37.130Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -12992,10 +13910,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m840tq5pmbq45fqtyybhert7"
+                     *         "usr_01m852eh1fh9bdjzjbpgmchejn"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:4b6cbec97d86a39059cb354e2736230553b71214b29723d724cbbde483e3be35"
+                     *       "shown_hash": "sha256:8ee903aec2b2d0513ab42068c3308d555ba67aa9a10f8343549f6ed3de04ae39"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -13345,15 +14263,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m840tsytjecc9n7t8avck225",
+                     *           "id": "stp_01m852ekdfhdxhhb1cpx8tzf5r",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *           "created_at": "2026-11-23T10:57:06.016Z",
+                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "created_at": "2026-11-23T20:44:37.683Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -13481,15 +14399,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m840tsytjecc9n7t8avck225",
+                     *       "id": "stp_01m852ekdfhdxhhb1cpx8tzf5r",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *       "created_at": "2026-11-23T10:57:06.016Z",
+                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *       "created_at": "2026-11-23T20:44:37.683Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -13500,7 +14418,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-23T10:57:06.080Z"
+                     *             "last_seen_at": "2026-11-23T20:44:37.736Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -13596,7 +14514,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
+                     *           "id": "sub_01m852ekasy8ndvsjvkc2g2tsz",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -13607,8 +14525,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-23T10:57:05.890Z",
-                     *           "updated_at": "2026-11-23T10:57:05.890Z"
+                     *           "created_at": "2026-11-23T20:44:37.593Z",
+                     *           "updated_at": "2026-11-23T20:44:37.593Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13727,7 +14645,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
+                     *       "id": "sub_01m852ekasy8ndvsjvkc2g2tsz",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -13738,8 +14656,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-23T10:57:05.890Z",
-                     *       "updated_at": "2026-11-23T10:57:05.890Z"
+                     *       "created_at": "2026-11-23T20:44:37.593Z",
+                     *       "updated_at": "2026-11-23T20:44:37.593Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -13976,11 +14894,197 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "subscriptions-example": {
+        parameters: {
+            query: {
+                event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "event_type": "escrow.created",
+                     *       "headers": {
+                     *         "content-type": "application/json; charset=utf-8",
+                     *         "x-svc-event": "escrow.created",
+                     *         "x-svc-delivery": "dlv_example",
+                     *         "x-svc-test": "true",
+                     *         "x-svc-signature": "t=1795467422,v1=982ba8c38b82c1f3966e0f30536296c29a15561a04b89cd3dde595722015e68b",
+                     *         "webhook-id": "oev_example",
+                     *         "webhook-timestamp": "1795467422",
+                     *         "webhook-signature": "v1,cu+4COqe+uGrQrAuS9hktak8hcKWgZKV4Uq05B762lM="
+                     *       },
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6zygxx\",\"test\":true,\"created_at\":\"2026-11-23T20:57:02.419Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-23T21:57:02.419Z\",\"notify_targets\":[]}",
+                     *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
+                     *     }
+                     */
+                    "application/json": {
+                        event_type: string;
+                        headers: {
+                            [key: string]: string;
+                        };
+                        body: string;
+                        /** @description null for a destination that checks no signature */
+                        secret: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "subscriptions-sendExample": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "event_type": "escrow.created"
+                 *     }
+                 */
+                "application/json": {
+                    /** @enum {string} */
+                    event_type: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            202: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @description it is listed as soon as it is queued */
+                        delivery_id: string;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "subscriptions-attempts": {
+        parameters: {
+            query?: {
+                since?: string;
+                until?: string;
+                buckets?: number;
+                utc_offset?: number;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "since": "2026-11-22T20:57:02.459Z",
+                     *       "until": "2026-11-23T20:57:02.459Z",
+                     *       "bucket_seconds": 3600,
+                     *       "complete_since": null,
+                     *       "delivered": 0,
+                     *       "delivered_on_retry": 0,
+                     *       "failed": 0,
+                     *       "retries": 0,
+                     *       "p50_ms": null,
+                     *       "p95_ms": null,
+                     *       "buckets": [
+                     *         {
+                     *           "at": "2026-11-22T20:00:00.000Z",
+                     *           "delivered": 0,
+                     *           "delivered_on_retry": 0,
+                     *           "failed": 0,
+                     *           "retries": 0,
+                     *           "p50_ms": null,
+                     *           "p95_ms": null
+                     *         },
+                     *         {
+                     *           "at": "2026-11-22T21:00:00.000Z",
+                     *           "delivered": 0,
+                     *           "delivered_on_retry": 0,
+                     *           "failed": 0,
+                     *           "retries": 0,
+                     *           "p50_ms": null,
+                     *           "p95_ms": null
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["DeliveryAttempts"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "subscriptions-deliveries": {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
                 event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.tests_broken" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
+                since?: string;
+                until?: string;
                 limit?: number;
                 cursor?: string;
             };
@@ -14005,17 +15109,18 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3",
-                     *           "subscription_id": "sub_01m840tsv2w9kbzxgfy2223ez1",
+                     *           "id": "dlv_39e716s",
+                     *           "subscription_id": "sub_01m853570c4q99d9v5239e716s",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
+                     *           "test": false,
                      *           "status": "delivered",
                      *           "attempts": 1,
                      *           "http_status": null,
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-23T10:57:06.059Z",
+                     *           "created_at": "2026-11-23T20:56:58.990Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -14036,6 +15141,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -14064,17 +15170,18 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3",
-                     *       "subscription_id": "sub_01m840tsv2w9kbzxgfy2223ez1",
+                     *       "id": "dlv_39e716s",
+                     *       "subscription_id": "sub_01m853570c4q99d9v5239e716s",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
+                     *       "test": false,
                      *       "status": "delivered",
                      *       "attempts": 1,
                      *       "http_status": null,
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-23T10:57:06.059Z",
+                     *       "created_at": "2026-11-23T20:56:58.990Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -14089,6 +15196,8 @@ export interface operations {
                         /** @description the same for every attempt; sent as webhook-id */
                         event_id: string;
                         event_type: string;
+                        /** @description an example that an admin had sent */
+                        test: boolean;
                         /**
                          * @description also `retrying` before the first attempt
                          * @enum {string}
@@ -14188,7 +15297,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m840tsv2w9kbzxgfy2223ez1",
+                     *           "id": "sub_01m853570c4q99d9v5239e716s",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -14214,6 +15323,7 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -14448,13 +15558,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m840txkwse3mab78j8mtzhze",
+                     *       "event_id": "evt_01m852es7abeky6020j2z3rjec",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:24cbea6189d6597a7c9fdc1c8d52240cecfeef5e0679cce55dc95fc413ad6fe6",
+                     *       "bundle_hash": "sha256:c85afb85d76feaf29a978795e536ffe05f939d484c314de26f691c593bcf906f",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 34131
+                     *       "evaluation_us": 23141
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -14593,13 +15703,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m840txnnqz1hqz146v4kx7jh",
+                     *       "event_id": "evt_01m852es8smmq7wmk428qeesf6",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:24cbea6189d6597a7c9fdc1c8d52240cecfeef5e0679cce55dc95fc413ad6fe6",
+                     *       "bundle_hash": "sha256:c85afb85d76feaf29a978795e536ffe05f939d484c314de26f691c593bcf906f",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 402
+                     *       "evaluation_us": 433
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -14709,6 +15819,94 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    sessionStory: {
+        parameters: {
+            query: {
+                session_id: string;
+                agent_id?: string;
+                decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                order?: "asc" | "desc";
+                after?: string;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "session_id": "session-1",
+                     *       "first_at": "2026-11-23T20:56:59.001Z",
+                     *       "last_at": "2026-11-23T20:56:59.001Z",
+                     *       "entries": [
+                     *         {
+                     *           "id": "event-24134-4",
+                     *           "event_type": "decision.allow",
+                     *           "decision": "allow",
+                     *           "deny_reason": null,
+                     *           "tool_name": "read",
+                     *           "tool_server": null,
+                     *           "agent_id": "agent-1",
+                     *           "agent_role": "clerk",
+                     *           "policy_id": "guard",
+                     *           "session_id": "session-1",
+                     *           "method": "GET",
+                     *           "proxy_id": "proxy-1",
+                     *           "evaluation_us": 12,
+                     *           "created_at": "2026-11-23T20:56:59.001Z",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z"
+                     *         },
+                     *         {
+                     *           "id": "event-24134-5",
+                     *           "event_type": "decision.deny",
+                     *           "decision": "deny",
+                     *           "deny_reason": "x",
+                     *           "tool_name": "read",
+                     *           "tool_server": null,
+                     *           "agent_id": "agent-1",
+                     *           "agent_role": "clerk",
+                     *           "policy_id": "guard",
+                     *           "session_id": "session-1",
+                     *           "method": "GET",
+                     *           "proxy_id": "proxy-1",
+                     *           "evaluation_us": 12,
+                     *           "created_at": "2026-11-23T20:56:59.001Z",
+                     *           "timestamp": "2026-01-31T12:00:00.000Z"
+                     *         }
+                     *       ],
+                     *       "holds": [],
+                     *       "stops": [],
+                     *       "related": [],
+                     *       "previous_session_id": null,
+                     *       "next_session_id": null,
+                     *       "next_cursor": "ZXZlbnRzLTE6YXNjOjQ",
+                     *       "has_more": false
+                     *     }
+                     */
+                    "application/json": components["schemas"]["SessionStory"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "events-list": {
         parameters: {
             query?: {
@@ -14723,6 +15921,16 @@ export interface operations {
                 session_id?: string;
                 proxy_id?: string;
                 trace_id?: string;
+                not_decision?: ("allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited")[];
+                not_tool_name?: string[];
+                not_tool_server?: string[];
+                not_agent_id?: string[];
+                not_agent_role?: string[];
+                not_rule_id?: string[];
+                not_policy_id?: string[];
+                not_session_id?: string[];
+                not_proxy_id?: string[];
+                not_trace_id?: string[];
                 since?: string;
                 until?: string;
                 after?: string;
@@ -14748,7 +15956,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-25976-5",
+                     *           "id": "event-31939-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -14761,10 +15969,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:57:06.071Z"
+                     *           "created_at": "2026-11-23T20:44:37.726Z"
                      *         },
                      *         {
-                     *           "id": "event-25976-4",
+                     *           "id": "event-31939-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -14777,17 +15985,20 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T10:57:06.071Z"
+                     *           "created_at": "2026-11-23T20:44:37.726Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
-                     *       "has_more": false
+                     *       "has_more": false,
+                     *       "end_cursor": "ZXZlbnRzLTE6YXNjOjk"
                      *     }
                      */
                     "application/json": {
                         events: components["schemas"]["DecisionEvent"][];
                         next_cursor: string | null;
                         has_more: boolean;
+                        /** @description with order=asc it continues with what is recorded after this answer */
+                        end_cursor: string;
                     };
                 };
             };
@@ -14823,12 +16034,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T10:57:07.638Z",
-                     *       "until": "2026-11-23T10:57:07.638Z",
+                     *       "since": "2026-11-22T20:44:39.962Z",
+                     *       "until": "2026-11-23T20:44:39.962Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T10:57:07.638Z",
+                     *           "at": "2026-11-22T20:44:39.962Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14836,7 +16047,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-22T11:57:07.638Z",
+                     *           "at": "2026-11-22T21:44:39.962Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -14847,7 +16058,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-23T10:57:06.071Z"
+                     *         "at": "2026-11-23T20:44:37.726Z"
                      *       }
                      *     }
                      */
@@ -14876,6 +16087,16 @@ export interface operations {
                 session_id?: string;
                 proxy_id?: string;
                 trace_id?: string;
+                not_decision?: ("allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited")[];
+                not_tool_name?: string[];
+                not_tool_server?: string[];
+                not_agent_id?: string[];
+                not_agent_role?: string[];
+                not_rule_id?: string[];
+                not_policy_id?: string[];
+                not_session_id?: string[];
+                not_proxy_id?: string[];
+                not_trace_id?: string[];
                 since?: string;
                 until?: string;
                 buckets?: number;
@@ -14898,8 +16119,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-23T10:57:05.317Z",
-                     *       "until": "2026-11-23T10:57:07.692Z",
+                     *       "since": "2026-11-23T20:44:37.319Z",
+                     *       "until": "2026-11-23T20:44:40.159Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -14910,18 +16131,18 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-23T10:57:05.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-23T20:44:37.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-23T10:57:06.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-23T20:44:38.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 0,
                      *           "rate_limited": 0
                      *         }
@@ -14997,6 +16218,102 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "events-groups": {
+        parameters: {
+            query: {
+                decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                tool_name?: string;
+                tool_server?: string;
+                agent_id?: string;
+                agent_role?: string;
+                rule_id?: string;
+                policy_id?: string;
+                session_id?: string;
+                proxy_id?: string;
+                trace_id?: string;
+                not_decision?: ("allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited")[];
+                not_tool_name?: string[];
+                not_tool_server?: string[];
+                not_agent_id?: string[];
+                not_agent_role?: string[];
+                not_rule_id?: string[];
+                not_policy_id?: string[];
+                not_session_id?: string[];
+                not_proxy_id?: string[];
+                not_trace_id?: string[];
+                since?: string;
+                until?: string;
+                /** @description the field whose values are counted */
+                by: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
+                and?: "decision" | "tool_name" | "tool_server" | "agent_id" | "agent_role" | "rule_id" | "policy_id" | "session_id" | "proxy_id";
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "records": 3,
+                     *       "counted": 3,
+                     *       "estimated": false,
+                     *       "matching": 3,
+                     *       "groups": [
+                     *         {
+                     *           "value": "read",
+                     *           "count": 2,
+                     *           "decisions": {
+                     *             "allow": 1,
+                     *             "allow_with_masking": 0,
+                     *             "deny": 1,
+                     *             "escrow": 0,
+                     *             "rate_limited": 0
+                     *           },
+                     *           "first_at": "2026-11-23T20:26:42.262Z",
+                     *           "last_at": "2026-11-23T20:26:42.262Z"
+                     *         },
+                     *         {
+                     *           "value": "pay",
+                     *           "count": 1,
+                     *           "decisions": {
+                     *             "allow": 0,
+                     *             "allow_with_masking": 0,
+                     *             "deny": 0,
+                     *             "escrow": 1,
+                     *             "rate_limited": 0
+                     *           },
+                     *           "first_at": "2026-11-23T20:26:41.855Z",
+                     *           "last_at": "2026-11-23T20:26:41.855Z"
+                     *         }
+                     *       ],
+                     *       "others": {
+                     *         "groups": 0,
+                     *         "count": 0
+                     *       }
+                     *     }
+                     */
+                    "application/json": components["schemas"]["DecisionGroups"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "events-get": {
         parameters: {
             query?: never;
@@ -15019,7 +16336,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m840trv2c4y2zzp65cbw80mz",
+                     *       "id": "evt_01m852ejpcsmgkv090d4kzh708",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -15031,32 +16348,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 367635,
-                     *       "created_at": "2026-11-23T10:57:05.317Z",
+                     *       "evaluation_us": 288152,
+                     *       "created_at": "2026-11-23T20:44:37.319Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m840ts1wq6qjc5zr5pdq628n",
-                     *       "key_id": "agk_01m840tqjmdahesgy114zpjvvb",
+                     *       "escrow_id": "esc_01m852ejwam74c8gjcznnv8369",
+                     *       "key_id": "agk_01m852ehde7vsh9z62mhw3gk63",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-23T10:57:04.866Z",
+                     *       "timestamp": "2026-11-23T20:44:36.940Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:102f041c0408b9e84d81f7853834a07e11b8f4e64ef47959e2234ae75ad822fd",
-                     *       "input_hash": "sha256:98a93fdb41606acb9989d20d5c5de1b4d30dde64369aceb4d58b486c90fb5a1e",
-                     *       "action_ref": "sha256:21ff31ff2f24072f50fafcfef62327d1568fafdef3b0ced909b3d97e0355d772",
-                     *       "trace_id": "11161057cbec0ff8c0218293eca594e7",
-                     *       "span_id": "f8924f3494c6b4df",
+                     *       "ask_commit": "sha256:ea1390525d63151bfc93a50cfd18973f6e728f080a9d3e507c2a62bfd6097937",
+                     *       "input_hash": "sha256:0009578357ccf7a8a6bc3615957ddd3e600c3a7264654a2037f484e081a92d13",
+                     *       "action_ref": "sha256:146baa80b44228836ed51a248a219709466026b4e665899bd74839345f6b4cd9",
+                     *       "trace_id": "51ceefaf028ab571a50496ca3a67d3b5",
+                     *       "span_id": "d01be3c3b030e1f5",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:9c1401529295d96095bddfdc3944a5217b0f7010c3dab915253a9801c3581512"
+                     *         "bundle_hash": "sha256:a9072e00cfee465ce85ace15a7867a204087088e9f70e1489cfc66e063b13dd4"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3",
-                     *         "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
+                     *         "prev_hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5",
+                     *         "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -15097,18 +16414,18 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m840trv2c4y2zzp65cbw80mz",
+                     *       "event_id": "evt_01m852ejpcsmgkv090d4kzh708",
                      *       "known": true,
                      *       "rules": [
                      *         {
                      *           "rule_id": "guard#1",
                      *           "policy_id": "guard",
-                     *           "version": 1,
                      *           "effect": "permit",
                      *           "decided": true,
+                     *           "cedar": "@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");",
+                     *           "version": 1,
                      *           "matched": true,
                      *           "reason": null,
-                     *           "cedar": "@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");",
                      *           "conditions": null
                      *         }
                      *       ],
@@ -15152,13 +16469,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m840trv2c4y2zzp65cbw80mz",
+                     *       "event_id": "evt_01m852ejpcsmgkv090d4kzh708",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:57:04.866Z",
-                     *         "owner": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *         "now": "2026-11-23T20:44:36.940Z",
+                     *         "owner": "usr_01m852eh1fh9bdjzjbpgmchejn",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -15167,8 +16484,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T10:57:04.866Z",
-                     *         "owner": "usr_01m840tq5pmbq45fqtyybhert7",
+                     *         "now": "2026-11-23T20:44:36.940Z",
+                     *         "owner": "usr_01m852eh1fh9bdjzjbpgmchejn",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -15410,10 +16727,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
-                     *       "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-03wadg/forensics\n2\n7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185\n\n— control.test 6FeuxHzv5yCRZUBKD6EpkIsLIM2hYpN9Kw8EY0/mfewc9X0Izt0j89XvimEXiVTFhgs2bQHKvVX1ZhYMEoRQpUYkdgM=\n",
-                     *       "created_at": "2026-11-23T10:57:05.779Z"
+                     *       "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
+                     *       "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-nua1fa/forensics\n2\n6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b\n\n— control.test A6OmHSR+MI/PmeJlvQVyKjfLCo+WQ4TbH9bRm4+XkLlNHTcntvDkrq9DIXlrdB+IDQ3zQXUf7jj0UGn6i4ZVkuWGjQ0=\n",
+                     *       "created_at": "2026-11-23T20:44:37.512Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -15456,10 +16773,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
-                     *           "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-03wadg/forensics\n2\n7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185\n\n— control.test 6FeuxHzv5yCRZUBKD6EpkIsLIM2hYpN9Kw8EY0/mfewc9X0Izt0j89XvimEXiVTFhgs2bQHKvVX1ZhYMEoRQpUYkdgM=\n",
-                     *           "created_at": "2026-11-23T10:57:05.779Z"
+                     *           "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
+                     *           "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-nua1fa/forensics\n2\n6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b\n\n— control.test A6OmHSR+MI/PmeJlvQVyKjfLCo+WQ4TbH9bRm4+XkLlNHTcntvDkrq9DIXlrdB+IDQ3zQXUf7jj0UGn6i4ZVkuWGjQ0=\n",
+                     *           "created_at": "2026-11-23T20:44:37.512Z"
                      *         }
                      *       ]
                      *     }
@@ -15551,18 +16868,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-23T10:57:05.317Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764\",\"received_at\":\"2026-11-23T10:57:05.317Z\",\"seq\":1,\"tenant_id\":\"t1-03wadg\",\"v\":1}",
-                     *           "hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3",
-                     *           "computed_hash": "9096696764a48478fbe06307c8b3321aed1151c0f028dae9939623774a4d10c3"
+                     *           "received_at": "2026-11-23T20:44:37.319Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a\",\"received_at\":\"2026-11-23T20:44:37.319Z\",\"seq\":1,\"tenant_id\":\"t1-nua1fa\",\"v\":1}",
+                     *           "hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5",
+                     *           "computed_hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m840trv2c4y2zzp65cbw80mz",
-                     *           "received_at": "2026-11-23T10:57:05.317Z",
-                     *           "line": "{\"action_ref\":\"sha256:21ff31ff2f24072f50fafcfef62327d1568fafdef3b0ced909b3d97e0355d772\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:102f041c0408b9e84d81f7853834a07e11b8f4e64ef47959e2234ae75ad822fd\",\"bundle_hash\":\"sha256:9c1401529295d96095bddfdc3944a5217b0f7010c3dab915253a9801c3581512\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m840ts1wq6qjc5zr5pdq628n\",\"evaluation_us\":367635,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m840trv2c4y2zzp65cbw80mz\",\"input_hash\":\"sha256:98a93fdb41606acb9989d20d5c5de1b4d30dde64369aceb4d58b486c90fb5a1e\",\"key_id\":\"agk_01m840tqjmdahesgy114zpjvvb\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T10:57:05.317Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f8924f3494c6b4df\",\"tenant_id\":\"t1-03wadg\",\"timestamp\":\"2026-11-23T10:57:04.866Z\",\"tool_name\":\"pay\",\"trace_id\":\"11161057cbec0ff8c0218293eca594e7\",\"v\":1}",
-                     *           "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
-                     *           "computed_hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185"
+                     *           "id": "evt_01m852ejpcsmgkv090d4kzh708",
+                     *           "received_at": "2026-11-23T20:44:37.319Z",
+                     *           "line": "{\"action_ref\":\"sha256:146baa80b44228836ed51a248a219709466026b4e665899bd74839345f6b4cd9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:ea1390525d63151bfc93a50cfd18973f6e728f080a9d3e507c2a62bfd6097937\",\"bundle_hash\":\"sha256:a9072e00cfee465ce85ace15a7867a204087088e9f70e1489cfc66e063b13dd4\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m852ejwam74c8gjcznnv8369\",\"evaluation_us\":288152,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m852ejpcsmgkv090d4kzh708\",\"input_hash\":\"sha256:0009578357ccf7a8a6bc3615957ddd3e600c3a7264654a2037f484e081a92d13\",\"key_id\":\"agk_01m852ehde7vsh9z62mhw3gk63\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T20:44:37.319Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"d01be3c3b030e1f5\",\"tenant_id\":\"t1-nua1fa\",\"timestamp\":\"2026-11-23T20:44:36.940Z\",\"tool_name\":\"pay\",\"trace_id\":\"51ceefaf028ab571a50496ca3a67d3b5\",\"v\":1}",
+                     *           "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
+                     *           "computed_hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b"
                      *         }
                      *       ]
                      *     }
@@ -15743,7 +17060,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "decision.exported" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -15771,12 +17088,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m840tvp2afafnw72mb72rs1e",
-                     *           "seq": 26,
-                     *           "created_at": "2026-11-23T10:57:07.778Z",
+                     *           "id": "aud_01m852ep240bjeh1vha2tvmznq",
+                     *           "seq": 27,
+                     *           "created_at": "2026-11-23T20:44:40.388Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *             "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -15784,21 +17101,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m840trv2c4y2zzp65cbw80mz"
+                     *             "id": "evt_01m852ejpcsmgkv090d4kzh708"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m840tvnvaw6p4h4stq18tfh0",
-                     *           "prev_hash": "6f21bebeab81f179ccb6478391fb54634f3edd7b97bb18587a4c1ee5125133d3",
-                     *           "hash": "f115cb2c4beec5e32fc6f815d543eedd811d90f40f17f73d96878dd13906c62c"
+                     *           "request_id": "req_01m852ep1kr7p3m39gnxq58gsc",
+                     *           "prev_hash": "7bac3ee9576341149ae5f9af18f46d364e24b78029f7df60569a6468cd534795",
+                     *           "hash": "111d694c63eabebdca5f5095eee0402d81727f2525e60fd9f9f479184ad44e20"
                      *         },
                      *         {
-                     *           "id": "aud_01m840tt2mmyzfjndhcbsq26h6",
-                     *           "seq": 25,
-                     *           "created_at": "2026-11-23T10:57:06.132Z",
+                     *           "id": "aud_01m852ekjrycft7k4fp5d6t6hg",
+                     *           "seq": 26,
+                     *           "created_at": "2026-11-23T20:44:37.848Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m840tqcz76njnp5kn68as83c",
+                     *             "id": "key_01m852eh831x780j1kyz54zfab",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -15811,9 +17128,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m840tt17kwc39c5m276316m4",
-                     *           "prev_hash": "a1736732644e5ed007c00c842962d16401371e9bc3f83751cf4506fbf84ccf98",
-                     *           "hash": "6f21bebeab81f179ccb6478391fb54634f3edd7b97bb18587a4c1ee5125133d3"
+                     *           "request_id": "req_01m852ekg77qy23by1qfk2hs7q",
+                     *           "prev_hash": "a845bede14a03892095af2a4dfa67bb47b10fbb155f4ecfb3c99822d99588e2b",
+                     *           "hash": "7bac3ee9576341149ae5f9af18f46d364e24b78029f7df60569a6468cd534795"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -15858,27 +17175,26 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m840tsz5gnnez28pm2v94bn3",
-                     *       "seq": 24,
-                     *       "created_at": "2026-11-23T10:57:06.021Z",
+                     *       "id": "aud_01m852ekecm5t181s6scfmc14e",
+                     *       "seq": 25,
+                     *       "created_at": "2026-11-23T20:44:37.708Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m840tqdhyn173cd94g75ez5b",
+                     *         "id": "usr_01m852eh8sb46z77jysj1ggbf9",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
-                     *       "action": "stop.created",
-                     *       "code": "STP001I",
+                     *       "action": "saved_question.created",
+                     *       "code": "QST001I",
                      *       "target": {
-                     *         "type": "stop",
-                     *         "id": "stp_01m840tsytjecc9n7t8avck225"
+                     *         "type": "question",
+                     *         "id": "qst_01m852eke9gshjegk0455cna9b"
                      *       },
-                     *       "severity": "critical",
-                     *       "reason": "it misbehaves",
-                     *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m840tsys3nb89d8nhtn8nyee",
-                     *       "prev_hash": "67ec1c86623d8df42357281ff91c73dc9bb9fb055af6bac02a7932e93fcf1423",
-                     *       "hash": "a1736732644e5ed007c00c842962d16401371e9bc3f83751cf4506fbf84ccf98"
+                     *       "severity": "info",
+                     *       "detail": "kept",
+                     *       "request_id": "req_01m852eke6m84vf48g9p3trf30",
+                     *       "prev_hash": "55cf7ec7ef2b92c57609db9ca746d246bb18617f2e4e3e77fd6e9cc9e3f4eeb0",
+                     *       "hash": "a845bede14a03892095af2a4dfa67bb47b10fbb155f4ecfb3c99822d99588e2b"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -15979,20 +17295,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m840txqkdd573t09bcp38dw2",
+                     *       "package_id": "pkg_01m852esanaftre3qs9bj7ywws",
                      *       "purpose": "x",
-                     *       "from": "2026-10-23T10:57:09.875Z",
-                     *       "to": "2026-11-23T10:57:09.875Z",
+                     *       "from": "2026-10-23T20:44:43.733Z",
+                     *       "to": "2026-11-23T20:44:43.733Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:bb934442d4e0aabc14e9917025d8f0570d70c390046face0bcd16c41ce678cdc",
-                     *       "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
-                     *       "size": 33792,
-                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *       "created_at": "2026-11-23T10:57:09.875Z"
+                     *       "package_hash": "sha256:2a30f7332e3a4c5d632ee4d3736e7b849ed6226490f588ac0ef26ee63658e4a2",
+                     *       "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *       "size": 35328,
+                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *       "created_at": "2026-11-23T20:44:43.733Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -16092,20 +17408,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m840tsq3dw9k061976b9gtr7",
+                     *           "package_id": "pkg_01m852ek7w14nm6xnejtppz5g1",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-23T10:57:05.763Z",
-                     *           "to": "2026-11-23T10:57:05.763Z",
+                     *           "from": "2026-10-23T20:44:37.500Z",
+                     *           "to": "2026-11-23T20:44:37.500Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:cbc6403d386479a33f8aeb239a4f6e76240db268d913421690186d950149e87a",
-                     *           "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
-                     *           "size": 26112,
-                     *           "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *           "created_at": "2026-11-23T10:57:05.763Z"
+                     *           "package_hash": "sha256:da67598f06772f7c397f6307174e1c8e10ded88a4ca67efd32cb1d936162b239",
+                     *           "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *           "size": 27648,
+                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "created_at": "2026-11-23T20:44:37.500Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -16151,30 +17467,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m840tsq3dw9k061976b9gtr7",
+                     *       "package_id": "pkg_01m852ek7w14nm6xnejtppz5g1",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-23T10:57:05.763Z",
-                     *       "to": "2026-11-23T10:57:05.763Z",
+                     *       "from": "2026-10-23T20:44:37.500Z",
+                     *       "to": "2026-11-23T20:44:37.500Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:cbc6403d386479a33f8aeb239a4f6e76240db268d913421690186d950149e87a",
-                     *       "public_key_fingerprint": "sha256:08f28c0727dd0fa8690dce63e35abe7d4755e9df733a6997af0370cc30a4d764",
-                     *       "size": 26112,
-                     *       "created_by": "usr_01m840tqdhyn173cd94g75ez5b",
-                     *       "created_at": "2026-11-23T10:57:05.763Z",
+                     *       "package_hash": "sha256:da67598f06772f7c397f6307174e1c8e10ded88a4ca67efd32cb1d936162b239",
+                     *       "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *       "size": 27648,
+                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *       "created_at": "2026-11-23T20:44:37.500Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "884da1b0a3975bc01f3534c74cb6722f6b7d6881a545e116121262c2383eae2f"
+                     *           "sha256": "5464124f3329878d623ef06772eaa5dc04368c44d626f49831787e3559a3a8cc"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "2d7fa4e60928add46fd80e69dcb776e3a7badc47cce6e3bf4a9dce03f858c6ff"
+                     *           "sha256": "607a0aae9555bb71732965b0d55fd3a3179770eb6342f5739deaf2a6cb0f8086"
                      *         }
                      *       ]
                      *     }
@@ -16299,7 +17615,7 @@ export interface operations {
                      *             },
                      *             {
                      *               "id": "pending_approval",
-                     *               "description": "waiting for an approver who neither wrote nor submitted it",
+                     *               "description": "waiting for an approver who neither wrote any of it nor submitted it",
                      *               "final": false
                      *             }
                      *           ],
@@ -16308,6 +17624,7 @@ export interface operations {
                      *               "event": "update",
                      *               "from": "draft",
                      *               "to": "draft",
+                     *               "guard": "mayWrite",
                      *               "effects": [
                      *                 "addRevision",
                      *                 "audit policy.updated"
@@ -16317,6 +17634,7 @@ export interface operations {
                      *               "event": "rollback",
                      *               "from": "draft",
                      *               "to": "draft",
+                     *               "guard": "mayWrite",
                      *               "effects": [
                      *                 "addRevision",
                      *                 "audit policy.rolled_back"
@@ -16583,7 +17901,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m840ts1wq6qjc5zr5pdq628n",
+                     *       "id": "esc_01m852ejwam74c8gjcznnv8369",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -16659,7 +17977,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3",
+                     *       "id": "dlv_39e716s",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -17241,8 +18559,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "PKp5QNramtyh9NNLyK0FhNmjc8EL4jUgihz6lEKQTC8",
-                     *           "kid": "bmUJ_S2ZnnkQ0da4ET0wkjvGq5qCEohSGRj4X-glJEc",
+                     *           "x": "4S-1QaCN6t56vuBlkahcOSKylzphxKsQL-fjJmuAboU",
+                     *           "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -17446,12 +18764,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "bbb34281f22cfcdecdf12a02e3a3d5e7251a8f8ff7fb6d412d86f76ce326f0d7"
+                     *         "hash": "0590e7c508266d321add439d685320009bba2c93b52795fa5d0f1fba6d8e6eab"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "7045991fefd798aa8607a16e1710a1412d70add8fb37b603ac03d0a6f9866185",
-                     *         "created_at": "2026-11-23T10:57:05.779Z"
+                     *         "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
+                     *         "created_at": "2026-11-23T20:44:37.512Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -17490,10 +18808,10 @@ export interface operations {
                      * @example {
                      *       "verified": true,
                      *       "linear": true,
-                     *       "records_checked": 27,
+                     *       "records_checked": 28,
                      *       "head": {
-                     *         "seq": 27,
-                     *         "hash": "4b9a265e8abcd2e29ffb10911f5d9e7fc7da323240379b050b7aa194a64266ee"
+                     *         "seq": 28,
+                     *         "hash": "ee8d3cc36c33f17a3091e1a68ca5deae481a0ef1d2c7ee032e108a5f7b7b0021"
                      *       },
                      *       "last_checkpoint": null,
                      *       "accepted_losses": []
@@ -17515,7 +18833,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "tenant.departed" | "tenant.departure_undone" | "tenant.arrived" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "key.rotated" | "agent_key.created" | "agent_key.revoked" | "agent_key.rotated" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "proxy.removed" | "signing_key.rotated" | "mail_preferences.changed" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "policy.thread_resolved" | "policy.thread_reopened" | "policy.evaluation_disputed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "decision.exported" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "subscription.resent" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "saved_question.created" | "saved_question.deleted" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -17540,6 +18858,71 @@ export interface operations {
                 content: {
                     "text/csv": string;
                     "application/x-ndjson": string;
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            422: components["responses"]["TOO_BROAD"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "get-v1-events-export": {
+        parameters: {
+            query?: {
+                decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                tool_name?: string;
+                tool_server?: string;
+                agent_id?: string;
+                agent_role?: string;
+                rule_id?: string;
+                policy_id?: string;
+                session_id?: string;
+                proxy_id?: string;
+                trace_id?: string;
+                /** @description leaves out the decisions with this `decision`; repeated, with any of them. Those without one stay */
+                not_decision?: ("allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited")[];
+                /** @description leaves out the decisions with this `tool_name`; repeated, with any of them. Those without one stay */
+                not_tool_name?: string[];
+                /** @description leaves out the decisions with this `tool_server`; repeated, with any of them. Those without one stay */
+                not_tool_server?: string[];
+                /** @description leaves out the decisions with this `agent_id`; repeated, with any of them. Those without one stay */
+                not_agent_id?: string[];
+                /** @description leaves out the decisions with this `agent_role`; repeated, with any of them. Those without one stay */
+                not_agent_role?: string[];
+                /** @description leaves out the decisions with this `rule_id`; repeated, with any of them. Those without one stay */
+                not_rule_id?: string[];
+                /** @description leaves out the decisions with this `policy_id`; repeated, with any of them. Those without one stay */
+                not_policy_id?: string[];
+                /** @description leaves out the decisions with this `session_id`; repeated, with any of them. Those without one stay */
+                not_session_id?: string[];
+                /** @description leaves out the decisions with this `proxy_id`; repeated, with any of them. Those without one stay */
+                not_proxy_id?: string[];
+                /** @description leaves out the decisions with this `trace_id`; repeated, with any of them. Those without one stay */
+                not_trace_id?: string[];
+                since?: string;
+                until?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description CSV (RFC 4180) with a header line */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    /** @description true: there are more decisions that match */
+                    "X-Svc-Incomplete"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/csv": string;
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];

@@ -8,6 +8,7 @@ import type { Doer, Origin } from '../../domain/audit.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../../lib/crypto.ts';
 import type { Log } from '../../lib/log.ts';
+import { showsSomething } from '../../lib/visible.ts';
 import type { OpenedSession, Sessions } from '../sessions.ts';
 import type { Connection, Connections } from './connections.ts';
 import { normalEmail } from './domains.ts';
@@ -345,7 +346,8 @@ function nameOf(claim: unknown): string | undefined {
     .normalize('NFC')
     .replace(/(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}\ufffd]/gu, ' ')
     .replace(/\s+/g, ' ');
-  return [...text].slice(0, 200).join('').trim() || undefined;
+  const name = [...text].slice(0, 200).join('').trim();
+  return showsSomething(name) ? name : undefined;
 }
 
 /** A picture URL that other people's browsers may load: https, no user name, bounded length. */

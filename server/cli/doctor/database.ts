@@ -14,6 +14,10 @@ const NEWER = 190_000;
 const CONNECTIONS = 33;
 /** Those past a pooler: the last three, verifications and simulations. */
 const SESSIONS = 10;
+/** To the coordinator of Citus: two pools of ten, that of searches, the listener and the claim; */
+const COORDINATOR = 24;
+/** and of a process beside no node two pools of five and a writer for each node. */
+const EACH_NODE = 11;
 /** Connections for commands and people. */
 const SPARE = 10;
 /** Transactions; PostgreSQL stops at two thousand million. */
@@ -153,7 +157,10 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
 
 /** Room for the connections of the processes. */
 async function checkConnections(client: pg.Client, config: Config, report: Report): Promise<void> {
-  const [most, past] = config.databaseSessionUrl ? [SESSIONS, ' past the pooler'] : [CONNECTIONS, ''];
+  const nodes = config.databaseNodeUrl ? 0 : ((await citusOf(client))?.nodes ?? 0);
+  const each = config.databaseNodeUrl || nodes > 0 ? COORDINATOR + nodes * EACH_NODE : CONNECTIONS;
+  // one writer is among the sessions
+  const [most, past] = config.databaseSessionUrl ? [SESSIONS + Math.max(0, nodes - 1), ' past the pooler'] : [each, ''];
   const { rows } = await client.query<{ room: number; used: number }>(
     `select least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
          nullif(d.datconnlimit, -1), nullif(r.rolconnlimit, -1)) as room,

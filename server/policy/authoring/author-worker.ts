@@ -1,13 +1,13 @@
 import { parentPort } from 'node:worker_threads';
-import type { BundleContent } from '../../domain/policy.ts';
-import { PolicyEngine, settle } from '../evaluation/evaluate.ts';
+import type { ActionRequest, BundleContent } from '../../domain/policy.ts';
+import { PolicyEngine, settle, type Verdict } from '../evaluation/evaluate.ts';
 import { isGuardrail } from '../language/annotations.ts';
 import { compareTexts } from '../language/compare.ts';
 import { type CompiledStatement, compilePolicy, formatPolicy } from '../language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { storedStatements } from '../language/statements.ts';
-import type { AuthorJob, AuthorResult, OthersJob, SuiteJob, Surroundings, Trial } from './author.ts';
-import { explain } from './explain.ts';
+import type { AuthorJob, AuthorResult, OthersJob, SuiteJob, Surroundings, Trace, Trial } from './author.ts';
+import { explain, unfitting } from './explain.ts';
 import { type PastDecision, type TestFromDecision, testFromDecision } from './from-decision.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated, runMutants } from './mutants.ts';
 import { brokenCases, notRun, type OthersRun, runCases, type SuiteRun } from './run-suite.ts';
@@ -51,13 +51,16 @@ function answer(job: AuthorJob): AuthorResult {
 function tryOut(job: Extract<AuthorJob, { kind: 'try' }>): Trial {
   const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
   if (errors.length > 0) return { errors, hits: [] };
-  const engine = new PolicyEngine(contentOf(job, statements, job.liveTexts));
+  const content = contentOf(job, statements, job.liveTexts);
+  const engine = new PolicyEngine(content);
   try {
     const match = engine.match(job.request);
     const lines = new Map(statements.map(({ id, line }) => [id, line]));
+    const verdict = settle(match, { exceeded: new Map() });
     return {
       errors: [],
-      verdict: settle(match, { exceeded: new Map() }),
+      verdict,
+      ...(job.trace && { trace: traceOf(content, statements, job.request, verdict) }),
       hits: match.hits.map(({ id, policy_id, effect, annotations }) => {
         const line = lines.get(id);
         return {
@@ -73,6 +76,32 @@ function tryOut(job: Extract<AuthorJob, { kind: 'try' }>): Trial {
   } finally {
     engine.dispose();
   }
+}
+
+function traceOf(
+  content: BundleContent,
+  own: readonly CompiledStatement[],
+  request: ActionRequest,
+  { rule_id, rule_ids }: Verdict,
+): Trace {
+  const named = [...(rule_id === null ? [] : [rule_id]), ...rule_ids];
+  const { rules, more } = explain({ content, request, named });
+  const statements = new Map(content.policies.map((statement) => [statement.id, statement]));
+  const lines = new Map(own.map(({ id, line }) => [id, line]));
+  return {
+    rules: rules.map((rule) => {
+      const { policy_id, effect, annotations, cedar } = statements.get(rule.rule_id)!;
+      const line = lines.get(rule.rule_id);
+      return {
+        ...rule,
+        ...{ policy_id, cedar, decided: rule.rule_id === rule_id, matched: named.includes(rule.rule_id) },
+        effect: isGuardrail(effect, annotations) ? 'guardrail' : effect,
+        ...(line !== undefined && { line }),
+      };
+    }),
+    more,
+    unfit: unfitting(content, own, request),
+  };
 }
 
 function runSuite(job: SuiteJob): SuiteRun {

@@ -6,7 +6,7 @@ import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
 import { LIMITS } from '../language/scan.ts';
-import type { Explained, ExplainJob } from './explain.ts';
+import type { Explained, ExplainJob, unfitting } from './explain.ts';
 import type { PastDecision, TestFromDecision } from './from-decision.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated } from './mutants.ts';
 import { notRun, type OthersRun, type SuiteRun } from './run-suite.ts';
@@ -46,7 +46,7 @@ export type AuthorJob =
       lists?: readonly string[] | undefined;
     }
   | { kind: 'format'; text: string }
-  | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest } & Surroundings)
+  | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest; trace?: boolean } & Surroundings)
   | ({ kind: 'test' } & SuiteJob)
   | ({ kind: 'mutate' } & SuiteJob)
   | ({ kind: 'from-decision'; past: PastDecision } & SuiteJob)
@@ -68,6 +68,19 @@ export interface Trial {
   hits: { rule_id: string; policy_id: string; effect: 'permit' | 'forbid'; guardrail: boolean; line?: number }[];
   /** Why the request could not be evaluated. */
   detail?: string;
+  /** If it was asked for: what the request met, and the statements of the text that are not for it. */
+  trace?: Trace;
+}
+export interface Trace extends Omit<Explained, 'rules'> {
+  rules: (Explained['rules'][number] & {
+    policy_id: string;
+    effect: 'permit' | 'forbid' | 'guardrail';
+    matched: boolean;
+    decided: boolean;
+    cedar: string;
+    line?: number;
+  })[];
+  unfit: ReturnType<typeof unfitting>;
 }
 export type AuthorResult =
   | Compilation

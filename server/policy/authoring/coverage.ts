@@ -1,5 +1,5 @@
 import type { ActionRequest, BundleContent, BundleStatement } from '../../domain/policy.ts';
-import { PolicyEngine, type Verdict } from '../evaluation/evaluate.ts';
+import { type Match, PolicyEngine, type Verdict } from '../evaluation/evaluate.ts';
 import type { CompiledStatement } from '../language/compile.ts';
 import { Positions, preamble, type Token, tokens } from '../language/scan.ts';
 
@@ -20,6 +20,8 @@ export interface ConditionCoverage {
   line: number;
   column: number;
   seen: Seen;
+  /** The engine failed on it. Only of a traced request. */
+  failed?: true;
 }
 
 export interface Coverage {
@@ -95,6 +97,12 @@ export function conditionsOf({ cedar, line, column }: Pick<CompiledStatement, 'c
   return { head, conditions };
 }
 
+/** The three parts of the scope of a statement, as written. */
+export function scopeOf(statement: Pick<CompiledStatement, 'cedar' | 'line' | 'column'>): string[] {
+  const { head } = conditionsOf(statement);
+  return split(tokens(head).slice(2, -1), ',').map((part) => head.slice(part[0]?.start, part.at(-1)?.end));
+}
+
 /** The index of the bracket that closes the one at `from`. */
 function closing(words: readonly Token[], from: number): number {
   let depth = 0;
@@ -135,6 +143,7 @@ interface Measure {
   condition: Omit<Condition, 'guards'>;
   true: boolean;
   false: boolean;
+  failed?: true;
 }
 
 /**
@@ -146,6 +155,7 @@ interface Measure {
  */
 export class Measured {
   readonly #engine: PolicyEngine;
+  readonly #content: BundleContent;
   readonly #own: readonly Written[];
   readonly #reach = new Map<string, Reach>();
   readonly #measures = new Map<string, Measure[]>();
@@ -189,20 +199,45 @@ export class Measured {
       this.#measures.set(statement.id, measures);
       return [permit(statement.id, whole), ...asked];
     });
-    this.#engine = new PolicyEngine({ ...content, policies });
+    this.#content = { ...content, policies };
+    this.#engine = new PolicyEngine(this.#content);
   }
 
   count(request: ActionRequest, { rule_id }: Pick<Verdict, 'rule_id'>): void {
     for (const { id } of this.#engine.reached(request)) this.#raise(id, 'reached');
-    const match = this.#engine.match(request);
-    if (match.outcome === 'permitted') {
-      for (const { id } of match.hits) {
-        const outcome = this.#outcomes.get(id);
-        if (outcome) outcome.measure[outcome.is] = true;
-        else this.#raise(id, 'hit');
-      }
-    }
+    this.#note(this.#engine.match(request));
     if (rule_id !== null) this.#raise(rule_id, 'decisive');
+  }
+
+  /** One request alone. Where the engine failed on some statements, the others count as if those were not there. */
+  trace(request: ActionRequest): void {
+    const match = this.#engine.match(request);
+    if (match.outcome !== 'error') {
+      this.#note(match);
+      return;
+    }
+    const failed = new Set(match.hits.map(({ id }) => id));
+    for (const { id } of this.#own) {
+      // what comes after it fails with it
+      const at = this.#measures.get(id)?.findIndex((_, n) => failed.has(`${id} ${n + 1} true`)) ?? -1;
+      if (at >= 0) this.#measures.get(id)![at]!.failed = true;
+    }
+    const policies = this.#content.policies.filter(({ id }) => !failed.has(id));
+    const rest = new PolicyEngine({ ...this.#content, policies });
+    try {
+      this.#note(rest.match(request));
+    } finally {
+      rest.dispose();
+    }
+  }
+
+  #note(match: Match): void {
+    if (match.outcome !== 'permitted') return;
+    for (const { id } of match.hits) {
+      const outcome = this.#outcomes.get(id);
+      if (outcome) outcome.measure[outcome.is] = true;
+      else this.#raise(id, 'hit');
+    }
   }
 
   coverage(): Coverage {
@@ -210,9 +245,10 @@ export class Measured {
       rule_id: id,
       line,
       reach: this.#reach.get(id) ?? 'never',
-      conditions: (this.#measures.get(id) ?? []).map(({ condition, ...seen }) => ({
+      conditions: (this.#measures.get(id) ?? []).map(({ condition, failed, ...seen }) => ({
         ...condition,
         seen: seenOf(seen),
+        ...(failed && { failed }),
       })),
     }));
     const covered = statements.filter(({ reach }) => reach === 'hit' || reach === 'decisive').length;

@@ -1,9 +1,12 @@
 import type { ActionRequest, BundleContent } from '../../domain/policy.ts';
 import { PolicyEngine } from '../evaluation/evaluate.ts';
-import { type ConditionCoverage, Measured } from './coverage.ts';
+import type { CompiledStatement } from '../language/compile.ts';
+import { type ConditionCoverage, Measured, scopeOf } from './coverage.ts';
 
 /** The statements of a decision that are explained; those that it names come first. */
 const MOST_EXPLAINED = 20;
+/** The statements of a text whose scopes are compared with a request. */
+const MOST_SCOPES = 50;
 
 export interface ExplainJob {
   /** The policies of the decision. */
@@ -38,7 +41,7 @@ export function explain({ content, request, named }: ExplainJob): Explained {
   const own = explained.map(({ id, cedar }) => ({ id, cedar, line: 1, column: 1 }));
   const measured = new Measured(content, own);
   try {
-    measured.count(request, { rule_id: null });
+    measured.trace(request);
     const { statements } = measured.coverage();
     return {
       rules: statements.map(({ rule_id, conditions }) => ({ rule_id, conditions })),
@@ -46,5 +49,46 @@ export function explain({ content, request, named }: ExplainJob): Explained {
     };
   } finally {
     measured.dispose();
+  }
+}
+
+export const SCOPE_PARTS = ['principal', 'action', 'resource'] as const;
+export type ScopePart = (typeof SCOPE_PARTS)[number];
+
+/** The statements of a text whose scope does not fit a request, each with the parts of it that do not. */
+export function unfitting(
+  content: BundleContent,
+  own: readonly Pick<CompiledStatement, 'id' | 'cedar' | 'line' | 'column'>[],
+  request: ActionRequest,
+): { rule_id: string; line: number; parts: ScopePart[] }[] {
+  const statements = new Map(content.policies.map((statement) => [statement.id, statement]));
+  const permit = (id: string, like: string, scope: readonly string[]) => ({
+    ...statements.get(like)!,
+    ...{ id, effect: 'permit' as const, annotations: {}, cedar: `permit(${scope.join(', ')});` },
+  });
+  const policies = own.slice(0, MOST_SCOPES).flatMap((one) => {
+    const scope = scopeOf(one);
+    return [
+      permit(`${one.id} any`, one.id, SCOPE_PARTS),
+      ...SCOPE_PARTS.map((part, n) =>
+        permit(
+          `${one.id} ${part}`,
+          one.id,
+          SCOPE_PARTS.map((any, m) => (n === m ? scope[n]! : any)),
+        ),
+      ),
+    ];
+  });
+  const engine = new PolicyEngine({ ...content, policies });
+  try {
+    const fits = new Set(engine.reached(request).map(({ id }) => id));
+    return own.flatMap(({ id, line }) => {
+      // a request that nothing fits could not be read
+      if (!fits.has(`${id} any`)) return [];
+      const parts = SCOPE_PARTS.filter((part) => !fits.has(`${id} ${part}`));
+      return parts.length > 0 ? [{ rule_id: id, line, parts }] : [];
+    });
+  } finally {
+    engine.dispose();
   }
 }

@@ -17,7 +17,19 @@ export interface Card {
 type Page = (path: `/${string}`, query?: Record<string, string>) => string;
 
 /** The card of an event. Values written by agents and people are put on one line and truncated. */
-export function cardOf({ eventType, payload, appUrl }: Message): Card {
+export function cardOf(message: Message): Card {
+  const card = cardOfEvent(message);
+  if (message.payload.test !== true) return card;
+  // nothing happened, so there is nothing to open, and nothing to approve
+  return {
+    ...card,
+    title: `Example, nothing has happened: ${card.title}`,
+    facts: [['Test', 'An admin had this example sent to this destination alone'], ...card.facts],
+    buttons: [],
+  };
+}
+
+function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
   const { title = eventType, votable = false } = definitionOf(eventType) ?? {};
   const facts: Card['facts'] = [];
   const fact = (label: string, value: unknown, max = 120) => {

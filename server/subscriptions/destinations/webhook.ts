@@ -19,6 +19,7 @@ export const webhook: Destination = {
       'content-type': 'application/json; charset=utf-8',
       'x-svc-event': eventType,
       'x-svc-delivery': deliveryId,
+      ...(payload.test === true && { 'x-svc-test': 'true' }),
       ...(secrets.length > 0
         ? signatureHeaders({ body, eventId, timestamp, secrets })
         : { 'webhook-id': eventId, 'webhook-timestamp': String(timestamp) }),

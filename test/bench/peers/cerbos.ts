@@ -144,7 +144,7 @@ async function asked(core: Core, tenantId: string, tools: number) {
   for (let n = 0; n < tools; n += 10) {
     const dsl_source = Array.from({ length: Math.min(10, tools - n) }, (_, i) => cedar(n + i)).join('\n');
     await core.policies.create(tenantId, { id: `p${n}`, dsl_source }, by);
-    await core.policies.approve(tenantId, `p${n}`, 1, undefined, by);
+    await core.policies.approve(tenantId, `p${n}`, { version: 1 }, by);
   }
   const made = { label: 'bench', agentId: 'bench', agentRole: 'support', owner: null };
   const { secret } = await core.keys.createAgentKey(tenantId, made, { actor });

@@ -1,12 +1,12 @@
 import { Paper, Text, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { Fragment } from 'react';
-import { exactly } from '../../../server/domain/sought.ts';
 import { DEFINITION_RULE } from '../../../server/domain/tools.ts';
 import { MASKED } from '../../../server/policy/evaluation/masks.ts';
 import { duration } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { risk } from '../../lib/words.ts';
+import { SessionLink } from '../../parts/names.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Clamped, Hostile } from '../../ui/hostile.tsx';
@@ -113,14 +113,9 @@ export function TheAction({ hold }: { hold: Hold }) {
           <>
             <dt>Session</dt>
             <dd>
-              <PageLink
-                to="/decisions"
-                search={{ session_id: exactly(hold.session_id) }}
-                className="one-line"
-                display="block"
-              >
-                <Hostile text={hold.session_id} />
-              </PageLink>
+              <div className="one-line">
+                <SessionLink id={hold.session_id} agent={hold.agent_id} />
+              </div>
             </dd>
           </>
         ) : null}

@@ -3,7 +3,7 @@ import { useMediaQuery } from '@mantine/hooks';
 import { IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { useEffect, useRef, useState } from 'react';
+import { type ReactNode, useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { useAside } from '../../lib/aside.ts';
 import { toastDone } from '../../lib/errors.tsx';
@@ -29,6 +29,7 @@ import { doubtsOf } from './claims.ts';
 import { GROUPS, HOLD_STATUSES, type HoldFilter, type HoldOrder, ORDERS } from './filter.ts';
 import { Groups, NO_GROUP } from './groups.tsx';
 import { placed } from './pages.ts';
+import { Together, useMarked } from './together.tsx';
 import { HoldView } from './view.tsx';
 import './inbox.css';
 
@@ -132,28 +133,63 @@ export function Inbox() {
         }
       : {},
   );
+  /** Whether holds can be selected: those that a vote may end. */
+  const selects = status === 'held' && mine !== 'voted' && me.has('approver');
+  const marked = useMarked(JSON.stringify(filter), rows?.map(({ id }) => id) ?? []);
+  /** Selects the chosen hold and the one beside it, and goes there. */
+  const extend = (to: number) => {
+    const [here, next] = [rows?.[at], rows?.[to]];
+    if (!here || !next) return;
+    marked.add([here.id, next.id]);
+    choose(next);
+  };
+  useKeys(
+    wide && selects
+      ? {
+          x: ['Select it, or let it go', () => chosen !== undefined && marked.toggle(chosen)],
+          J: ['Select it and the next one', () => extend(at + 1)],
+          K: ['Select it and the previous one', () => extend(at - 1)],
+        }
+      : {},
+  );
+  const checked = (row: Row, name: ReactNode) =>
+    selects ? (
+      <div className="triage-row">
+        <input
+          type="checkbox"
+          aria-label={`Select ${actionText(row)}`}
+          checked={marked.has(row.id)}
+          onChange={(event) => marked.toggle(row.id, (event.nativeEvent as MouseEvent).shiftKey)}
+        />
+        <div>{name}</div>
+      </div>
+    ) : (
+      name
+    );
   const columns: Column<Row>[] = [
     {
       header: 'Action',
       main: true,
-      cell: (row) => (
-        <>
-          <PageLink
-            data-hold={row.id}
-            {...(wide
-              ? { to: '/approvals', search: { ...search, hold: row.id }, replace: true, resetScroll: false }
-              : { to: '/approvals/$id', params: { id: row.id } })}
-            fw={600}
-            c="inherit"
-            display="block"
-            aria-label={actionText(row)}
-          >
-            <ActionTitle action={row} />
-          </PageLink>
-          <ActionTarget action={row} />
-          <AgentSays text={row.action_summary} />
-        </>
-      ),
+      cell: (row) =>
+        checked(
+          row,
+          <>
+            <PageLink
+              data-hold={row.id}
+              {...(wide
+                ? { to: '/approvals', search: { ...search, hold: row.id }, replace: true, resetScroll: false }
+                : { to: '/approvals/$id', params: { id: row.id } })}
+              fw={600}
+              c="inherit"
+              display="block"
+              aria-label={actionText(row)}
+            >
+              <ActionTitle action={row} />
+            </PageLink>
+            <ActionTarget action={row} />
+            <AgentSays text={row.action_summary} />
+          </>,
+        ),
     },
     status === 'held'
       ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 125 }
@@ -363,6 +399,16 @@ export function Inbox() {
       />
       {search.group && grouped ? (
         <Groups by={search.group} mine={mine} chosen={filter} choose={(group) => set({ ...NO_GROUP, ...group })} />
+      ) : null}
+      {/* beside the list, which is another one on a narrow screen: what somebody is asked stays */}
+      {selects ? (
+        <Together
+          holds={rows?.filter(({ id }) => marked.has(id)) ?? []}
+          all={rows?.length ?? 0}
+          selectAll={marked.all}
+          clear={marked.clear}
+          aside={onlyAside}
+        />
       ) : null}
       {wide && chosen !== undefined ? (
         <div className="triage">

@@ -10,7 +10,7 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { FilterBar, type FilterField } from '../../ui/filter-bar.tsx';
+import { choicesOf, FilterBar, type FilterField } from '../../ui/filter-bar.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
 import { Hostile, Line } from '../../ui/hostile.tsx';
 import { PageLink, RowButton } from '../../ui/link.tsx';
@@ -260,16 +260,13 @@ function Filters({
           label: 'Severity',
           value: filter.severity,
           set: (severity) => set({ severity: severity as AuditFilter['severity'] }),
-          choices: [{ value: '', label: 'any' }, ...Object.keys(SEVERITY).map((value) => ({ value, label: value }))],
+          choices: choicesOf('any', Object.keys(SEVERITY)),
         },
         {
           label: 'On',
           value: filter.target_type,
           set: (target_type) => set({ target_type, target_id: undefined }),
-          choices: [
-            { value: '', label: 'anything' },
-            ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
-          ],
+          choices: choicesOf('anything', Object.keys(TARGETS), (type) => TARGETS[type as keyof typeof TARGETS]),
         },
         {
           label: isNamed(filter.target_type) ? 'Which' : 'Target id',

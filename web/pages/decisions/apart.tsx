@@ -1,7 +1,7 @@
 import { Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { RECORD_FIELDS } from '../../../server/domain/decision.ts';
+import { notOf, RECORD_FIELDS } from '../../../server/domain/decision.ts';
 import { exactly } from '../../../server/domain/sought.ts';
 import { type Difference, LEAST, setApart } from '../../lib/apart.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
@@ -58,7 +58,10 @@ function Comparison({
   );
   // what a filter says is no finding, and a rule says its policy
   const open = FACETS.filter(
-    (name) => fields[name] === undefined && !(name === 'policy_id' && fields.rule_id !== undefined),
+    (name) =>
+      fields[name] === undefined &&
+      fields[notOf(name)] === undefined &&
+      !(name === 'policy_id' && fields.rule_id !== undefined),
   );
   const others = filtered ? 'the other decisions of this time' : 'the preceding period of the same length';
   return (

@@ -1,8 +1,8 @@
 import { PageLink, RowButton } from '../../ui/link.tsx';
 import '@mantine/core/styles/Drawer.css';
 import './decisions.css';
-import { Button, Drawer, Group, Skeleton, Text } from '@mantine/core';
-import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
+import { Button, Drawer, Group, Skeleton } from '@mantine/core';
+import { IconDownload, IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useEffect, useMemo } from 'react';
@@ -34,8 +34,10 @@ import { EmptyState, ErrorState } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import { Clock } from '../../ui/time.tsx';
 import { Apart } from './apart.tsx';
+import { Chips } from './chips.tsx';
 import { Details } from './details.tsx';
 import { Facets } from './facets.tsx';
+import { Groups, groupFields } from './groups.tsx';
 import { GoTo, type Range, RangePicker, rangeFields } from './range.tsx';
 import { SavedFilters } from './saved.tsx';
 import type { Search } from './search.ts';
@@ -58,7 +60,7 @@ export function Decisions() {
   const navigate = route.useNavigate();
   const [zone] = useZone();
   const phone = usePhone();
-  const { event, ...filter } = search;
+  const { event, by, and, ...filter } = search;
   // "the last hour" is the one before it was chosen; what comes is added
   const since = useMemo(
     () => (filter.last ? sinceOf(filter.last, Date.now()) : filter.since),
@@ -72,7 +74,7 @@ export function Decisions() {
       replace: !('event' in change) || (change.event !== undefined && event !== undefined),
       resetScroll: false,
     });
-  const show = (next: Filter) => void navigate({ search: { ...next, event }, resetScroll: false });
+  const show = (next: Filter) => void navigate({ search: { ...next, event, by, and }, resetScroll: false });
   const filtered = Object.values(filter).some((value) => value !== undefined);
   const clear = () => show({});
   const counts = useCounts(asked, zone === 'utc' ? 0 : -new Date().getTimezoneOffset());
@@ -100,20 +102,33 @@ export function Decisions() {
       rare: LESS.includes(name),
       width: 130,
     })),
+    ...groupFields({ by, and }, set),
   ];
 
   return (
     <Page
       title="Decisions"
       actions={
-        <Button
-          variant="default"
-          leftSection={stream.paused ? <IconPlayerPlay size={16} /> : <IconPlayerPause size={16} />}
-          onClick={stream.toggle}
-          aria-pressed={stream.paused}
-        >
-          {stream.paused ? `Resume${stream.waiting > 0 ? ` (${stream.waiting} new)` : ''}` : 'Pause'}
-        </Button>
+        <>
+          <Button
+            component="a"
+            href={fileOf(asked)}
+            download
+            variant="default"
+            leftSection={<IconDownload size={16} aria-hidden />}
+            title="The decisions that match, the newest 10,000 at most. The file says at its top if there are more."
+          >
+            Download CSV
+          </Button>
+          <Button
+            variant="default"
+            leftSection={stream.paused ? <IconPlayerPlay size={16} /> : <IconPlayerPause size={16} />}
+            onClick={stream.toggle}
+            aria-pressed={stream.paused}
+          >
+            {stream.paused ? `Resume${stream.waiting > 0 ? ` (${stream.waiting} new)` : ''}` : 'Pause'}
+          </Button>
+        </>
       }
     >
       <RangePicker filter={filter} set={range} short={phone} />
@@ -129,43 +144,52 @@ export function Decisions() {
         <SavedFilters filter={filter} show={show} />
         {filtered ? <CopyButton text={window.location.href} label="Copy the address of this view" /> : null}
       </FilterBar>
-      <Beginnings filter={filter} />
+      <Chips filter={filter} short={phone} set={set} />
       <Apart asked={asked} counts={counts.isPlaceholderData ? undefined : counts.data} set={set} />
-      {session === undefined ? null : <SessionFacts sessionId={session} agentId={search.agent_id} />}
+      {session === undefined ? null : (
+        <SessionFacts sessionId={session} agentId={search.agent_id && soughtBy(search.agent_id).whole} />
+      )}
       <div className="found">
         <Facets counts={counts.data} filter={filter} set={set} />
         <div className="found-list">
-          <DataTable
-            label="Decisions, newest first"
-            fixed
-            columns={columns((id) => set({ event: id }))}
-            rows={stream.rows}
-            rowKey={(row) => row.id}
-            error={stream.error}
-            retry={stream.retry}
-            onOpen={(row) => set({ event: row.id })}
-            selected={event}
-            isNew={(row) => stream.isNew(row.id)}
-            group={(row) => dayTime(row.created_at, zone)}
-            empty={
-              filtered ? (
-                <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
-                  {stream.older
-                    ? 'Only the newest were searched. Use the button below to search older ones.'
-                    : 'Filters apply to the whole log. New decisions that match appear here automatically.'}
-                </NothingMatches>
-              ) : (
-                <EmptyState icon={IconListDetails} title="No decisions yet">
-                  Decisions appear here when agents ask for them. <PageLink to="/start">Make the first one</PageLink>.
-                </EmptyState>
-              )
-            }
-          />
-          {stream.older ? (
-            <Button mt="sm" variant="default" loading={stream.loadingOlder} onClick={stream.older}>
-              Older decisions
-            </Button>
-          ) : null}
+          {by ? (
+            <Groups asked={asked} filter={filter} by={by} and={and} />
+          ) : (
+            <>
+              <DataTable
+                label="Decisions, newest first"
+                fixed
+                columns={columns((id) => set({ event: id }))}
+                rows={stream.rows}
+                rowKey={(row) => row.id}
+                error={stream.error}
+                retry={stream.retry}
+                onOpen={(row) => set({ event: row.id })}
+                selected={event}
+                isNew={(row) => stream.isNew(row.id)}
+                group={(row) => dayTime(row.created_at, zone)}
+                empty={
+                  filtered ? (
+                    <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
+                      {stream.older
+                        ? 'Only the newest were searched. Use the button below to search older ones.'
+                        : 'Filters apply to the whole log. New decisions that match appear here automatically.'}
+                    </NothingMatches>
+                  ) : (
+                    <EmptyState icon={IconListDetails} title="No decisions yet">
+                      Decisions appear here when agents ask for them.{' '}
+                      <PageLink to="/start">Make the first one</PageLink>.
+                    </EmptyState>
+                  )
+                }
+              />
+              {stream.older ? (
+                <Button mt="sm" variant="default" loading={stream.loadingOlder} onClick={stream.older}>
+                  Older decisions
+                </Button>
+              ) : null}
+            </>
+          )}
         </div>
       </div>
       <Drawer
@@ -191,6 +215,14 @@ export function Decisions() {
       </Drawer>
     </Page>
   );
+}
+
+/** The address of the file with what matches. */
+function fileOf(asked: Omit<Filter, 'last'>): string {
+  const parts = Object.entries(asked).flatMap(([name, value]) =>
+    value === undefined ? [] : [value].flat().map((one) => [name, one]),
+  );
+  return `/v1/events/export?${new URLSearchParams(parts)}`;
 }
 
 /** To the decision before or after in the list; by keyboard j goes on to the older one, and k back. */
@@ -246,26 +278,6 @@ function useCounts(filter: Omit<Filter, 'last'>, utc_offset: number) {
     };
   }, [refetch, wait, closed]);
   return query;
-}
-
-/** Says which filters are only how a value begins. */
-function Beginnings({ filter }: { filter: Filter }) {
-  const begins = FILTER_FIELDS.flatMap((name) => {
-    const begin = soughtBy(filter[name] ?? '').begin;
-    return begin === undefined ? [] : [{ name, begin }];
-  });
-  if (begins.length === 0) return null;
-  return (
-    <Text size="sm" c="dimmed" mb="xs">
-      {begins.map(({ name, begin }, n) => (
-        <span key={name}>
-          {n > 0 ? ', ' : ''}
-          {RECORD_FIELDS[name].label} begins with “<Hostile text={begin} />”
-        </span>
-      ))}
-      , in capitals or not.
-    </Text>
-  );
 }
 
 const columns = (open: (id: string) => void): Column<DecisionRow>[] => [

@@ -4,7 +4,6 @@ import { useNavigate } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
 import { type DecisionFacts, FIELD_NAMES, type FieldName, fieldOf } from '../../../server/domain/decision.ts';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
-import { exactly } from '../../../server/domain/sought.ts';
 import { handRequest } from '../../lib/handed-request.ts';
 import { RECORDED } from '../../lib/live.ts';
 import { usePeople } from '../../lib/people.ts';
@@ -12,7 +11,7 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { AsCurl } from '../../parts/curl.tsx';
 import { MakeTest } from '../../parts/make-test.tsx';
-import { AgentLink, RuleLink, ToolLink } from '../../parts/names.tsx';
+import { AgentLink, RuleLink, SessionLink, ToolLink } from '../../parts/names.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -62,12 +61,7 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
         {id}
       </PageLink>
     ) : null,
-  session_id: ({ session_id }) =>
-    session_id ? (
-      <PageLink to="/decisions" search={{ session_id: exactly(session_id) }}>
-        <Hostile text={session_id} />
-      </PageLink>
-    ) : null,
+  session_id: ({ session_id, agent_id }) => (session_id ? <SessionLink id={session_id} agent={agent_id} /> : null),
   trace_id: ({ trace_id }) =>
     trace_id ? (
       <PageLink to="/decisions" search={{ trace_id }} className="mono">
@@ -139,7 +133,10 @@ export const Outcome = ({ event }: { event: Pick<Detail, 'decision' | 'tool_name
 /** Who asked, and when. */
 export const Asked = ({ event }: { event: Pick<Detail, 'agent_id' | 'timestamp'> }) => (
   <>
-    <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />, <When at={event.timestamp} />
+    <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />
+    <span className="no-print">
+      , <When at={event.timestamp} />
+    </span>
   </>
 );
 

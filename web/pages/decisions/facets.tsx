@@ -1,7 +1,11 @@
+import { ActionIcon } from '@mantine/core';
+import { IconBan } from '@tabler/icons-react';
 import { RECORD_FIELDS } from '../../../server/domain/decision.ts';
 import { exactly } from '../../../server/domain/sought.ts';
-import type { Filter } from '../../lib/decision-filter.ts';
+import { visible } from '../../../server/lib/visible.ts';
+import { type Filter, isFull, not, only } from '../../lib/decision-filter.ts';
 import type { Answers } from '../../lib/trpc.ts';
+import { rescueFocus } from '../../ui/focus.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { DECISION } from '../../ui/status.tsx';
 
@@ -19,7 +23,10 @@ export const FACETS = [
   'proxy_id',
 ] as const satisfies readonly Facet[];
 
-/** What the decisions in the list have in common, with numbers: a click keeps one value, and another lets it go. */
+/**
+ * What the decisions in the list have in common, with numbers: a click keeps one value, and another lets it go. The button
+ * beside it leaves the value out.
+ */
 export function Facets({
   counts,
   filter,
@@ -38,14 +45,15 @@ export function Facets({
           <h2>{RECORD_FIELDS[name].label}</h2>
           <ul>
             {counts?.facets[name].map(({ value, count }) => {
-              const only = exactly(value);
-              const chosen = filter[name] === only;
+              const sought = exactly(value);
+              const chosen = filter[name] === sought;
+              const said = name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : plain(value);
               return (
                 <li key={value}>
                   <button
                     type="button"
                     aria-pressed={chosen}
-                    onClick={() => set({ [name]: chosen ? undefined : only })}
+                    onClick={() => set(only(filter, name, chosen ? undefined : sought))}
                   >
                     <span className="cut">
                       {name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : <Hostile text={value} />}
@@ -55,6 +63,22 @@ export function Facets({
                       {count.toLocaleString()}
                     </span>
                   </button>
+                  <ActionIcon
+                    variant="subtle"
+                    color="gray"
+                    size={24}
+                    className="leave-out"
+                    aria-label={`Leave out ${said}`}
+                    title={isFull(filter, name) ? 'No more values can be left out' : 'Leave this out'}
+                    disabled={isFull(filter, name)}
+                    onClick={() => {
+                      set(not(filter, name, sought));
+                      // the value goes away with its numbers
+                      setTimeout(rescueFocus, 500);
+                    }}
+                  >
+                    <IconBan size={14} aria-hidden />
+                  </ActionIcon>
                 </li>
               );
             })}
@@ -64,3 +88,6 @@ export function Facets({
     </details>
   );
 }
+
+/** For a name that is only heard. */
+const plain = (value: string) => visible(value).replace(/[⟦⟧]/g, '');

@@ -1,19 +1,45 @@
-import { DECISIONS, FILTER_FIELDS } from '../../../server/domain/decision.ts';
+import {
+  DECISIONS,
+  FILTER_FIELDS,
+  GROUP_FIELDS,
+  type GroupField,
+  MOST_LEFT_OUT,
+  notOf,
+} from '../../../server/domain/decision.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
 import { LAST } from '../../lib/moment.ts';
 
-/** The search parameters of the URL: the filters, and the open decision. All that the page shows is in it. */
-export type Search = Filter & { event?: string };
+/**
+ * The search parameters of the URL: the filters, the open decision, and the fields by whose values the decisions are counted in
+ * place of the list. All that the page shows is in it.
+ */
+export type Search = Filter & { event?: string; by?: GroupField; and?: GroupField };
 
 export function readSearch(search: Record<string, unknown>): Search {
-  const found: Record<string, string> = {};
+  const found: Record<string, string | string[]> = {};
+  let leftOut = 0;
+  // the router parses values that look like numbers
+  const text = (value: unknown) => (typeof value === 'number' ? String(value) : value);
+  const isValue = (name: string, value: unknown): value is string =>
+    typeof value === 'string' &&
+    value !== '' &&
+    (name !== 'decision' || (DECISIONS as readonly string[]).includes(value));
   for (const name of [...FILTER_FIELDS, 'event']) {
-    const value = search[name];
-    if (typeof value === 'string' && value !== '') found[name] = value;
-    // the router parses values that look like numbers
-    if (typeof value === 'number') found[name] = String(value);
+    const value = text(search[name]);
+    if (isValue(name, value)) found[name] = value;
   }
-  if (found.decision !== undefined && !(DECISIONS as readonly string[]).includes(found.decision)) delete found.decision;
+  for (const name of FILTER_FIELDS) {
+    const given = search[notOf(name)];
+    const values = (Array.isArray(given) ? given : [given]).map(text).filter((value) => isValue(name, value));
+    const most = Math.min(MOST_LEFT_OUT.field, MOST_LEFT_OUT.all - leftOut);
+    const kept = [...new Set(values as string[])].slice(0, most).sort();
+    if (kept.length > 0) found[notOf(name)] = kept;
+    leftOut += kept.length;
+  }
+  for (const name of ['by', 'and'] as const) {
+    const field = GROUP_FIELDS.find((one) => one === search[name]);
+    if (field && field !== found.by && (name === 'by' || found.by)) found[name] = field;
+  }
   const { last } = search;
   // a range up to now, or one with its ends
   if (typeof last === 'string' && Object.hasOwn(LAST, last)) found.last = last;

@@ -8,12 +8,13 @@ import { useServerForm } from '../../lib/form.ts';
 import { type HandedRequest, requestFor, requestTaken } from '../../lib/handed-request.ts';
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
-import { type Answers, trpc } from '../../lib/trpc.ts';
+import { trpc } from '../../lib/trpc.ts';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
 import { Questions } from './questions.tsx';
+import { type Question, TraceView, type Tried, useTrace } from './trace.tsx';
 
-type Result = Answers['policies']['try'];
+type Result = Tried;
 type Verdict = NonNullable<Result['verdict']>;
 
 type Form = {
@@ -117,14 +118,28 @@ export function TryIt({
     },
   });
   const settings = useQuery(trpc.settings.get.queryOptions({}));
-  const attempt = useMutation(trpc.policies.try.mutationOptions());
   const own = settings.data?.action_types;
   const types = [...ACTION_TYPES.write, ...(own?.write ?? []), ...ACTION_TYPES.read, ...(own?.read ?? [])];
 
   const me = useMe();
+  const question = (values: Form): Question => ({
+    ...(policyId && { id: policyId }),
+    ...{ dsl_source: text(), request: requestOf(values), trace: true },
+  });
+  const { tried, ask: tryNow } = useTrace(() => {
+    const values = form.getValues();
+    if (!values.agent_id || !values.agent_role || !values.tool_name) return undefined;
+    try {
+      return question(values);
+    } catch {
+      // the field says what is wrong with the arguments
+      return undefined;
+    }
+  });
+  const attempt = useMutation({ mutationFn: tryNow });
   const run = (values: Form) => {
     localStorage.setItem(key, JSON.stringify(values));
-    attempt.mutate({ ...(policyId && { id: policyId }), dsl_source: text(), request: requestOf(values) });
+    attempt.mutate(question(values));
   };
 
   return (
@@ -133,7 +148,7 @@ export function TryIt({
         Try it
       </Title>
       <Text size="sm" c="dimmed" mb="sm">
-        Evaluates this text together with all live policies. Nothing is recorded.
+        Evaluates this text together with all live policies, again whenever you change something. Nothing is recorded.
       </Text>
       {me.has('author') ? (
         <Questions
@@ -188,7 +203,8 @@ export function TryIt({
           </Button>
         </Stack>
       </form>
-      <div aria-live="polite">{attempt.data ? <Outcome result={attempt.data} goTo={goTo} /> : null}</div>
+      <div aria-live="polite">{tried ? <Outcome result={tried} goTo={goTo} /> : null}</div>
+      {tried?.trace ? <TraceView trace={tried.trace} goTo={goTo} /> : null}
     </Paper>
   );
 }

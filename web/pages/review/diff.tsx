@@ -2,19 +2,23 @@ import { classHighlighter, highlightTree } from '@lezer/highlight';
 import { Group, Text } from '@mantine/core';
 import { IconMessagePlus } from '@tabler/icons-react';
 import { structuredPatch } from 'diff';
-import { Fragment, type ReactNode, useMemo, useState } from 'react';
+import { Fragment, type PointerEvent, type ReactNode, useMemo, useRef, useState } from 'react';
 import type { Answers } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
 import { cedar } from '../../ui/editor/cedar.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 // the colors of the language
 import '../../ui/editor/editor.css';
-import { MOST_EDITS } from './place.ts';
+import { linesOf, lineWords } from '../../../server/policy/review-place.ts';
+import { PendingView, usePending } from './pending.tsx';
 import { CommentForm, type Place, type Thread, ThreadView } from './threads.tsx';
+import { MOST_SUGGESTED } from './words.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 
 const CONTEXT = 3;
+/** The longest edit script that is searched for; the time grows with its square. */
+const MOST_EDITS = 1_000;
 
 interface Row {
   kind: ' ' | '+' | '-';
@@ -53,9 +57,24 @@ function partsOf(before: string, after: string, whole: boolean): Row[][] {
   });
 }
 
+/** Lines that a comment is to be about, of the text before or after. */
+interface Chosen {
+  side: 'was' | 'is';
+  /** Where the choice began, and where it has come to. */
+  from: number;
+  to: number;
+  /** The comment is being written. */
+  open: boolean;
+}
+
+const ends = ({ from, to }: Chosen): [number, number] => [Math.min(from, to), Math.max(from, to)];
+/** Lines that one comment may be about. */
+const MOST_LINES = 100;
+
 /**
- * What a version changes, line by line, with the threads on the lines below them. Anyone who may comment has a button on each
- * line: on a removed one it is about the version before.
+ * What a version changes, line by line, with the threads below the last of their lines. Anyone who may comment has a button on
+ * each line: on a removed one it is about the version before. Several lines are chosen by dragging over their numbers, by a
+ * second press with Shift, or by Shift and an arrow key on the button.
  */
 export function ReviewDiff({
   policy,
@@ -74,10 +93,23 @@ export function ReviewDiff({
   comments: boolean;
 }) {
   const [whole, setWhole] = useState(false);
-  const [writing, write] = useState<string>();
+  const [chosen, choose] = useState<Chosen>();
+  const box = useRef<HTMLElement>(null);
+  const pending = usePending(policy.id);
   const parts = useMemo(() => partsOf(before?.text ?? '', after.text, whole), [before?.text, after.text, whole]);
-  const on = (version: number | undefined, line: number | undefined) =>
-    threads.filter(({ first: { place } }) => place?.part === part && place.version === version && place.line === line);
+  const versions = { was: before?.version, is: after.version };
+  const sideOf = (place: Thread['first']['place']) =>
+    place?.part !== part ? undefined : (['is', 'was'] as const).find((side) => versions[side] === place.version);
+  /** What belongs to these lines, each with the place that it stands below. */
+  const remarks = [
+    ...threads.map((thread) => ({ key: thread.id, place: thread.first.place, thread, waiting: undefined })),
+    ...pending.map((waiting) => ({ key: waiting.id, place: waiting.place, thread: undefined, waiting })),
+  ].flatMap(({ place, ...remark }) => {
+    const side = sideOf(place);
+    return place && side ? [{ ...remark, side, line: place.end_line ?? place.line }] : [];
+  });
+  const below = ({ was, is, kind }: Row) =>
+    remarks.filter(({ side, line }) => (side === 'was' ? kind !== '+' && line === was : kind !== '-' && line === is));
   const label = `${part === 'tests' ? 'tests of ' : ''}${before ? `version ${before.version}` : 'nothing'} → version ${after.version}`;
   if (before?.text === after.text) {
     return (
@@ -86,19 +118,74 @@ export function ReviewDiff({
       </Text>
     );
   }
-  const placed = parts
-    .flat()
-    .flatMap(({ was, is, kind }) => [
-      ...(kind === '+' ? [] : on(before?.version, was)),
-      ...(kind === '-' ? [] : on(after.version, is)),
-    ]);
-  const hidden = threads.filter(
-    (one) =>
-      one.first.place?.part === part &&
-      (one.first.place.version === after.version || one.first.place.version === before?.version) &&
-      !placed.includes(one),
-  );
-  const changed = parts.flat().filter(({ kind }) => kind !== ' ');
+  const rows = parts.flat();
+  const placed = rows.flatMap(below);
+  const hidden = remarks.filter((one) => !placed.includes(one));
+  const changed = rows.filter(({ kind }) => kind !== ' ');
+  const lines = new Map(rows.flatMap((row) => [[`was ${row.was}`, row] as const, [`is ${row.is}`, row] as const]));
+  /** All of these lines are shown, so that nobody comments on one that they do not see. */
+  const together = (side: Chosen['side'], from: number, to: number) => {
+    const [first, last] = ends({ side, from, to, open: false });
+    if (last - first >= MOST_LINES) return false;
+    for (let line = first; line <= last; line++) if (!lines.has(`${side} ${line}`)) return false;
+    return true;
+  };
+  const extended = (row: Row, open: boolean): Chosen | undefined => {
+    const to = chosen && row[chosen.side];
+    return to !== undefined && together(chosen!.side, chosen!.from, to) ? { ...chosen!, to, open } : undefined;
+  };
+  const single = (row: Row, open: boolean): Chosen =>
+    row.kind === '-'
+      ? { side: 'was', from: row.was!, to: row.was!, open }
+      : { side: 'is', from: row.is!, to: row.is!, open };
+  const isChosen = (row: Row) => {
+    if (!chosen) return false;
+    const [first, last] = ends(chosen);
+    const line = row[chosen.side];
+    return line !== undefined && line >= first && line <= last;
+  };
+  const press = (row: Row, shift: boolean) => {
+    if (shift) return choose(extended(row, true) ?? single(row, true));
+    if (!chosen || !isChosen(row)) return choose(single(row, true));
+    choose(chosen.open ? undefined : { ...chosen, open: true });
+  };
+  const stretch = (row: Row, by: 1 | -1) => {
+    const from = chosen && !chosen.open && isChosen(row) ? chosen : single(row, false);
+    const to = from.to + by;
+    if (!together(from.side, from.from, to)) return;
+    choose({ ...from, to, open: false });
+    // the removed line of a number has its own button, and so has the line after
+    box.current?.querySelector<HTMLElement>(`[data-${from.side}="${to}"] .review-add`)?.focus();
+  };
+  const drag = (row: Row, start: PointerEvent) => {
+    if (!comments || start.button !== 0) return;
+    start.preventDefault();
+    if (start.shiftKey) return press(row, true);
+    let now = single(row, false);
+    choose(now);
+    const { side, from } = now;
+    const move = (event: globalThis.PointerEvent) => {
+      const over = document.elementFromPoint(event.clientX, event.clientY)?.closest<HTMLElement>('.review-line');
+      const to = box.current?.contains(over ?? null) ? Number(over?.dataset[side]) : Number.NaN;
+      if (!(to > 0) || to === now.to || !together(side, from, to)) return;
+      now = { ...now, to };
+      choose(now);
+    };
+    const ended = new AbortController();
+    const { signal } = ended;
+    window.addEventListener('pointermove', move, { signal });
+    window.addEventListener('pointercancel', () => ended.abort(), { signal });
+    window.addEventListener(
+      'pointerup',
+      () => {
+        ended.abort();
+        choose({ ...now, open: true });
+      },
+      { signal },
+    );
+  };
+  const [first, last] = chosen ? ends(chosen) : [0, 0];
+  const words = lineWords({ line: first, end_line: last });
   return (
     <>
       <Group justify="space-between" mb={6}>
@@ -115,23 +202,34 @@ export function ReviewDiff({
           </button>
         </fieldset>
       </Group>
-      <section className="review-diff" aria-label={label}>
+      {comments ? (
+        <span className="unseen" role="status">
+          {chosen && !chosen.open && first !== last ? `${words} chosen, press Enter to comment` : ''}
+        </span>
+      ) : null}
+      <section className="review-diff" aria-label={label} ref={box} data-comments={comments || undefined}>
         {parts.map((rows, n) => (
           <Fragment key={rows[0]?.is ?? rows[0]?.was ?? n}>
             {n > 0 ? <div className="review-gap" aria-hidden /> : null}
-            {rows.map(({ kind, was, is, text }) => {
-              const key = `${was ?? ''}:${is ?? ''}`;
-              const place: Place = kind === '-' ? { part, line: was!, version: before!.version } : { part, line: is! };
+            {rows.map((row) => {
+              const { kind, was, is, text } = row;
               const line = kind === '-' ? was! : is!;
-              const own = [
-                ...(kind === '+' ? [] : on(before?.version, was)),
-                ...(kind === '-' ? [] : on(after.version, is)),
-              ];
               return (
-                <Fragment key={key}>
-                  <div className="review-line" data-kind={kind === ' ' ? undefined : kind}>
-                    <span className="review-number">{was ?? ''}</span>
-                    <span className="review-number">{is ?? ''}</span>
+                <Fragment key={`${was ?? ''}:${is ?? ''}`}>
+                  <div
+                    className="review-line"
+                    data-kind={kind === ' ' ? undefined : kind}
+                    data-was={was}
+                    data-is={is}
+                    data-chosen={isChosen(row) || undefined}
+                  >
+                    {/* the button of the line does the same for the keyboard */}
+                    <span className="review-number" onPointerDown={(event) => drag(row, event)}>
+                      {was ?? ''}
+                    </span>
+                    <span className="review-number" onPointerDown={(event) => drag(row, event)}>
+                      {is ?? ''}
+                    </span>
                     <span className="review-sign">
                       <span aria-hidden>{kind}</span>
                       {kind === ' ' ? null : <span className="unseen">{kind === '+' ? 'added: ' : 'removed: '}</span>}
@@ -144,24 +242,39 @@ export function ReviewDiff({
                         type="button"
                         className="review-add"
                         aria-label={`Comment on ${kind === '-' ? 'removed ' : ''}line ${line} of the ${part}`}
-                        onClick={() => write(writing === key ? undefined : key)}
+                        title="Shift and an arrow key choose several lines"
+                        onClick={(event) => press(row, event.shiftKey)}
+                        onKeyDown={(event) => {
+                          if (!event.shiftKey || (event.key !== 'ArrowDown' && event.key !== 'ArrowUp')) return;
+                          event.preventDefault();
+                          stretch(row, event.key === 'ArrowDown' ? 1 : -1);
+                        }}
                       >
                         <IconMessagePlus size={15} aria-hidden />
                       </button>
                     ) : null}
                   </div>
-                  {own.map((thread) => (
-                    <ThreadView key={thread.id} policy={policy} thread={thread} place={false} />
-                  ))}
-                  {writing === key ? (
-                    <div className="thread">
+                  {below(row).map(({ key, thread, waiting }) =>
+                    thread ? (
+                      <ThreadView key={key} policy={policy} thread={thread} place={false} />
+                    ) : (
+                      <PendingView key={key} policy={policy} pending={waiting} place={false} />
+                    ),
+                  )}
+                  {chosen?.open && row[chosen.side] === last && kind !== (chosen.side === 'is' ? '-' : '+') ? (
+                    <div className="thread" key={`${chosen.side} ${first} ${last}`}>
                       <CommentForm
                         policy={policy}
-                        input={{ place }}
-                        label={`Comment on line ${line}`}
+                        input={{
+                          place: {
+                            ...{ part, line: first, version: versions[chosen.side]! },
+                            ...(last > first && { end_line: last }),
+                          },
+                        }}
+                        label={`Comment on ${words}`}
                         action="Comment"
-                        {...(kind !== '-' && { line: text })}
-                        close={() => write(undefined)}
+                        {...suggestible(after.text, chosen)}
+                        close={() => choose(undefined)}
                       />
                     </div>
                   ) : null}
@@ -173,6 +286,15 @@ export function ReviewDiff({
       </section>
     </>
   );
+}
+
+/** What may be suggested for: lines of the text after, if they are not too long. */
+function suggestible(text: string, chosen: Chosen): { lines?: string } {
+  const [first, last] = ends(chosen);
+  const lines = linesOf(text)
+    .slice(first - 1, last)
+    .join('\n');
+  return chosen.side === 'is' && lines.length <= MOST_SUGGESTED ? { lines } : {};
 }
 
 /** A line of a policy, with the colors of the editor. */

@@ -23,6 +23,7 @@ import { PolicyTag, REVIEW, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { Checks, checksOf } from './checks.tsx';
 import { ReviewDiff } from './diff.tsx';
+import { PendingReview, readPendingAgain, usePending } from './pending.tsx';
 import { CommentForm, isOpen, type Thread, ThreadView, threadsOf } from './threads.tsx';
 import './review.css';
 
@@ -119,6 +120,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
       <div className="halves-review">
         <Remarks policy={policy} version={reviewed} threads={threads} />
         <div>
+          <PendingReview policy={policy} shown={[before, reviewed]} />
           {policy.open_review ? <CloseReview policy={policy} open={policy.open_review} /> : null}
           {pending ? (
             <Decide policy={policy} version={reviewed} open={threads.filter(isOpen).length} />
@@ -369,7 +371,14 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
     return next.you.allowed ? undefined : next.you.detail;
   };
   const why = refusal('approve');
-  const input = { id: policy.id, version };
+  const waiting = usePending(policy.id);
+  const input = { id: policy.id, version, ...(waiting.length > 0 && { pending: waiting.map((one) => one.id) }) };
+  const sent =
+    waiting.length === 0 ? null : (
+      <Text component="div" size="sm" mt="xs">
+        {count(waiting.length, 'pending comment')} of yours {waiting.length === 1 ? 'is' : 'are'} sent with it.
+      </Text>
+    );
   const close = () => setOpen(undefined);
   return (
     <Paper component="section" aria-labelledby="decide">
@@ -405,15 +414,13 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
         danger={false}
         reason={{ label: 'Comment', comment: true }}
         onConfirm={async (comment) => {
-          await approve.mutateAsync({
-            ...input,
-            ...(comment && { comment }),
-            ...(simulation?.status === 'done' && { simulation_id: simulation.id }),
-          });
+          const read = simulation?.status === 'done' && { simulation_id: simulation.id };
+          await approve.mutateAsync({ ...input, ...(comment && { comment }), ...read }).finally(readPendingAgain);
           toastDone('Approved', `Version ${version} is enforced.`);
         }}
       >
         Your approval applies only to version {version}, as shown here.
+        {sent}
         {unsettled > 0 ? (
           <Notice tone="wait" title={`${count(unsettled, 'thread')} not resolved`}>
             {unsettled === 1 ? 'It does' : 'They do'} not keep you from approving. The audit log will say so.
@@ -428,11 +435,12 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
         danger={false}
         reason={{ label: 'What should change', required: true, comment: true }}
         onConfirm={async (comment) => {
-          await changes.mutateAsync({ ...input, comment });
+          await changes.mutateAsync({ ...input, comment }).finally(readPendingAgain);
           toastDone('Sent back to the author');
         }}
       >
         The version becomes a draft again. The enforced version does not change.
+        {sent}
       </ConfirmDialog>
       <ConfirmDialog
         opened={open === 'reject'}
@@ -441,11 +449,12 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
         action="Reject"
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
-          await reject.mutateAsync({ ...input, reason });
+          await reject.mutateAsync({ ...input, reason }).finally(readPendingAgain);
           toastDone('Rejected');
         }}
       >
         The enforced version does not change.
+        {sent}
       </ConfirmDialog>
     </Paper>
   );

@@ -1,17 +1,17 @@
 import { Button, Group, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
+import { AROUND, lineIn, linesOf, lineWords, withSuggestion } from '../../../server/policy/review-place.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
-import { AROUND, lineIn, linesOf, withLine } from './place.ts';
 import type { Thread } from './threads.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 
 /**
- * What a comment suggests in place of a line, which is shown as it stands, whole and between the lines around it. Who writes
+ * What a comment suggests in place of lines, which are shown as they stand, whole and between the lines around them. Who writes
  * policies applies it with one press: a new version, by them and by who suggested it, in which nothing else differs; the
  * thread is resolved with it.
  */
@@ -22,7 +22,8 @@ export function Suggestion({
   suggestion,
 }: {
   policy: PolicyDetail;
-  thread: Thread;
+  /** Absent while it is pending, and nobody can apply it. */
+  thread?: Thread | undefined;
   place: NonNullable<Thread['first']['place']>;
   suggestion: string;
 }) {
@@ -30,20 +31,24 @@ export function Suggestion({
   const name = usePeople();
   const { id } = policy;
   const tests = place.part === 'tests';
+  const { line: first, end_line: last = first } = place;
   const textOf = (one: Pick<PolicyDetail, 'dsl_source' | 'tests_source'>) =>
     tests ? (one.tests_source ?? '') : one.dsl_source;
-  const offered = me.has('author') && thread.first.resolved === undefined;
+  const offered = me.has('author') && thread !== undefined && thread.first.resolved === undefined;
   const then = useQuery({
     ...trpc.policies.version.queryOptions({ id, version: place.version }),
     enabled: place.version !== policy.version,
   });
   const settings = useQuery(trpc.settings.get.queryOptions({}, { enabled: offered }));
   const apply = useMutation({
-    mutationFn: async (text: string) => {
+    mutationFn: async (line: number) => {
+      const texts = { source: policy.dsl_source, tests: policy.tests_source ?? null };
+      const lines = { part: place.part, line, end_line: line + last - first };
+      const applied = withSuggestion(texts, lines, suggestion);
       const saved = await api.policies.update.mutate({
-        ...{ id, expected_version: policy.version, dsl_source: tests ? policy.dsl_source : text },
-        ...(tests && { tests_source: text.trim() === '' ? null : text }),
-        applies: thread.first.id!,
+        ...{ id, expected_version: policy.version, dsl_source: applied.source },
+        ...(tests && { tests_source: applied.tests }),
+        ...(thread && { applies: thread.first.id! }),
       });
       const enforced = saved.live_version === saved.version;
       toastDone(
@@ -53,20 +58,25 @@ export function Suggestion({
     },
   });
   const older = place.version === policy.version ? policy : then.data;
-  const line = older && lineIn(textOf(older), textOf(policy), place.line, place.part);
-  const by = thread.first.decided_by;
+  const line = older && lineIn(textOf(older), textOf(policy), first, place.part, last);
+  const by = thread?.first.decided_by ?? me.id;
   const authors = by === me.id ? 'you as its author' : `you and ${name(by)} as its authors`;
   // what applying it would replace, or what it was suggested for
-  const [text, at] = offered && line !== undefined ? [policy, line] : [older, place.line];
+  const [text, at] = offered && line !== undefined ? [policy, line] : [older, first];
   const shown = text && { lines: linesOf(textOf(text)), at };
+  const end = at + last - first;
+  const replaced = shown ? shown.lines.slice(at - 1, end) : place.quote.split('\n');
   const enforces = policy.status === 'deployed' && settings.data?.approval_required === false;
   return (
-    <article className="suggestion" aria-label={`Suggestion for line ${place.line}`}>
+    <article className="suggestion" aria-label={`Suggestion for ${lineWords(place)}`}>
       {shown ? <Around {...shown} from={shown.at - AROUND} to={shown.at - 1} /> : null}
-      <PolicyLine kind="-" said="instead of: " n={at} text={shown?.lines[at - 1] ?? place.quote} />
+      {replaced.map((text, n) => (
+        // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
+        <PolicyLine key={n} kind="-" said="instead of: " n={at + n} text={text} />
+      ))}
       {suggestion === '' ? (
         <Text size="sm" px={8} py={2} c="dimmed">
-          The line is removed.
+          {last === first ? 'The line is' : 'The lines are'} removed.
         </Text>
       ) : (
         linesOf(suggestion).map((text, n) => (
@@ -74,20 +84,22 @@ export function Suggestion({
           <PolicyLine key={n} kind="+" said="suggested: " text={text} />
         ))
       )}
-      {shown ? <Around {...shown} from={shown.at + 1} to={shown.at + AROUND} /> : null}
+      {shown ? <Around {...shown} from={end + 1} to={end + AROUND} /> : null}
       {offered && older && settings.data ? (
         <Group gap="xs" p={8}>
           <Button
             size="compact-sm"
             disabled={line === undefined}
             loading={apply.isPending}
-            onClick={() => line !== undefined && apply.mutate(withLine(textOf(policy), line, suggestion))}
+            onClick={() => line !== undefined && apply.mutate(line)}
           >
             {enforces ? 'Apply and enforce' : 'Apply'}
           </Button>
           <Text size="sm" c="dimmed">
             {line === undefined
-              ? 'The line has changed since, or what is around it, so this cannot be applied.'
+              ? last === first
+                ? 'The line has changed since, or what is around it, so this cannot be applied.'
+                : 'The lines have changed since, or what is around them, so this cannot be applied.'
               : `It saves version ${policy.version + 1}${enforces ? '' : ', a draft'}, with ${authors}.`}
           </Text>
         </Group>

@@ -1,6 +1,7 @@
-import { Button, Group, Text, Textarea } from '@mantine/core';
+import { Button, Group, Text } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { useId, useState } from 'react';
+import { lineWords } from '../../../server/policy/review-place.ts';
 import { filled } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
@@ -8,7 +9,9 @@ import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Said } from '../../ui/hostile.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
+import { PendingView, readPendingAgain, usePending } from './pending.tsx';
 import { Suggestion } from './suggestion.tsx';
+import { CommentFields, capitalized, PlaceWords } from './words.tsx';
 
 type PolicyDetail = Answers['policies']['get'];
 type Review = NonNullable<PolicyDetail['versions'][number]['reviews']>[number];
@@ -52,6 +55,7 @@ export function ThreadView({
   const name = usePeople();
   const [answering, setAnswering] = useState(false);
   const [shown, show] = useState(false);
+  const pending = usePending(policy.id);
   const resolve = useMutation(trpc.policies.resolve.mutationOptions());
   const { first, answers } = thread;
   const { resolved } = first;
@@ -62,12 +66,11 @@ export function ThreadView({
     <article className="thread" aria-label={`Thread of ${name(first.decided_by)}`}>
       {place && first.place ? (
         <div className="thread-place">
-          Line {first.place.line} of {first.place.part === 'tests' ? 'the tests of ' : ''}version {first.place.version}
-          <code className="mono">
-            <Said text={first.place.quote} />
-          </code>
+          <PlaceWords place={first.place} />
         </div>
-      ) : null}
+      ) : first.place?.end_line === undefined ? null : (
+        <div className="thread-place">{capitalized(lineWords(first.place))}</div>
+      )}
       {resolved ? (
         <Group gap={6} className="thread-settled">
           <Tag tone="ok">resolved</Tag>
@@ -80,9 +83,9 @@ export function ThreadView({
           </Button>
         </Group>
       ) : null}
-      {resolved && !shown ? null : (
-        <>
-          {[{ ...first, version: thread.version }, ...answers].map((one) => (
+      {resolved && !shown
+        ? null
+        : [{ ...first, version: thread.version }, ...answers].map((one) => (
             <div key={one.id ?? one.decided_at} className="thread-entry">
               <Group gap={6}>
                 <strong>{name(one.decided_by)}</strong>
@@ -100,8 +103,11 @@ export function ThreadView({
               )}
             </div>
           ))}
-        </>
-      )}
+      {pending
+        .filter((one) => one.thread === first.id)
+        .map((one) => (
+          <PendingView key={one.id} policy={policy} pending={one} place={false} />
+        ))}
       {writes ? (
         answering ? (
           <CommentForm
@@ -126,86 +132,82 @@ export function ThreadView({
   );
 }
 
-/** Writes a comment on the newest version: a new thread, or an answer. */
+/** Writes a comment on the newest version, at once or with the review of this person: a new thread, or an answer. */
 export function CommentForm({
   policy,
   input,
   label,
   action,
-  line,
+  lines,
   close,
 }: {
   policy: PolicyDetail;
   input: Pick<Inputs['policies']['comment'], 'reply_to' | 'place'>;
   label: string;
   action: string;
-  /** The line that it is about, where something else can be suggested in its place. */
-  line?: string;
+  /** The lines that it is about, where something else can be suggested in their place. */
+  lines?: string;
   close?: () => void;
 }) {
   const [text, setText] = useState('');
   const [suggestion, suggest] = useState<string>();
   const id = useId();
-  const comment = useMutation(
-    trpc.policies.comment.mutationOptions({
-      onSuccess: () => {
-        setText('');
-        close?.();
-      },
-    }),
+  const done = () => {
+    setText('');
+    suggest(undefined);
+    close?.();
+  };
+  const comment = useMutation(trpc.policies.comment.mutationOptions({ onSuccess: done }));
+  const keep = useMutation(
+    trpc.pendingComments.add.mutationOptions({ onSuccess: () => readPendingAgain().then(done, done) }),
   );
+  const pending = usePending(policy.id);
   const written = filled(text);
-  const suggests = suggestion !== undefined && suggestion !== line;
+  const suggests = suggestion !== undefined && suggestion !== lines;
+  const said = { ...(written && { comment: written }), ...(suggests && { suggestion }) };
+  const nothing = !written && !suggests;
+  // the lines are of the version that was read, also when there is a newer one by now
+  const read = input.place?.version;
+  const older = read !== undefined && read < policy.version;
+  const several = input.place?.end_line !== undefined;
   return (
     <form
       className="thread-form"
       onSubmit={(event) => {
         event.preventDefault();
-        if (!written && !suggests) return;
-        comment.mutate({
-          ...{ id: policy.id, version: policy.version, ...input },
-          ...(written && { comment: written }),
-          ...(suggests && { suggestion }),
-        });
+        if (nothing || (suggests && older)) return;
+        comment.mutate({ id: policy.id, version: policy.version, ...input, ...said });
       }}
     >
-      <Textarea
-        id={id}
-        label={label}
-        autosize
-        minRows={2}
-        maxLength={2000}
-        value={text}
-        autoFocus={close !== undefined}
-        onChange={(event) => setText(event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key === 'Escape' && !written && !suggests) close?.();
-        }}
+      <CommentFields
+        {...{ id, label, text, setText, suggestion, suggest, several }}
+        focus={close !== undefined}
+        onEscape={() => nothing && close?.()}
       />
-      {suggestion === undefined ? null : (
-        <Textarea
-          label="Suggested in place of the line"
-          description="Empty removes the line. The author applies it, or not."
-          classNames={{ input: 'mono' }}
-          mt={6}
-          autosize
-          autoFocus
-          maxLength={2000}
-          spellCheck={false}
-          value={suggestion}
-          onChange={(event) => suggest(event.currentTarget.value)}
-        />
-      )}
       <Group gap="xs" mt={6}>
-        <Button type="submit" size="compact-sm" disabled={!written && !suggests} loading={comment.isPending}>
+        <Button
+          type="submit"
+          size="compact-sm"
+          disabled={nothing || (suggests && older) || keep.isPending}
+          loading={comment.isPending}
+        >
           {action}
         </Button>
-        {line === undefined ? null : (
+        <Button
+          size="compact-sm"
+          variant="default"
+          disabled={nothing || comment.isPending}
+          loading={keep.isPending}
+          onClick={() => keep.mutate({ id: policy.id, version: policy.version, ...input, ...said })}
+        >
+          {pending.length === 0 ? 'Start a review' : 'Add to your review'}
+        </Button>
+        {lines === undefined ? null : (
           <Button
             size="compact-sm"
             variant="default"
             aria-pressed={suggestion !== undefined}
-            onClick={() => suggest(suggestion === undefined ? line : undefined)}
+            onClick={() => suggest(suggestion === undefined ? lines : undefined)}
           >
             Suggest a change
           </Button>

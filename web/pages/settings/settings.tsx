@@ -135,7 +135,7 @@ function Approval({ settings, locked, save }: Part) {
     },
     {
       name: 'policy_author_may_vote',
-      label: 'The author of a live policy version may vote on the holds it opens',
+      label: 'The authors of a live policy version may vote on the holds it opens',
       about: 'When off, people who wrote a rule do not decide its exceptions.',
     },
     {

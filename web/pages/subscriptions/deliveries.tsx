@@ -3,14 +3,16 @@ import { IconSend } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
+import { fullTime, useZone } from '../../lib/time.ts';
 import { api, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { FilterBar } from '../../ui/filter-bar.tsx';
+import { choicesOf, FilterBar } from '../../ui/filter-bar.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
+import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { useRedeliver } from './delivery.tsx';
 import { ResendButton, Resending } from './resend.tsx';
@@ -19,8 +21,22 @@ import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
 type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
 
 /** The deliveries of a subscription, newest first, each with the last response. */
-export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
-  const [filter, setFilter] = useState<Filter>({});
+export function Deliveries({
+  id,
+  paused,
+  part: { since, until },
+  whole,
+}: {
+  id: string;
+  paused: boolean;
+  /** Only those with an attempt in this time. */
+  part: Pick<Inputs['subscriptions']['deliveries'], 'since' | 'until'>;
+  /** Shows those of any time again. */
+  whole: () => void;
+}) {
+  const [chosen, setFilter] = useState<Filter>({});
+  const [zone] = useZone();
+  const filter = { ...chosen, since, until };
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const query = useInfiniteQuery({
     queryKey: [...trpc.subscriptions.deliveries.queryKey({ id, ...filter }), 'pages'],
@@ -31,7 +47,10 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
     refetchInterval: 3_000,
   });
   const filtered = Object.values(filter).some((value) => value !== undefined);
-  const clear = () => setFilter({});
+  const clear = () => {
+    setFilter({});
+    if (since !== undefined) whole();
+  };
   const redeliver = useRedeliver();
   const navigate = useNavigate();
   const open = ({ id: delivery }: Delivery) =>
@@ -51,24 +70,35 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
         fields={[
           {
             label: 'State',
-            value: filter.status,
-            set: (status) => setFilter({ ...filter, status: status as Filter['status'] }),
-            choices: [
-              { value: '', label: 'any' },
-              ...['retrying', 'delivered', 'failed'].map((value) => ({ value, label: value })),
-            ],
+            value: chosen.status,
+            set: (status) => setFilter({ ...chosen, status: status as Filter['status'] }),
+            choices: choicesOf('any', ['retrying', 'delivered', 'failed']),
             width: 140,
           },
           {
             label: 'Event',
-            value: filter.event_type,
-            set: (event_type) => setFilter({ ...filter, event_type: event_type as Filter['event_type'] }),
-            choices: [
-              { value: '', label: 'any' },
-              ...(types.data?.event_types.map(({ type }) => ({ value: type, label: type })) ?? []),
-            ],
+            value: chosen.event_type,
+            set: (event_type) => setFilter({ ...chosen, event_type: event_type as Filter['event_type'] }),
+            choices: choicesOf('any', types.data?.event_types.map(({ type }) => type) ?? []),
             width: 220,
           },
+          ...(since && until
+            ? [
+                {
+                  label: 'Attempted',
+                  value: since,
+                  set: whole,
+                  choices: [
+                    { value: '', label: 'any time' },
+                    {
+                      value: since,
+                      label: `${fullTime(since, zone).slice(0, 16)} to ${fullTime(until, zone).slice(5, 16)}`,
+                    },
+                  ],
+                  width: 250,
+                },
+              ]
+            : []),
         ]}
       />
       <DataTable<Delivery>
@@ -91,7 +121,7 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
           {
             header: 'Event',
             main: true,
-            cell: ({ id: delivery, event_type, event_id, created_at }) => (
+            cell: ({ id: delivery, event_type, event_id, created_at, test }) => (
               <div>
                 <PageLink
                   to="/subscriptions/$id/deliveries/$delivery"
@@ -101,7 +131,8 @@ export function Deliveries({ id, paused }: { id: string; paused: boolean }) {
                   aria-label={`${event_type}: details`}
                 >
                   {event_type}
-                </PageLink>
+                </PageLink>{' '}
+                {test ? <Tag tone="quiet">test</Tag> : null}
                 <Text size="xs" c="dimmed" component="div" fw={400}>
                   <When at={created_at} /> · <Id value={event_id} length={22} />
                 </Text>

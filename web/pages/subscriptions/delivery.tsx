@@ -113,7 +113,7 @@ function Facts({ delivery, paused }: { delivery: DeliveryDetail; paused: boolean
       <dl className="facts">
         <dt>State</dt>
         <dd>
-          <DeliveryTag delivery={delivery} paused={paused} />
+          <DeliveryTag delivery={delivery} paused={paused} /> {delivery.test ? <Tag tone="quiet">test</Tag> : null}
         </dd>
         {about ? (
           <>

@@ -1,4 +1,4 @@
-import { Anchor, Button, Modal, Paper, Stack, Text, Title } from '@mantine/core';
+import { Button, Modal, Paper, Stack } from '@mantine/core';
 import { IconCheck, IconPlayerPause, IconPlayerPlay, IconRefresh, IconSend, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
@@ -16,19 +16,24 @@ import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
+import { Attempts } from './attempts.tsx';
 import { Deliveries } from './deliveries.tsx';
+import { Examples } from './examples.tsx';
 import { ExchangeLines } from './exchange.tsx';
 import { SubscriptionDialog } from './form.tsx';
 import { RotateSecret } from './rotate.tsx';
-import { SAMPLES, type Sample } from './samples.ts';
+import type { SubscriptionSearch } from './search.ts';
 import { Arrived, eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
 
 const route = getRouteApi('/app/subscriptions/$id');
 const again = () => queryClient.invalidateQueries(trpc.subscriptions.pathFilter());
 
-/** One subscription: its settings, test, deliveries and actions. */
+/** One subscription: its settings, test, attempts and deliveries over time, examples of its events, and actions. */
 export function SubscriptionPage() {
   const { id } = route.useParams();
+  const search = route.useSearch();
+  const goTo = route.useNavigate();
+  const show = (next: SubscriptionSearch) => void goTo({ search: next, resetScroll: false });
   const query = useQuery(trpc.subscriptions.get.queryOptions({ id }, { refetchInterval: 10_000 }));
   const test = useMutation(trpc.subscriptions.test.mutationOptions());
   const [open, setOpen] = useState<'edit' | 'rotate' | 'remove' | 'pause'>();
@@ -90,8 +95,9 @@ export function SubscriptionPage() {
           <Stack gap="lg">
             <Facts subscription={subscription} />
             {test.data ? <TestResult result={test.data} /> : null}
-            <Deliveries id={id} paused={!subscription.active} />
-            {kindOf(subscription.destination_type).proof === 'signature' ? <Samples /> : null}
+            <Attempts id={id} search={search} set={show} />
+            <Deliveries id={id} paused={!subscription.active} part={search} whole={() => show({ last: search.last })} />
+            <Examples subscription={subscription} />
             <SubscriptionDialog opened={open === 'edit'} onClose={() => setOpen(undefined)} edited={subscription} />
             <Modal opened={open === 'rotate'} onClose={() => setOpen(undefined)} title={<strong>Rotate secret</strong>}>
               <RotateSecret id={id} onDone={() => setOpen(undefined)} />
@@ -132,7 +138,7 @@ export function SubscriptionPage() {
 function Facts({ subscription }: { subscription: Subscription }) {
   const { disabled_at, disabled_reason, failing_since, previous_secret_until, destination_config } = subscription;
   const { data } = useQuery(
-    trpc.subscriptions.summary.queryOptions({ subscription_id: subscription.id }, { refetchInterval: 10_000 }),
+    trpc.subscriptions.summary.queryOptions({ subscription_id: subscription.id }, { refetchInterval: 5_000 }),
   );
   const summary = data?.subscriptions[0];
   return (
@@ -233,29 +239,5 @@ function TestResult({ result }: { result: Answers['subscriptions']['test'] }) {
       ) : null}
       <ExchangeLines exchange={result} name="of the test" />
     </section>
-  );
-}
-
-function Samples() {
-  const [name, setName] = useState<Sample>('Node.js');
-  return (
-    <Paper component="section" aria-labelledby="sample-title">
-      <Title order={2} size="h3" id="sample-title">
-        Sample receiver
-      </Title>
-      <Text c="dimmed" mb="sm">
-        It checks the signature over the raw bytes, refuses old messages, and answers 2xx within 10 seconds. For more
-        libraries, see <Anchor href="https://www.standardwebhooks.com">standardwebhooks.com</Anchor>.
-      </Text>
-      {/* biome-ignore lint/a11y/useSemanticElements: a fieldset is for what a form sends */}
-      <div className="segments" role="group" aria-label="Language" style={{ marginBottom: 8 }}>
-        {(Object.keys(SAMPLES) as Sample[]).map((sample) => (
-          <button key={sample} type="button" aria-pressed={sample === name} onClick={() => setName(sample)}>
-            {sample}
-          </button>
-        ))}
-      </div>
-      <CodeBlock text={SAMPLES[name]} label={`receiver, ${name}`} maxHeight={420} />
-    </Paper>
   );
 }

@@ -16,7 +16,7 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { FilterBar } from '../../ui/filter-bar.tsx';
+import { choicesOf, FilterBar } from '../../ui/filter-bar.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
 import { FormFoot, ReasonField } from '../../ui/form.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
@@ -70,20 +70,14 @@ export function Tools() {
             label: 'Server',
             value: filter.server,
             set: (server) => set({ server }),
-            choices: [
-              { value: '', label: 'all' },
-              ...(servers.data?.servers.map(({ id }) => ({ value: id, label: visible(id) })) ?? []),
-            ],
+            choices: choicesOf('all', servers.data?.servers.map(({ id }) => id) ?? [], visible),
             width: 180,
           },
           {
             label: 'Status',
             value: filter.status,
             set: (status) => set({ status: status as ToolStatus | undefined }),
-            choices: [
-              { value: '', label: 'all' },
-              ...TOOL_STATUSES.map((value) => ({ value, label: TOOL_STATUS[value][0] })),
-            ],
+            choices: choicesOf('all', TOOL_STATUSES, (status) => TOOL_STATUS[status as ToolStatus][0]),
             width: 150,
           },
           { label: 'Name contains', value: filter.q, set: (q) => set({ q }), width: 180 },
@@ -176,7 +170,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
   const me = useMe();
   const name = usePeople();
   const [opened, open] = useState(false);
-  const counts = TOOL_STATUSES.filter((status) => (server.counts[status] ?? 0) > 0);
+  const counts = TOOL_STATUSES.filter((status) => server.counts[status] > 0);
   return (
     <Paper component="section" aria-label={`Server ${visible(server.id)}`}>
       <Group justify="space-between" wrap="nowrap" align="start">

@@ -3,6 +3,7 @@ import { CHANGE_REASONS, type ToolStatus } from '../../../server/domain/tools.ts
 import type { Answers } from '../../lib/trpc.ts';
 import { Hostile } from '../../ui/hostile.tsx';
 import { Tag, type Tone } from '../../ui/status.tsx';
+import { placeOf } from './place.ts';
 
 export const TOOL_STATUS: Record<ToolStatus, [label: string, tone: Tone, icon: typeof IconX]> = {
   pending: ['Not reviewed', 'wait', IconCircleDashed],
@@ -46,13 +47,36 @@ export function Reasons({ change }: { change: Change }) {
               </strong>
             </>
           )}{' '}
-          {at === '' ? null : (
-            <span className="mono dim">
-              <Hostile text={at} />
-            </span>
-          )}
+          <Where at={at} />
         </li>
       ))}
     </ul>
   );
 }
+
+function Where({ at }: { at: string }) {
+  const place = placeOf(at);
+  if (!place) return at === '' ? null : <Theirs text={at} />;
+  const { member, names, rest } = place;
+  return (
+    <span className="dim">
+      in {member}
+      {names.length > 0 ? (
+        <>
+          , <Theirs text={names.join('.')} />
+        </>
+      ) : null}
+      {rest.length > 0 ? (
+        <>
+          , <Theirs text={rest.join('/')} />
+        </>
+      ) : null}
+    </span>
+  );
+}
+
+const Theirs = ({ text }: { text: string }) => (
+  <span className="mono">
+    <Hostile text={text} />
+  </span>
+);

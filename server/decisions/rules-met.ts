@@ -1,0 +1,148 @@
+import type pg from 'pg';
+import type { Reads } from '../../db/index.ts';
+import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import { DECISIONS } from '../domain/decision.ts';
+
+/** Of all decisions, and then of each kind but `allow`, the newest so many are looked through for rules. */
+export const MOST_LOOKED_AT = 40_000;
+export const MOST_OF_A_KIND = 10_000;
+/** Looked through at once: rules that are often met are found in the first ones. */
+const STEP = 5_000;
+
+/** What was found in the records up to one. */
+interface Found {
+  /** Of each rule that was met, its newest record. */
+  readonly newest: ReadonlyMap<string, number>;
+  readonly last: number;
+  readonly looked_at: number;
+  readonly complete: boolean;
+}
+
+interface Range {
+  readonly tenantId: string;
+  readonly first: number;
+  readonly last: number;
+}
+
+interface Met {
+  /** Of the rules asked for, those that were met. */
+  readonly ids: ReadonlySet<string>;
+  readonly looked_at: number;
+  readonly complete: boolean;
+}
+
+/**
+ * Which rules were met lately. To look through as many records as it does takes a second; so what was found is remembered for as long
+ * as the list of the rules is, and from then on only newer records are read.
+ */
+export class RulesMet {
+  /** By the list of rules and the number of days. */
+  readonly #known = new WeakMap<readonly object[], Map<number, { found?: Found; asked?: Promise<Met> | undefined }>>();
+
+  /** The ids of those of the rules that decisions since then met, as far as these were looked through. */
+  async since(
+    db: Reads,
+    tenantId: string,
+    rules: readonly { readonly rule_id: string }[],
+    { days, since }: { days: number; since: string },
+  ): Promise<Met> {
+    const ofRules = this.#known.get(rules) ?? new Map<number, { found?: Found; asked?: Promise<Met> | undefined }>();
+    this.#known.set(rules, ofRules);
+    const known = ofRules.get(days) ?? {};
+    ofRules.set(days, known);
+    // all who ask at once have one answer. That somebody got none, by too many reads of their own, is nobody else's concern
+    const same = await known.asked?.catch(() => undefined);
+    if (same) return same;
+    const asked = db.readOnly(tenantId, async (client) => {
+      await client.query(PLAN);
+      const last = await lastSeq(client, tenantId, 'forensics');
+      const first = Math.max(2, await firstSince(client, tenantId, 'forensics', last, since));
+      const wanted = new Set(rules.map(({ rule_id }) => rule_id));
+      const { found } = known;
+      const goesOn = found && found.last <= last && last - found.last <= MOST_LOOKED_AT;
+      known.found = goesOn
+        ? await more(client, found, { tenantId, ids: wanted, last })
+        : await all(client, wanted, { tenantId, first, last });
+      const { newest, looked_at, complete } = known.found;
+      const ids = [...newest].filter(([, seq]) => seq >= first).map(([id]) => id);
+      return { ids: new Set(ids), looked_at, complete };
+    });
+    known.asked = asked;
+    try {
+      return await asked;
+    } finally {
+      if (known.asked === asked) known.asked = undefined;
+    }
+  }
+}
+
+/**
+ * Everything from the newest record on, until all rules were met.
+ *
+ * INVARIANT: each statement reads at most `STEP` records, found by an index, and there are a bounded number of them.
+ */
+async function all(client: pg.PoolClient, ids: Set<string>, { tenantId, first, last }: Range): Promise<Found> {
+  const newest = new Map<string, number>();
+  const latest = await look(client, newest, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
+  let looked_at = latest.looked;
+  for (const kind of DECISIONS.keys()) {
+    // of `allow` there is no index
+    if (latest.next < first || ids.size === 0 || kind === 0) continue;
+    const own = await look(client, newest, { tenantId, ids, first, last: latest.next, most: MOST_OF_A_KIND, kind });
+    looked_at += own.looked;
+  }
+  return { newest, last, looked_at, complete: ids.size === 0 || latest.next < first };
+}
+
+/** What came since. All rules are looked for: the newest record of each says when it is unused again. */
+async function more(
+  client: pg.PoolClient,
+  known: Found,
+  { tenantId, ids, last }: { tenantId: string; ids: Set<string>; last: number },
+): Promise<Found> {
+  const newest = new Map<string, number>();
+  // the first record is no decision
+  const first = Math.max(2, known.last + 1);
+  const { looked } = await look(client, newest, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
+  return {
+    newest: new Map([...known.newest, ...newest]),
+    last,
+    looked_at: known.looked_at + looked,
+    complete: known.complete,
+  };
+}
+
+/** From the newest on. Moves what was met from `ids` to `newest`. `next`: where to go on. */
+async function look(
+  client: pg.PoolClient,
+  newest: Map<string, number>,
+  { tenantId, ids, first, last, most, kind }: Range & { ids: Set<string>; most: number; kind?: number },
+): Promise<{ looked: number; next: number }> {
+  let next = last;
+  let looked = 0;
+  while (looked < most && next >= first && ids.size > 0) {
+    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    const { rows } = await client.query<{ looked: number; least: number | null; met: Record<string, number> | null }>(
+      `with picked as materialized (
+         select seq, line from forensic_record
+         where tenant_id = $1 and seq between $2 and $3 ${kind === undefined ? '' : `and decision = ${kind}`}
+         order by seq desc limit ${STEP}),
+       met as (
+         select rule, max(seq) as seq from picked p,
+           lateral jsonb_to_record(p.line::jsonb) as d(hits jsonb, rule_id text),
+           lateral (select jsonb_array_elements_text(coalesce(d.hits, '[]')) as rule union all select d.rule_id) r
+         where rule = any($4) group by rule)
+       select count(*)::int as looked, min(seq) as least, (select jsonb_object_agg(rule, seq) from met) as met from picked`,
+      [tenantId, first, next, [...ids]],
+    );
+    const { looked: read, least, met } = rows[0]!;
+    for (const [id, seq] of Object.entries(met ?? {})) {
+      ids.delete(id);
+      newest.set(id, seq);
+    }
+    looked += read;
+    if (read < STEP || least === null) return { looked, next: first - 1 };
+    next = least - 1;
+  }
+  return { looked, next };
+}

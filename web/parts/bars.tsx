@@ -1,0 +1,153 @@
+import { type KeyboardEvent, type PointerEvent, type ReactNode, useRef, useState } from 'react';
+import { dayTime, fullTime, useZone, type Zone } from '../lib/time.ts';
+import type { Tone } from '../ui/status.tsx';
+import './histogram.css';
+
+/** One bar: where it begins, and how many there are of each kind, in their order. */
+export interface Bar {
+  at: string;
+  counts: readonly number[];
+}
+
+/**
+ * Counts over time as bars. A click on a bar, or a pull over several, narrows the range to them; by keyboard the arrows move, with
+ * Shift they take in more, and Enter narrows.
+ */
+export function Bars({
+  bars: buckets,
+  seconds,
+  kinds,
+  pending,
+  narrow,
+  nothing,
+  more,
+  caption,
+  children,
+}: {
+  bars: readonly Bar[];
+  /** How long a bar is. */
+  seconds: number;
+  kinds: readonly { label: string; tone: Tone }[];
+  /** Others are being counted. */
+  pending: boolean;
+  narrow: (range: { since: string; until: string }) => void;
+  /** What is said of bars that are empty. */
+  nothing: string;
+  /** What else is said of one bar. */
+  more?: (n: number) => string | undefined;
+  caption: ReactNode;
+  /** What has the same axis of time: it stands between the bars and the axis. */
+  children?: ReactNode;
+}) {
+  const [zone] = useZone();
+  const bars = useRef<HTMLDivElement>(null);
+  const [from, setFrom] = useState<number>();
+  const [to, setTo] = useState(0);
+  const [pulling, setPulling] = useState(false);
+  const last = buckets.length - 1;
+  const most = Math.max(1, ...buckets.map(({ counts }) => counts.reduce((sum, count) => sum + count, 0)));
+  const end = (n: number) => new Date(Date.parse(buckets[n]!.at) + seconds * 1000).toISOString();
+  const [low, high] = from === undefined ? [-1, -1] : [Math.min(from, to, last), Math.min(Math.max(from, to), last)];
+  const sentenceOf = (some: readonly Bar[]) =>
+    kinds
+      .flatMap(({ label }, kind) => {
+        const count = some.reduce((sum, { counts }) => sum + counts[kind]!, 0);
+        return count > 0 ? [`${label}: ${count.toLocaleString()}`] : [];
+      })
+      .join(', ') || nothing;
+
+  const take = (a: number, b: number) => {
+    setFrom(undefined);
+    setPulling(false);
+    narrow({ since: buckets[Math.min(a, b)]!.at, until: end(Math.max(a, b)) });
+  };
+  const barAt = ({ clientX }: PointerEvent) => {
+    const { left, width } = bars.current!.getBoundingClientRect();
+    return Math.max(0, Math.min(last, Math.floor(((clientX - left) / width) * buckets.length)));
+  };
+  const onKeyDown = (event: KeyboardEvent) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -buckets.length, End: buckets.length }[event.key];
+    if (move !== undefined) {
+      event.preventDefault();
+      const next = Math.max(0, Math.min(last, from === undefined ? (move < 0 ? last : 0) : to + move));
+      if (!event.shiftKey || from === undefined) setFrom(next);
+      setTo(next);
+    } else if (event.key === 'Enter' && from !== undefined) take(from, to);
+    else if (event.key === 'Escape') setFrom(undefined);
+  };
+  return (
+    <figure className="histogram" aria-busy={pending || undefined}>
+      <figcaption>{caption}</figcaption>
+      <div
+        ref={bars}
+        className="histogram-bars"
+        role="slider"
+        tabIndex={0}
+        aria-label="Part of the time. Enter narrows the range to it"
+        aria-valuemin={0}
+        aria-valuemax={last}
+        aria-valuenow={from === undefined ? 0 : to}
+        aria-valuetext={
+          from === undefined
+            ? 'none is chosen'
+            : `${spanOf(buckets[low]!.at, end(high), zone)}: ${sentenceOf(buckets.slice(low, high + 1))}`
+        }
+        onKeyDown={onKeyDown}
+        onBlur={() => setFrom(undefined)}
+        onPointerDown={(event) => {
+          if (event.button !== 0) return;
+          event.currentTarget.setPointerCapture(event.pointerId);
+          setPulling(true);
+          setFrom(barAt(event));
+          setTo(barAt(event));
+        }}
+        onPointerMove={(event) => pulling && setTo(barAt(event))}
+        onPointerCancel={() => {
+          setPulling(false);
+          setFrom(undefined);
+        }}
+        onPointerUp={(event) => pulling && from !== undefined && take(from, barAt(event))}
+      >
+        {buckets.map((bucket, n) => (
+          <div
+            key={bucket.at}
+            className="histogram-bar"
+            data-chosen={(n >= low && n <= high) || undefined}
+            title={[spanOf(bucket.at, end(n), zone), sentenceOf([bucket]), more?.(n)].filter(Boolean).join('\n')}
+          >
+            {kinds.map(({ label, tone }, kind) =>
+              bucket.counts[kind]! > 0 ? (
+                <i
+                  key={label}
+                  data-tone={tone}
+                  style={{ height: `${Math.max(2, (bucket.counts[kind]! / most) * 100)}%` }}
+                />
+              ) : null,
+            )}
+          </div>
+        ))}
+      </div>
+      {children}
+      <div className="histogram-axis" aria-hidden="true">
+        {[0, 0.25, 0.5, 0.75].map((part) => (
+          <span key={part}>{axis(buckets[Math.floor(part * buckets.length)]!.at, seconds, zone)}</span>
+        ))}
+        <span>{axis(end(last), seconds, zone)}</span>
+      </div>
+    </figure>
+  );
+}
+
+function spanOf(from: string, to: string, zone: Zone): string {
+  return `${dayTime(from, zone)} ${fullTime(from, zone).slice(11, 19)} to ${
+    dayTime(from, zone) === dayTime(to, zone) ? '' : `${dayTime(to, zone)} `
+  }${fullTime(to, zone).slice(11, 19)}`;
+}
+
+function axis(at: string, seconds: number, zone: Zone): string {
+  const text = fullTime(at, zone);
+  const day = dayTime(at, zone).slice(0, 3);
+  if (seconds < 60) return text.slice(11, 19);
+  if (seconds < 1800) return `${day} ${text.slice(11, 16)}`;
+  return seconds < 86_400 ? `${day} ${text.slice(5, 16)}` : text.slice(0, 10);
+}
