@@ -262,8 +262,9 @@ test('a person has at most 500 aside, however many requests come at once, and no
   const held = await Promise.all(Array.from({ length: 6 }, () => hold(proxy, 480)));
   await sql(
     server,
-    `insert into escrow_hold select (jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', h.id || n))).*
-     from generate_series(1, 497) n, (select * from escrow_hold where tenant_id = $1 and id = $2) h`,
+    `insert into escrow_hold select made.*
+     from generate_series(1, 497) n, (select * from escrow_hold where tenant_id = $1 and id = $2) h,
+       jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', h.id || n)) made`,
     [tenant.id, held[0]],
   );
   await sql(

@@ -328,11 +328,12 @@ describeInBrowser('the inbox of an approver', () => {
     // and 1,040 more that end later
     await server.core.db.owner.query(
       `insert into escrow_hold
-       select (jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', h.id || n,
-         'expires_at', h.expires_at + n * interval '1 minute', 'wake_at', h.wake_at + n * interval '1 minute',
-         'ends_at', h.ends_at + n * interval '1 minute'))).*
+       select made.*
        from generate_series(1, 1040) n,
-         (select * from escrow_hold where tenant_id = $1 order by expires_at desc limit 1) h`,
+         (select * from escrow_hold where tenant_id = $1 order by expires_at desc limit 1) h,
+         jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', h.id || n,
+           'expires_at', h.expires_at + n * interval '1 minute', 'wake_at', h.wake_at + n * interval '1 minute',
+           'ends_at', h.ends_at + n * interval '1 minute')) made`,
       [tenant.id],
     );
     const { page, open } = await browser.visitor(await tenant.person('approver'));

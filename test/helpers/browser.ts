@@ -134,7 +134,8 @@ export function useBrowser(url: () => string) {
       open.push({ profile, faults, expected, own });
       watch(page, faults);
       context.on('page', (opened) => watch(opened, faults));
-      context.setDefaultTimeout(10_000);
+      // as long as a poll may take: what a page asks for every few seconds comes late on a machine under load
+      context.setDefaultTimeout(20_000);
       if (who?.cookie) await signIn(context, url(), who);
       const { width, height } = options;
       if (width && height) await page.setViewportSize({ width, height });

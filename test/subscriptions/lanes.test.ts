@@ -362,8 +362,9 @@ test('many tenants for which no deliveries can be made delay no other, and are t
   await subscribe(tenant, receiver.url());
   await sql(
     server,
-    `insert into tenant select (jsonb_populate_record(null::tenant, to_jsonb(t) || jsonb_build_object('tenant_id', 'broken-' || n))).*
-     from generate_series(1, 60) n, (select * from tenant where tenant_id = $1) t`,
+    `insert into tenant select made.*
+     from generate_series(1, 60) n, (select * from tenant where tenant_id = $1) t,
+       jsonb_populate_record(null::tenant, to_jsonb(t) || jsonb_build_object('tenant_id', 'broken-' || n)) made`,
     [tenant.id],
   );
   await sql(server, `create function broken() returns trigger language plpgsql as $$ begin raise 'broken'; end $$`);
