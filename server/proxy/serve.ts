@@ -1,5 +1,5 @@
 import { Gauge } from 'prom-client';
-import { collectStart } from '../lib/collect.ts';
+import { collectStart, collectWhenQuiet } from '../lib/collect.ts';
 import { createLog, type Log } from '../lib/log.ts';
 import type { ProxyConfig, Route } from './config.ts';
 import { start } from './core.ts';
@@ -74,6 +74,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
   const front = new HttpFront({ config, enforcer, agents, own, log, signIns, mcp: (...call) => mcp.serve(...call) });
   front.onRefusal = meters.refused;
   collectStart();
+  collectWhenQuiet();
   const address = await front.listen();
   log.info({ address, routes: config.routes.length }, `listening on ${address}`);
   const renew = () => {
