@@ -55,6 +55,12 @@ describeInBrowser('subscriptions', () => {
     const examples = page.getByRole('region', { name: 'Examples' });
     await examples.getByLabel('Event').selectOption('escrow.created');
     await examples.getByRole('region', { name: 'example body' }).getByText('"escrow_id": "example-escrow"').waitFor();
+    // on a phone the page is as wide as the window, long keys and headers included
+    const size = page.viewportSize()!;
+    await page.setViewportSize({ width: 390, height: 844 });
+    await examples.getByText('a secret that everybody may know').waitFor();
+    expect(await page.evaluate('document.documentElement.scrollWidth')).toBe(390);
+    await page.setViewportSize(size);
     await examples.getByRole('button', { name: 'Send this example' }).click();
     const listed = page.getByRole('row').filter({ hasText: 'escrow.created' });
     await listed.getByText('delivered').waitFor();
@@ -70,11 +76,20 @@ describeInBrowser('subscriptions', () => {
     await chart.locator('.histogram-bar[title*="Delivered at once: 1"]').click();
     await page.waitForURL(/since=.*until=/);
     await listed.waitFor();
+    await chart.getByRole('button', { name: 'Whole time' }).waitFor();
     await chart.locator('figure:not([aria-busy])').waitFor();
-    await page.getByRole('slider').focus();
+    const slider = page.getByRole('slider');
+    const ends = [0, Number(await slider.getAttribute('aria-valuemax'))];
+    const chosen = async (key: string) => {
+      await slider.press(key);
+      return Number(await slider.getAttribute('aria-valuenow'));
+    };
+    expect([await chosen('Home'), await chosen('End')]).toEqual(ends);
+    await slider.press('Escape');
+    expect([await chosen('End'), await chosen('Home')]).toEqual(ends.toReversed());
     // the delivery stands in the other half of the hour
-    const far = new Date().getUTCMinutes() < 30 ? 'End' : 'Home';
-    for (const key of [far, 'Enter']) await page.keyboard.press(key);
+    if (new Date().getUTCMinutes() < 30) await slider.press('End');
+    await slider.press('Enter');
     await page.getByText('No deliveries match the filters').waitFor();
     await page.getByRole('button', { name: 'Clear the filters' }).click();
     await listed.waitFor();

@@ -66,10 +66,14 @@ export function Bars({
     return Math.max(0, Math.min(last, Math.floor(((clientX - left) / width) * buckets.length)));
   };
   const onKeyDown = (event: KeyboardEvent) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -buckets.length, End: buckets.length }[event.key];
-    if (move !== undefined) {
+    const next = {
+      ArrowLeft: from === undefined ? last : Math.max(0, Math.min(to, last) - 1),
+      ArrowRight: from === undefined ? 0 : Math.min(last, to + 1),
+      Home: 0,
+      End: last,
+    }[event.key];
+    if (next !== undefined) {
       event.preventDefault();
-      const next = Math.max(0, Math.min(last, from === undefined ? (move < 0 ? last : 0) : to + move));
       if (!event.shiftKey || from === undefined) setFrom(next);
       setTo(next);
     } else if (event.key === 'Enter' && from !== undefined) take(from, to);
