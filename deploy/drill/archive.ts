@@ -2,6 +2,7 @@ import { execFile, spawnSync } from 'node:child_process';
 import { chownSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import type pg from 'pg';
 import { Cluster, NOBODY, noPostgres } from './cluster.ts';
@@ -55,9 +56,11 @@ export class Archive {
     return this.#cluster.query<R>(text, values);
   }
 
-  /** A full backup. */
+  /** A full backup. What the clock says once this resolves is a time to restore to. */
   async backup(): Promise<void> {
     await this.#run('--type=full', 'backup');
+    // pgBackRest notes the end of a backup in whole seconds, and uses it only for times in a later second
+    await delay(1000 - (Date.now() % 1000));
   }
 
   /** Resolves when all that is committed so far is in the archive; otherwise the newest part is not for up to `archive_timeout`. */
