@@ -125,12 +125,17 @@ export function matching(block: number, summary: Record<BlockField, string>, sou
   // the rarest value leads
   const [lead] = coded.filter(({ wanted }) => wanted.length === 1).sort((a, b) => b.wanted[0]! - a.wanted[0]!);
   const others = coded.filter((one) => one !== lead);
-  const led = lead
-    ? placesOf(lead.codes, lead.from, lead.wanted[0]!)
-    : Array.from({ length: BLOCK_RECORDS }, (_, place) => place);
-  return led
-    .filter((place) => others.every(({ codes, from, wanted }) => wanted.includes(codes.charCodeAt(from + place))))
-    .map((place) => first + place);
+  const found: number[] = [];
+  const next = (place: number) => (lead ? placeOf(lead.codes, lead.from, lead.wanted[0]!, place) : place);
+  for (let place = next(0); place >= 0 && place < BLOCK_RECORDS; place = next(place + 1)) {
+    let all = true;
+    for (let n = 0; all && n < others.length; n++) {
+      const { codes, from, wanted } = others[n]!;
+      all = wanted.includes(codes.charCodeAt(from + place));
+    }
+    if (all) found.push(first + place);
+  }
+  return found;
 }
 
 /** The code of a name in a block; undefined where no record has it. */
@@ -140,12 +145,9 @@ function codeOf(codes: string, from: number, name: string): number | undefined {
   return at < 0 || at >= from ? undefined : at / DIGITS + 1;
 }
 
-function placesOf(codes: string, from: number, code: number): number[] {
-  const found: number[] = [];
-  const character = String.fromCharCode(code);
-  for (let at = codes.indexOf(character, from); at >= 0; at = codes.indexOf(character, at + 1)) found.push(at - from);
-  return found;
-}
+/** The next place, from `place` on, with a code; negative where there is none. */
+const placeOf = (codes: string, from: number, code: number, place: number) =>
+  codes.indexOf(String.fromCharCode(code), from + place) - from;
 
 /** SQL: whether a block may have one of the values. Always true of a field that has an index, whose values `seen` does not have. */
 export function maySee({ field, hashes }: SoughtValue): string {

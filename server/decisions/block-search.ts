@@ -16,12 +16,12 @@ export interface FoundPart {
 
 /** Summaries that one search passes over at most; those that it reads; and the records. */
 const MOST_PASSED = 50_000;
-const MOST_READ = 256;
+const MOST_READ = 128;
 const MOST_RECORDS = 1100;
 /** Summaries that are read at once: few at first, since a page of frequent values needs no more. */
 const FIRST_READ = 2;
-const LARGEST_READ = 128;
-/** Records that are read at once, at first; four times as many each time that they were not what is sought. */
+const LARGEST_READ = 64;
+/** Records that are read at once where most of those before were not what is sought; four times as many each time. */
 const FIRST_RECORDS = 100;
 
 /** The last seq that is in a block with a summary; 0 where there is none. */
@@ -53,36 +53,47 @@ export async function findInBlocks(
   if (isBounded && ascending) high = low + MOST_PASSED - 1;
   else if (isBounded) low = high - MOST_PASSED + 1;
   const stoppedAt = (block: number) => (ascending ? lastIn(block) : firstIn(block));
-  let summaries = 0;
-  let records = 0;
-  let piece = FIRST_RECORDS;
-  for (let size = FIRST_READ; low <= high; size = Math.min(4 * size, LARGEST_READ)) {
-    const { rows } = await client.query<Summary & { block: number }>(
+  const readSummaries = (size: number) =>
+    client.query<Summary & { block: number }>(
       `select block, ${columns} from forensic_block
        where tenant_id = $1 and block between $2 and $3 and ${passable}
        order by block ${ascending ? 'asc' : 'desc'} limit ${size}`,
       [tenantId, low, high],
     );
+  let summaries = 0;
+  let records = 0;
+  let piece = 0;
+  let size = FIRST_READ;
+  let { rows } = await readSummaries(size);
+  for (;;) {
+    summaries += rows.length;
+    const end = rows.length < size ? undefined : rows.at(-1)!.block;
+    if (end !== undefined && ascending) low = end + 1;
+    else if (end !== undefined) high = end - 1;
+    const isWhole = end === undefined || low > high;
+    const goesOn = !isWhole && summaries < MOST_READ;
+    size = Math.min(4 * size, LARGEST_READ);
+    // where the first were not enough, the database reads the next ones while these are looked at
+    const ahead = goesOn && summaries > FIRST_READ ? readSummaries(size) : undefined;
     const candidates = rows.flatMap((row) => {
       const seqs = matching(row.block, row, sought).filter((seq) => seq >= first && seq <= last);
       return ascending ? seqs : seqs.reverse();
     });
+    const next = await ahead;
     for (let at = 0; at < candidates.length; ) {
       const count = Math.min(Math.max(piece, most - found.length), MOST_RECORDS - records);
       const some = candidates.slice(at, at + count);
-      piece *= 4;
-      found.push(...(await read(some)));
+      const got = await read(some);
+      if (2 * got.length < some.length) piece = Math.max(FIRST_RECORDS, 4 * piece);
+      found.push(...got);
       at += some.length;
       records += some.length;
       if (found.length >= most) return { found, stopped: undefined };
       if (records >= MOST_RECORDS) return { found, stopped: some.at(-1) };
     }
-    const end = rows.at(-1)?.block;
-    if (end === undefined || rows.length < size) break;
-    if (ascending) low = end + 1;
-    else high = end - 1;
-    summaries += rows.length;
-    if (summaries >= MOST_READ && low <= high) return { found, stopped: stoppedAt(end) };
+    if (isWhole) break;
+    if (!goesOn) return { found, stopped: stoppedAt(end) };
+    ({ rows } = next ?? (await readSummaries(size)));
   }
   return { found, stopped: isBounded ? stoppedAt(ascending ? high : low) : undefined };
 }
