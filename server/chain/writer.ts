@@ -69,6 +69,7 @@ export class Writer {
   #repairing: Promise<void> | undefined;
   /** The database was away for longer than callers are asked to wait. */
   #down = false;
+  #downSince = 0;
   #stopped = false;
   #idle: (() => void) | undefined;
   readonly #stopping = new AbortController();
@@ -91,7 +92,9 @@ export class Writer {
 
   get oldestMs(): number {
     const [oldest] = this.#waits;
-    return oldest ? performance.now() - oldest.since : 0;
+    // without a database nothing waits: everything is refused
+    const since = this.#down ? this.#downSince : oldest?.since;
+    return since === undefined ? 0 : performance.now() - since;
   }
 
   get busy(): boolean {
@@ -660,7 +663,10 @@ export class Writer {
         client?.connection.stream.destroy();
         const waited = performance.now() - began;
         if (waited > (this.#options.patienceMs ?? 3000) || this.#stopped) {
-          if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
+          if (!this.#down) {
+            log.error({ err: error }, 'the chain writer has no database; events are refused');
+            this.#downSince = began;
+          }
           this.#down = !this.#stopped;
           const refusal = unavailable('the database does not answer', error);
           for (const chain of chains) this.#abandon(chain);

@@ -16,8 +16,8 @@ const CONNECTIONS = 33;
 const SESSIONS = 10;
 /** To the coordinator of Citus: two pools of ten, that of searches, the listener and the claim; */
 const COORDINATOR = 24;
-/** and of a process beside no node two pools of five and a writer for each node. */
-const EACH_NODE = 11;
+/** and of a process beside no node a pool of ten, one of five and a writer for each node. */
+const EACH_NODE = 16;
 /** Connections for commands and people. */
 const SPARE = 10;
 /** Transactions; PostgreSQL stops at two thousand million. */
