@@ -1,13 +1,13 @@
 import { stat } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
-import { parentPort, workerData } from 'node:worker_threads';
+import { parentPort, resourceLimits, Worker, workerData } from 'node:worker_threads';
 import pg from 'pg';
 import { setTenant } from '../../db/citus.ts';
 import { COLUMN_TYPES } from '../../db/client.ts';
 import { connectSession } from '../../db/session.ts';
 import { BLOCK_FIELDS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
 import { lowerPriority, type Rests, restsOf } from '../lib/pace.ts';
-import { Block, blockOf, firstIn, lastIn, type Summary } from './blocks.ts';
+import { BLOCK_RECORDS, Block, blockOf, firstIn, lastIn, type Summary } from './blocks.ts';
 import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
 import { COPY_EPOCH_MS, copyRows, RECEIVE_BYTES } from './copy.ts';
 import { HashLanes, type HashModule, LANE_LINE_BYTES, LANES } from './hash-lanes.ts';
@@ -16,9 +16,15 @@ import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from
 import { type NoteKey, openHead } from './note.ts';
 import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, ZERO_HASH } from './record.ts';
 import type { VerifyResult } from './verification.ts';
-import { type ChainPosition, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
+import {
+  type ChainPosition,
+  type ChainVerdict,
+  ChainVerifier,
+  type DecisionColumns,
+  type RecordMembers,
+} from './verify.ts';
 
-/** The thread of one verification. See verification.ts. */
+/** A thread of one verification. See verification.ts. */
 export interface VerificationJob {
   sessionUrl: string;
   tenantId: string;
@@ -27,68 +33,213 @@ export interface VerificationJob {
   directory: string | undefined;
   known: readonly KnownHead[];
   chunk: number;
+  /** How many threads share a chain of so many records or more. */
+  sharing: { threads: number; records: number };
   hashes: HashModule | undefined;
   /** See shareBusy. */
   busy: Int32Array;
+  /** Of a thread that verifies a part of the chain for another one. */
+  part?: { start: Start; of: Part };
 }
 
 export type VerificationMessage = { checked: number; total: number } | { result: VerifyResult };
+/** Of a thread that verifies a part. */
+type PartMessage = { checked: number } | { verdict: PartVerdict };
+
+/** What is known before the first record is read. */
+interface Start extends Awaited<ReturnType<typeof readStart>> {
+  /** The last record that is read. */
+  end: number;
+  losses: AcceptedLoss[];
+  /** The length of the checkpoint file, in bytes. */
+  filed: number;
+  /** The newest block with a summary. */
+  newestBlock: number;
+}
+
+/** The records after `from` up to `to`. */
+interface Part {
+  from: number;
+  to: number;
+  /** The stored hash of record `from`, which the part before compares. */
+  hash: string;
+  /** That of record `to`, as the next part has it; undefined for the last. */
+  next: string | undefined;
+}
+
+interface PartVerdict extends Pick<ChainVerdict, 'linear' | 'records_checked' | 'head'> {
+  /** The first thing that is wrong with the records, and the first with what is stated about them. */
+  mismatch: Fault | undefined;
+  fault: Fault | undefined;
+  /** seq of the highest checkpoint in the file that is of this part. */
+  filed: number;
+}
 
 const port = parentPort;
 if (!port) throw new Error('this file is the entry of a worker thread');
 lowerPriority();
 
-async function verification(job: VerificationJob): Promise<VerifyResult> {
+async function main(job: VerificationJob): Promise<void> {
   // as requests do: it can read what is the tenant's, and change nothing
   const client = await connectSession(job.sessionUrl, { types: COLUMN_TYPES, application_name: 'svc verification' });
   try {
     await client.query(reading(job.tenantId));
-    return await verified(client, job);
+    if (!job.part) {
+      port!.postMessage({ result: await verification(client, job) } satisfies VerificationMessage);
+      return;
+    }
+    const onProgress = (checked: number) => port!.postMessage({ checked } satisfies PartMessage);
+    const { start, of } = job.part;
+    port!.postMessage({ verdict: await verifiedPart(client, job, start, of, onProgress) } satisfies PartMessage);
   } finally {
     await client.end();
   }
 }
 
-/**
- * It reads in chunks, each its own statement, so that it holds neither memory nor a long snapshot, however long the
- * chain.
- */
-async function verified(client: pg.Client, job: VerificationJob): Promise<VerifyResult> {
-  const { tenantId, chain, keys, directory, known, chunk } = job;
-  const rests = restsOf(job.busy);
-  const onProgress = (progress: { checked: number; total: number }) => port!.postMessage(progress);
-  const file = directory === undefined ? undefined : checkpointFile(directory, tenantId, chain);
-  const size = file === undefined ? 0 : await sizeOf(file);
-  // before the head: a summary is never of records that are newer
-  const summaries = chain === 'forensics' ? await Summaries.of(client, tenantId) : undefined;
+/** Verifies the chain; a long one in parts side by side, each from the stored hash of the record before it. */
+async function verification(client: pg.Client, job: VerificationJob): Promise<VerifyResult> {
+  const { tenantId, chain } = job;
+  const start = await startOf(client, job);
+  const parts = await partsOf(client, job, start.end);
+  const checked = parts.map(() => 0);
+  const onProgress = (n: number) => (records: number) => {
+    checked[n] = records;
+    const progress = { checked: checked.reduce((sum, each) => sum + each), total: start.end };
+    port!.postMessage(progress satisfies VerificationMessage);
+  };
+  const verdicts = await Promise.all(
+    parts.map((part, n) =>
+      n === 0
+        ? verifiedPart(client, job, start, part, onProgress(n))
+        : verifiedByThread({ ...job, part: { start, of: part } }, onProgress(n)),
+    ),
+  );
+  const { alarm, losses } = start;
+  const faults: Fault[] = [];
+  if (alarm) faults.push({ seq: alarm.agreed + 1, reason: `the chain is closed: ${alarm.reason}` });
+  const filed = Math.max(...verdicts.map((verdict) => verdict.filed));
+  if (filed > (start.signed ?? 0)) {
+    const reason = `checkpoint ${filed} is in the checkpoint file and missing in the database`;
+    faults.push({ seq: filed, reason });
+  }
+  faults.push(...verdicts.flatMap((verdict) => verdict.fault ?? []));
+  const altered = chain === 'forensics' ? await alteredInput(client, tenantId, restsOf(job.busy)) : undefined;
+  if (altered) faults.push(altered);
+  const fault = earliest(faults);
+  const mismatch = earliest(verdicts.flatMap((verdict) => verdict.mismatch ?? []));
+  const { seq, reason } = earliest([fault, mismatch].filter((one) => one !== undefined)) ?? {};
+  const id = [fault, mismatch].find((one) => one?.id !== undefined && one.seq === seq)?.id;
+  return {
+    verified: !fault && !mismatch,
+    linear: verdicts.every(({ linear }) => linear),
+    records_checked: verdicts.reduce((sum, { records_checked }) => sum + records_checked, 0),
+    head: verdicts.at(-1)!.head,
+    last_checkpoint: start.checkpoint,
+    accepted_losses: losses.map((loss) => ({
+      seq: loss.seq,
+      kept_seq: loss.kept.seq,
+      lost_seq: loss.lost.seq,
+      accepted_at: loss.acceptedAt,
+      reason: loss.reason,
+    })),
+    ...(id !== undefined && { first_mismatch_id: id }),
+    ...(seq !== undefined && seq < Number.MAX_SAFE_INTEGER && { first_mismatch_seq: seq }),
+    ...(reason !== undefined && { reason }),
+  };
+}
+
+/** Of those with the lowest seq the first. */
+function earliest(faults: readonly Fault[]): Fault | undefined {
+  return faults.toSorted((a, b) => a.seq - b.seq)[0];
+}
+
+async function startOf(client: pg.Client, { tenantId, chain, keys, directory }: VerificationJob): Promise<Start> {
+  // before the head: neither the file nor a summary is then of records that are newer
+  const filed = directory === undefined ? 0 : await sizeOf(checkpointFile(directory, tenantId, chain));
+  const newestBlock = chain === 'forensics' ? await newestSummary(client, tenantId) : -1;
   const start = await readStart(client, tenantId, chain);
   const losses = await readLosses(client, tenantId, chain, keys);
-  const head: ChainPosition = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
-  const end = Math.max(head.seq, start.last ?? 0);
+  return { ...start, losses, filed, newestBlock, end: Math.max(start.seq ?? 0, start.last ?? 0) };
+}
+
+/** One part, or as many as there are threads, each of whole blocks. */
+async function partsOf(client: pg.Client, { tenantId, chain, sharing }: VerificationJob, end: number): Promise<Part[]> {
+  const { threads, records } = sharing;
+  const each = BLOCK_RECORDS * Math.ceil(end / threads / BLOCK_RECORDS);
+  const bounds = end < records ? [] : Array.from({ length: threads - 1 }, (_, n) => (n + 1) * each);
+  const { rows } = await client.query<{ seq: number; hash: Buffer }>(
+    `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2) order by seq`,
+    [tenantId, bounds.filter((seq) => seq < end)],
+  );
+  // a record that is missing is found by the thread that has those before and after it
+  const sound = rows.filter(({ seq, hash }, n) => hash.length === HASH_BYTES && seq !== rows[n - 1]?.seq);
+  const places = [{ seq: 0, hash: ZERO_HASH }, ...sound.map(({ seq, hash }) => ({ seq, hash: hash.toString('hex') }))];
+  return places.map(({ seq, hash }, n) => {
+    const next = places[n + 1];
+    return { from: seq, hash, to: next?.seq ?? end, next: next?.hash };
+  });
+}
+
+/** As verifiedPart, in a thread of its own, which ends with this one. */
+async function verifiedByThread(job: VerificationJob, onProgress: (records: number) => void): Promise<PartVerdict> {
+  const thread = new Worker(new URL(import.meta.url), { workerData: job, execArgv: [], resourceLimits });
+  const done = Promise.withResolvers<PartVerdict>();
+  thread.on('message', (message: PartMessage) => {
+    if ('verdict' in message) done.resolve(message.verdict);
+    else onProgress(message.checked);
+  });
+  thread.on('error', done.reject);
+  thread.on('messageerror', done.reject);
+  thread.on('exit', (code) => done.reject(new Error(`the thread of a part ended with ${code}`)));
+  return done.promise;
+}
+
+/**
+ * It reads in chunks, each its own statement, so that it holds neither memory nor a long snapshot, however long the
+ * chain. INVARIANT: what is stated about a record is compared in the part that has it, and in one alone; the last part also has
+ * what is stated about records that are not there.
+ */
+async function verifiedPart(
+  client: pg.Client,
+  job: VerificationJob,
+  start: Start,
+  part: Part,
+  onProgress: (records: number) => void,
+): Promise<PartVerdict> {
+  const { tenantId, chain, keys, directory, known, chunk } = job;
+  const { end, losses, alarm } = start;
+  const isLast = part.next === undefined;
+  const has = (seq: number) => (part.from === 0 || seq > part.from) && (isLast || !(seq > part.to));
+  const rests = restsOf(job.busy, part.from === 0 && isLast ? 1 : job.sharing.threads);
   const verifier = new ChainVerifier<Columns>({
     tenantId,
     chain,
+    start: { seq: part.from, hash: part.hash },
     ...(chain === 'audit' && { compare: compareAudit }),
   });
   const statements = new Statements(client, verifier, { tenantId, chain, keys, losses });
-  for (const loss of losses) verifier.expect(loss.kept);
-  for (const place of known) if (!isSuperseded(losses, place)) verifier.expect(place);
-  const { alarm } = start;
+  const expect = (place: ChainPosition) => has(place.seq) && verifier.expect(place);
+  for (const loss of losses) expect(loss.kept);
+  for (const place of known) if (!isSuperseded(losses, place)) expect(place);
   if (alarm) {
     const place = { seq: alarm.known_seq, hash: alarm.known_hash, generation: alarm.known_generation };
-    if (!isSuperseded(losses, place)) verifier.expect(place);
-    statements.fault({ seq: alarm.agreed + 1, reason: `the chain is closed: ${alarm.reason}` });
+    if (!isSuperseded(losses, place)) expect(place);
   }
-  if ((start.signed ?? 0) > end) await statements.expectStored(end, start.signed!);
-  const notes = file === undefined ? undefined : new Lookahead(notesIn(file, 0, size));
+  if (part.next !== undefined) verifier.expect({ seq: part.to, hash: part.next });
+  if (isLast && (start.signed ?? 0) > end) await statements.expectStored(end, start.signed!);
+  const notes =
+    directory === undefined
+      ? undefined
+      : new Lookahead(notesOf(checkpointFile(directory, tenantId, chain), start.filed, has));
+  const summaries = chain === 'forensics' ? new Summaries(client, tenantId, start.newestBlock) : undefined;
   try {
     const reader = new RowReader(chain);
-    const hashes = new Hashes(job.hashes);
+    const hashes = new Hashes(job.hashes, part.hash);
     const { into } = hashes;
-    for (let from = 0; from === 0 || from < end; from += chunk) {
-      const to = Math.min(from + chunk, end);
+    for (let { from } = part; from === 0 || from < part.to; from += chunk) {
+      const to = Math.min(from + chunk, part.to);
       const stored = await statements.expectStored(from, to);
-      if (notes) await statements.expectFiled(notes, from, to < end ? to : Number.POSITIVE_INFINITY, stored);
+      if (notes) await statements.expectFiled(notes, from, to < part.to ? to : Number.POSITIVE_INFINITY, stored);
       await summaries?.load(from, to);
       const rows = selectRows(tenantId, chain, from, to);
       const add = (data: Buffer, starts: readonly number[]) => {
@@ -102,7 +253,7 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
         }
       };
       await copyRows(client, rows, add, { rests, into });
-      onProgress({ checked: to, total: end });
+      onProgress(to - part.from);
     }
   } catch (error) {
     if (!(error instanceof FileFault)) throw error;
@@ -110,36 +261,22 @@ async function verified(client: pg.Client, job: VerificationJob): Promise<Verify
   } finally {
     await notes?.close();
   }
-  if (statements.filed > (start.signed ?? 0)) {
-    const reason = `checkpoint ${statements.filed} is in the checkpoint file and missing in the database`;
-    statements.fault({ seq: statements.filed, reason });
-  }
-  await summaries?.finish(end, statements);
-  if (chain === 'forensics') await compareInputs(client, statements, tenantId, rests);
-  const verdict = verifier.finish({ head });
-  const fault = statements.first;
-  const mismatch = verdict.first_mismatch_seq ?? Number.POSITIVE_INFINITY;
-  const { id, seq, reason } =
-    fault && fault.seq <= mismatch
-      ? { ...fault, id: fault.id ?? (fault.seq === mismatch ? verdict.first_mismatch_id : undefined) }
-      : { id: verdict.first_mismatch_id, seq: verdict.first_mismatch_seq, reason: verdict.reason };
+  await summaries?.finish(isLast ? end : Number.POSITIVE_INFINITY, statements);
+  const verdict = verifier.finish(isLast ? { head: { seq: start.seq ?? 0, hash: start.hash ?? ZERO_HASH } } : {});
+  const { first_mismatch_seq: seq, first_mismatch_id: id, reason } = verdict;
   return {
-    verified: verdict.verified && !fault,
     linear: verdict.linear,
     records_checked: verdict.records_checked,
     head: verdict.head,
-    last_checkpoint: start.checkpoint,
-    accepted_losses: losses.map((loss) => ({
-      seq: loss.seq,
-      kept_seq: loss.kept.seq,
-      lost_seq: loss.lost.seq,
-      accepted_at: loss.acceptedAt,
-      reason: loss.reason,
-    })),
-    ...(id !== undefined && { first_mismatch_id: id }),
-    ...(seq !== undefined && seq < Number.MAX_SAFE_INTEGER && { first_mismatch_seq: seq }),
-    ...(reason !== undefined && { reason }),
+    mismatch: verdict.verified ? undefined : { seq: seq!, id, reason: reason! },
+    fault: statements.first,
+    filed: statements.filed,
   };
+}
+
+/** The notes in the first `bytes` of a checkpoint file that are about records of a part. */
+async function* notesOf(file: string, bytes: number, has: (seq: number) => boolean): AsyncGenerator<FiledNote> {
+  for await (const note of notesIn(file, 0, bytes)) if (has(note.seq)) yield note;
 }
 
 /** What is wrong beside the chain itself, at record `seq`. */
@@ -284,18 +421,10 @@ class Summaries {
   /** The first block up to the newest that had none. */
   #missing: number | undefined;
 
-  private constructor(client: pg.Client, tenantId: string, newest: number) {
+  constructor(client: pg.Client, tenantId: string, newest: number) {
     this.#client = client;
     this.#tenantId = tenantId;
     this.#newest = newest;
-  }
-
-  static async of(client: pg.Client, tenantId: string): Promise<Summaries> {
-    const { rows } = await client.query<{ block: number }>(
-      'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
-      [tenantId],
-    );
-    return new Summaries(client, tenantId, rows[0]?.block ?? -1);
   }
 
   /** Loads those that end with one of the records after `from` up to `to`. */
@@ -317,6 +446,7 @@ class Summaries {
     else if (!this.#block.agrees(summary)) this.#fault(block, 'differs from their texts', statements);
   }
 
+  /** `end`: no summary is of records beyond it. */
   async finish(end: number, statements: Statements): Promise<void> {
     const isMissing = this.#missing !== undefined;
     const isBeyond = this.#newest >= 0 && lastIn(this.#newest) > end;
@@ -336,13 +466,22 @@ class Summaries {
   }
 }
 
+async function newestSummary(client: pg.Client, tenantId: string): Promise<number> {
+  const { rows } = await client.query<{ block: number }>(
+    'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
+    [tenantId],
+  );
+  return rows[0]?.block ?? -1;
+}
+
 const INPUTS = 2000;
 
 /**
  * Compares the inputs that are kept with the hashes in their records. An input may be gone (retention erases it); one
- * that is there is the one that the decision was taken on.
+ * that is there is the one that the decision was taken on. Resolves with the first that is not.
  */
-async function compareInputs(client: pg.Client, statements: Statements, tenantId: string, rests: Rests): Promise<void> {
+async function alteredInput(client: pg.Client, tenantId: string, rests: Rests): Promise<Fault | undefined> {
+  let first: Fault | undefined;
   for (let after = ''; ; ) {
     const began = performance.now();
     const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
@@ -362,12 +501,12 @@ async function compareInputs(client: pg.Client, statements: Statements, tenantId
       [tenantId, after, INPUTS],
     );
     const { last, altered } = rows[0]!;
-    if (altered) {
+    if (altered && !(first && first.seq <= altered.seq)) {
       const { seq, id } = altered;
       const reason = `record ${seq} (${id}): the input that is kept with it has another hash than the record says`;
-      statements.fault({ seq, id, reason });
+      first = { seq, id, reason };
     }
-    if (last === null || last <= after) return;
+    if (last === null || last <= after) return first;
     after = last;
     const ms = rests.after(performance.now() - began);
     if (ms !== undefined) await delay(ms);
@@ -412,9 +551,11 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
     [tenantId, chain],
   );
   const row = rows[0]!;
+  const hash = row.hash?.toString('hex');
   const checkpoint = row.signed === null ? null : { seq: row.signed, hash: row.note!.split('\n')[3] ?? '' };
   return {
     ...row,
+    hash,
     checkpoint: checkpoint && { ...checkpoint, created_at: row.created_at!.toISOString() },
   };
 }
@@ -445,9 +586,11 @@ class Hashes {
   /** Where the hash of the row before is; -1 where that row has none of 32 bytes. */
   #previous = 0;
 
-  constructor(module: HashModule | undefined) {
-    this.#lanes = module && new HashLanes(module, 32 + RECEIVE_BYTES);
-    this.into = this.#lanes?.bytes.subarray(32);
+  /** `before`: the hash of the record before the first row. */
+  constructor(module: HashModule | undefined, before: string) {
+    this.#lanes = module && new HashLanes(module, HASH_BYTES + RECEIVE_BYTES);
+    this.#lanes?.bytes.write(before, 'hex');
+    this.into = this.#lanes?.bytes.subarray(HASH_BYTES);
   }
 
   /**
@@ -480,9 +623,10 @@ class Hashes {
     return following;
   }
 }
+const HASH_BYTES = 32;
 /** Where the hash of a row begins, and where its line does, in the order of `selectRows`. */
 const HASH_AT = 2 + 12 + 4;
-const LINE_AT = HASH_AT + 32 + 4;
+const LINE_AT = HASH_AT + HASH_BYTES + 4;
 
 /** Rows of COPY (FORMAT binary) read in place. One row object is used for all; the verifier keeps nothing of it. */
 class RowReader {
@@ -549,4 +693,4 @@ function int8(data: Buffer, at: number): number {
 }
 
 // at the end, where all that it uses is defined
-port.postMessage({ result: await verification(workerData as VerificationJob) } satisfies VerificationMessage);
+await main(workerData as VerificationJob);

@@ -1,3 +1,4 @@
+import { availableParallelism } from 'node:os';
 import { Worker } from 'node:worker_threads';
 import { shareBusy } from '../lib/pace.ts';
 import { hashModule } from './hash-lanes.ts';
@@ -19,7 +20,9 @@ export interface VerifyOptions {
   onProgress?: ((progress: { checked: number; total: number }) => void) | undefined;
   /** Records read by one statement. */
   chunk?: number;
-  /** Of the heap of its thread: much more than a verification needs, however long the chain. */
+  /** A chain of so many records or more is shared between two threads. */
+  sharedFrom?: number;
+  /** Of the heap of each thread: much more than a verification needs, however long the chain. */
   heapMb?: number;
   /** Whether this process is writing events now, which goes first. */
   busy?: (() => boolean) | undefined;
@@ -43,6 +46,9 @@ const HEAP_MB = 64;
 /** A small one is collected often: what is read lies outside of the heap, and goes with it. */
 const YOUNG_HEAP_MB = 2;
 const CHUNK = 50_000;
+/** Shorter chains are not worth a second thread. */
+const SHARED_FROM = 50_000;
+const MOST_THREADS = 2;
 
 /**
  * Recomputes a tenant's whole chain as it was when the call began, and compares it with the stored head, with every
@@ -65,6 +71,7 @@ export async function verifyChain(
     signal,
     onProgress,
     chunk = CHUNK,
+    sharedFrom = SHARED_FROM,
     acknowledged,
     busy = () => false,
     heapMb = HEAP_MB,
@@ -83,6 +90,7 @@ export async function verifyChain(
       directory,
       known,
       chunk,
+      sharing: { threads: Math.min(MOST_THREADS, availableParallelism()), records: sharedFrom },
       hashes: hashModule(),
       busy: shared.flag,
     } satisfies VerificationJob,

@@ -3,7 +3,7 @@ import { type VerifyOptions, type VerifyResult, verifyChain } from './verificati
 
 /**
  * Verifications, one at a time for each chain and a few at a time for all, because each keeps a thread, a connection
- * and a core busy. A caller never gets the result of one that had begun before the call; those who wait share the next.
+ * and a core busy, or two of each. A caller never gets the result of one that had begun before the call; those who wait share the next.
  */
 export class Verifications {
   readonly #sessionUrl: string;

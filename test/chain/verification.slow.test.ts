@@ -1,4 +1,4 @@
-import { appendFile, mkdtemp, rm } from 'node:fs/promises';
+import { appendFile, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -11,7 +11,7 @@ import { Checkpoints } from '../../server/chain/checkpoint.ts';
 import { appendNotes, checkpointFile } from '../../server/chain/checkpoint-file.ts';
 import { signHead } from '../../server/chain/note.ts';
 import { AUDIT_COLUMNS, chainHash, decisionLine, idHash } from '../../server/chain/record.ts';
-import { verifyChain } from '../../server/chain/verification.ts';
+import { type VerifyOptions, verifyChain } from '../../server/chain/verification.ts';
 import { Verifications } from '../../server/chain/verifications.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
@@ -46,10 +46,12 @@ afterAll(async () => {
 });
 
 /** A chain of 1 + 10 × 10 records with checkpoints at 31, 61, 91 and at its head. */
-async function newChain(batches = 10): Promise<string> {
+const newChain = (batches = 10) => filledChain(batches, 10);
+
+async function filledChain(batches: number, size: number): Promise<string> {
   const tenantId = await newTenant(box.db);
   const writer = appenderOn(box.db, { checkpoints });
-  for (let i = 0; i < batches; i++) await writer.append(tenantId, eventsOf(10));
+  for (let i = 0; i < batches; i++) await writer.append(tenantId, eventsOf(size));
   await writer.stop();
   await checkpoints.take(tenantId, 'forensics');
   await checkpoints.flushed();
@@ -600,12 +602,12 @@ describe('verifications', () => {
     const tenantId = await newChain(2);
     const cut = `select pg_terminate_backend(pid) from pg_stat_activity
       where application_name = 'svc verification' and datname = current_database()`;
-    let cuts = 0;
-    const onProgress = () => void sql(cut).then(({ rowCount }) => (cuts += rowCount ?? 0));
+    const cuts: Promise<number | null>[] = [];
+    const onProgress = () => void cuts.push(sql(cut).then(({ rowCount }) => rowCount));
     const error = await verifyChain(box.url, tenantId, 'forensics', { keys, chunk: 1, onProgress }).catch((e) => e);
     expect(error).toBeInstanceOf(Error);
     expect(isDatabaseFault(error)).toBe(true);
-    expect(cuts).toBeGreaterThan(0);
+    expect(await Promise.all(cuts)).toContain(1);
   });
 });
 
@@ -697,6 +699,160 @@ describe('in the middle of a verification', () => {
     expect(kept).toMatchObject({ status: 'fulfilled', value: { verified: true, records_checked: 31 } });
   });
 });
+
+describe('a long chain is shared between two threads', () => {
+  const RECORDS = 5001;
+  /** Where the second one begins: whole blocks of 2,048 records. */
+  const BOUND = 4096;
+  const options = () => ({ keys, directory, chunk: 1000 });
+  const alone = (tenantId: string) =>
+    verifyChain(box.url, tenantId, 'forensics', { ...options(), sharedFrom: Number.POSITIVE_INFINITY });
+  const shared = (tenantId: string, more: Partial<VerifyOptions> = {}) =>
+    verifyChain(box.url, tenantId, 'forensics', { ...options(), ...more, sharedFrom: 1000 });
+  const longChain = () => filledChain(5, 1000);
+
+  test('that is intact verifies, and each record is read once', async () => {
+    const tenantId = await longChain();
+    const seen: { checked: number; total: number }[] = [];
+    const result = await verifyChain(box.url, tenantId, 'forensics', {
+      ...options(),
+      sharedFrom: 1000,
+      onProgress: (progress) => seen.push(progress),
+    });
+    expect(result).toEqual(await alone(tenantId));
+    expect(result).toMatchObject({ verified: true, linear: true, records_checked: RECORDS, head: { seq: RECORDS } });
+    expect(seen.at(-1)).toEqual({ checked: RECORDS, total: RECORDS });
+    const counts = seen.map(({ checked }) => checked);
+    expect(counts).toEqual(counts.toSorted((a, b) => a - b));
+    // more steps than one thread alone would tell of in chunks of this size
+    expect(counts).toHaveLength(Math.ceil(BOUND / 1000) + Math.ceil((RECORDS - BOUND) / 1000));
+  });
+
+  const one = (text: string) => (tenantId: string, at: number) =>
+    sql(`${text} where tenant_id = $1 and seq = $2`, tenantId, at);
+  const CHANGES: Record<string, (tenantId: string, at: number) => Promise<unknown>> = {
+    'a word of a text': one(`update forensic_record set line = replace(line, '"method"', '"methoe"')`),
+    'a bit of a hash': one('update forensic_record set hash = set_bit(hash, 7, 1 - get_bit(hash, 7))'),
+    'the length of a hash': one(`update forensic_record set hash = hash || '\\x00'`),
+    'a column': one('update forensic_record set agent_h = agent_h + 1'),
+    'a record deleted': one('delete from forensic_record'),
+    'all records from there on deleted, and the head moved back': async (tenantId, at) => {
+      await sql('delete from forensic_record where tenant_id = $1 and seq >= $2', tenantId, at);
+      await sql(
+        `update chain_head h set seq = r.seq, hash = r.hash from forensic_record r
+         where h.tenant_id = $1 and h.chain = 'forensics' and r.tenant_id = $1 and r.seq = $2 - 1`,
+        tenantId,
+        at,
+      );
+    },
+    'a checkpoint that states another hash': async (tenantId, at) => {
+      const head = { origin: `svc.test/${tenantId}/forensics`, seq: at, hash: 'ab'.repeat(32) };
+      const note = signHead(head, signer.privateKey, signer.publicKey);
+      await sql(
+        `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ($1, 'forensics', $2, 'k', $3, now())
+         on conflict (tenant_id, chain, seq) do update set note = excluded.note`,
+        tenantId,
+        at,
+        note,
+      );
+    },
+  };
+  for (const [what, change] of Object.entries(CHANGES)) {
+    test(`${what} is found, wherever it is, as by one thread`, async () => {
+      const tenantId = await longChain();
+      const base = await snapshotOf(tenantId);
+      const places = [100, BOUND, BOUND + 1];
+      for (const at of SIEGE ? [2, BOUND - 1, RECORDS - 1, ...places] : places) {
+        await change(tenantId, at);
+        const verdict = await shared(tenantId);
+        expect(verdict, `at ${at}`).toEqual(await alone(tenantId));
+        expect(verdict.verified, `at ${at}`).toBe(false);
+        expect(Math.abs(verdict.first_mismatch_seq! - at), `at ${at}`).toBeLessThanOrEqual(1);
+        await base.restore();
+      }
+      expect(await shared(tenantId)).toMatchObject({ verified: true });
+    });
+  }
+
+  test('another hash in the checkpoint file is found, wherever it is', async () => {
+    const tenantId = await longChain();
+    const file = checkpointFile(directory, tenantId, 'forensics');
+    const text = await readFile(file);
+    for (const at of [100, BOUND, BOUND + 1, RECORDS - 1]) {
+      const head = { origin: `svc.test/${tenantId}/forensics`, seq: at, hash: 'ab'.repeat(32) };
+      await appendNotes(file, `${signHead(head, signer.privateKey, signer.publicKey)}\n`);
+      expect(await shared(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: at });
+      await writeFile(file, text);
+    }
+    expect(await shared(tenantId)).toMatchObject({ verified: true });
+  });
+
+  test('what was rewritten in both parts is told of where it begins', async () => {
+    const tenantId = await longChain();
+    for (const at of [4500, 300]) await CHANGES['a word of a text']!(tenantId, at);
+    expect(await shared(tenantId)).toMatchObject({
+      verified: false,
+      first_mismatch_seq: 300,
+      records_checked: RECORDS,
+    });
+  });
+
+  test('each of the two connections that is cut is an error, never a verdict', async () => {
+    const tenantId = await longChain();
+    for (const order of ['asc', 'desc']) {
+      let cut: Promise<number | null> | undefined;
+      const onProgress = () => {
+        cut ??= sql(
+          `select pg_terminate_backend(pid) from pg_stat_activity
+           where application_name = 'svc verification' and datname = current_database()
+           order by backend_start ${order} limit 1`,
+        ).then(({ rowCount }) => rowCount);
+      };
+      // neither is at its end by then
+      const error = await shared(tenantId, { onProgress, chunk: 10 }).catch((reason) => reason);
+      expect(await cut).toBe(1);
+      expect(isDatabaseFault(error), String(error)).toBe(true);
+      await expect.poll(connections).toBe(0);
+    }
+  });
+
+  test('a caller that gives up ends both', async () => {
+    const tenantId = await longChain();
+    const gone = new AbortController();
+    const most = { connections: 0 };
+    const looks: Promise<unknown>[] = [];
+    const onProgress = () => {
+      const look = connections().then((count) => {
+        most.connections = Math.max(most.connections, count!);
+        if (count === 2) gone.abort(new Error('enough'));
+      });
+      looks.push(look);
+    };
+    await expect(shared(tenantId, { signal: gone.signal, busy: () => true, onProgress })).rejects.toThrow('enough');
+    await Promise.all(looks);
+    expect(most.connections).toBe(2);
+    await expect.poll(connections).toBe(0);
+  });
+});
+
+/** The records, checkpoints, head and checkpoint file of a chain, to be put back. */
+async function snapshotOf(tenantId: string) {
+  const tables = ['forensic_record', 'chain_checkpoint', 'chain_head'];
+  const file = checkpointFile(directory, tenantId, 'forensics');
+  const text = await readFile(file);
+  for (const table of tables) await sql(`drop table if exists kept_${table}`);
+  for (const table of tables)
+    await sql(`create table kept_${table} as select * from ${table} where tenant_id = '${tenantId}'`);
+  return {
+    async restore() {
+      for (const table of tables) {
+        await sql(`delete from ${table} where tenant_id = $1`, tenantId);
+        await sql(`insert into ${table} select * from kept_${table}`);
+      }
+      await writeFile(file, text);
+    },
+  };
+}
 
 test('its connection has the rights of requests: one tenant, and nothing but reading', async () => {
   const tenantId = await newChain(2);

@@ -13,7 +13,7 @@ const NEWER = 190_000;
 /** Three pools of ten, and the writer, the listener and the claim. */
 const CONNECTIONS = 33;
 /** Those past a pooler: the last three, verifications and simulations. */
-const SESSIONS = 10;
+const SESSIONS = 12;
 /** To the coordinator of Citus: two pools of ten, that of searches, the listener and the claim; */
 const COORDINATOR = 24;
 /** and of a process beside no node a pool of ten, one of five and a writer for each node. */
