@@ -71,9 +71,13 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       const redis = await TestRedis.start();
       try {
         const REDIS_URL = redis.url;
-        const web = await start('web', { SVC_ROLES: 'web', REDIS_URL });
-        const worker = await start('worker', { SVC_ROLES: 'worker', REDIS_URL });
-        await measure([web, worker], key);
+        const apart = async () => [
+          await start('web', { SVC_ROLES: 'web', REDIS_URL }),
+          await start('worker', { SVC_ROLES: 'worker', REDIS_URL }),
+        ];
+        await apart();
+        await stop();
+        await measure(await apart(), key);
         await stop();
       } finally {
         await redis.stop();

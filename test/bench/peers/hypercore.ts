@@ -22,6 +22,8 @@ const SHAPES = [
  * loses the end of the log; ours is flushed before the answer); check what it is given; find a record by agent, session or
  * decision; notice an event that comes twice; isolate tenants; serve several processes. It signs each append, ours each
  * thousand records.
+ *
+ * A route that reads the events and stores nothing says how much more than hypercore anything behind HTTP could take here.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const Corestore = peer('corestore') as CorestoreClass | undefined;
@@ -39,13 +41,18 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       const sent = { connections, eventsPerRequest, seconds: pick(ctx, 1, 4), warmSeconds: pick(ctx, 0.5, 1) };
       const rates = await alternate(
         pick(ctx, 1, 3, 5),
-        { ours: () => ingested(db, tenants, sent), hypercore: () => appended(Corestore, tenants, sent) },
+        {
+          ours: () => ingested(db, tenants, sent),
+          hypercore: () => appended(Corestore, tenants, sent),
+          nothing: () => served(namesOf(tenants), sent, async (_, events) => events.length),
+        },
         (line) => ctx.print?.(`${name}, ${line}`),
       );
       figures.push(
         figure(`${name}: hypercore`, rates.hypercore, 'events/s'),
         figure(`${name}: ours`, rates.ours, 'events/s'),
         figure(`${name}: ours / hypercore`, ratios(rates.ours, rates.hypercore), 'times', least),
+        figure(`${name}: a route that stores nothing / hypercore`, ratios(rates.nothing, rates.hypercore), 'times'),
       );
     }
   } finally {
@@ -60,35 +67,49 @@ interface Log {
 }
 type CorestoreClass = new (folder: string) => { get(options: { name: string }): Log; close(): Promise<void> };
 
-async function appended(
-  Corestore: CorestoreClass,
-  tenants: number,
-  sent: Pick<LoadOptions, 'connections' | 'eventsPerRequest' | 'seconds' | 'warmSeconds'>,
-): Promise<number> {
+type Sent = Pick<LoadOptions, 'connections' | 'eventsPerRequest' | 'seconds' | 'warmSeconds'>;
+
+async function appended(Corestore: CorestoreClass, tenants: number, sent: Sent): Promise<number> {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-hypercore-'));
   const store = new Corestore(dir);
   const logs = new Map<string, Log>();
+  try {
+    for (const name of namesOf(tenants)) {
+      const log = store.get({ name });
+      await log.ready();
+      logs.set(name, log);
+    }
+    return await served([...logs.keys()], sent, async (name, events) => {
+      const blocks = events.map((event) => Buffer.from(JSON.stringify(event)));
+      await logs.get(name)!.append(blocks);
+      return blocks.length;
+    });
+  } finally {
+    await store.close();
+    rmSync(dir, { recursive: true, force: true });
+  }
+}
+
+const namesOf = (tenants: number) => Array.from({ length: tenants }, (_, n) => `tenant ${n}`);
+
+/** Events a second of a route that gives each request's events to `take`, by the name of their tenant. */
+async function served(
+  names: readonly string[],
+  sent: Sent,
+  take: (name: string, events: readonly unknown[]) => Promise<number>,
+): Promise<number> {
   const app = Fastify();
   app.post('/v1/events/ingest', async (request, reply) => {
     const { events } = request.body as { events: unknown[] };
-    const blocks = events.map((event) => Buffer.from(JSON.stringify(event)));
-    await logs.get(request.headers.authorization!)!.append(blocks);
-    return reply.send({ appended: blocks.length });
+    return reply.send({ appended: await take(request.headers.authorization!, events) });
   });
   try {
-    for (let n = 0; n < tenants; n++) {
-      const log = store.get({ name: `tenant ${n}` });
-      await log.ready();
-      logs.set(`Bearer ${n}`, log);
-    }
     const url = await app.listen({ port: 0, host: '127.0.0.1' });
-    const names = [...logs.keys()].map((authorization) => ({ authorization }));
-    const { eventsPerSecond, errors, firstError } = await load({ url, tenants: names, ...sent });
-    if (errors > 0) throw new Error(`hypercore: ${errors} errors, such as ${firstError}`);
+    const tenants = names.map((authorization) => ({ authorization }));
+    const { eventsPerSecond, errors, firstError } = await load({ url, tenants, ...sent });
+    if (errors > 0) throw new Error(`${errors} errors, such as ${firstError}`);
     return eventsPerSecond;
   } finally {
     await app.close();
-    await store.close();
-    rmSync(dir, { recursive: true, force: true });
   }
 }
