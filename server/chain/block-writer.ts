@@ -110,9 +110,9 @@ export class Blocks {
         const seq = data.readInt32BE(at + 6) * 2 ** 32 + data.readUInt32BE(at + 10);
         const from = at + 18;
         const to = from + data.readInt32BE(at + 14);
-        const line = data.subarray(from, to);
         // a record that is missing keeps no other record out of it
-        block.add(seq, fast.agrees(seq, line) ? fast.fields : parsed(line));
+        const isRead = fast.agrees(seq, { bytes: data, from, to });
+        block.add(seq, isRead ? fast.fields : parsed(data.subarray(from, to)));
         if (seq === end) hash = Buffer.from(data.subarray(to + 4, to + 4 + Math.max(0, data.readInt32BE(to))));
       }
     };

@@ -1,5 +1,5 @@
 import type { EventEmitter } from 'node:events';
-import type { Socket } from 'node:net';
+import { Socket } from 'node:net';
 import pg from 'pg';
 import type { Rests } from '../lib/pace.ts';
 
@@ -309,6 +309,33 @@ export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) =
   });
 }
 
+/**
+ * Reads into one buffer again and again. Else Node makes a buffer of 64 KB for each read, which piles up until garbage is
+ * collected, outside of the heap and so long after the limit of a thread.
+ */
+class ReceivingSocket extends Socket {
+  /** Takes what is received, which is valid only during the call. Without it `pg` does, who keeps what it is given. */
+  reader: ((chunk: Buffer) => void) | undefined;
+
+  constructor() {
+    super({
+      onread: {
+        buffer: Buffer.allocUnsafeSlow(64 * 1024),
+        callback: (length, buffer) => {
+          const chunk = (buffer as Buffer).subarray(0, length);
+          if (this.reader) this.reader(chunk);
+          else this.emit('data', Buffer.from(chunk));
+          return true;
+        },
+      },
+    });
+  }
+}
+
+/** The `stream` of a client that reads COPY TO STDOUT of many rows. TLS reads from its socket in its own way. */
+export const receivingStream = ((config: { ssl?: unknown }) =>
+  config.ssl ? new Socket() : new ReceivingSocket()) as () => Socket;
+
 export interface CopyOptions {
   rests?: Rests | undefined;
   /** Where rows are received, unless one of them needs more room. */
@@ -357,8 +384,11 @@ function receive(
     const ends: number[] = [];
     let failed: unknown;
     const finish = () => {
-      for (const listener of parsers) stream.on('data', listener);
-      stream.off('data', read);
+      if (stream instanceof ReceivingSocket) stream.reader = undefined;
+      else {
+        for (const listener of parsers) stream.on('data', listener);
+        stream.off('data', read);
+      }
       stream.off('close', lost);
       if (failed === undefined) resolve();
       else reject(failed);
@@ -416,9 +446,12 @@ function receive(
       if (ms !== undefined) rest(ms);
     };
     const parsers = stream.listeners('data') as ((data: Buffer) => void)[];
-    stream.on('data', read);
+    if (stream instanceof ReceivingSocket) stream.reader = read;
+    else {
+      stream.on('data', read);
+      for (const listener of parsers) stream.off('data', listener);
+    }
     stream.on('close', lost);
-    for (const listener of parsers) stream.off('data', listener);
     if (stream.destroyed) lost();
     else wire.query(sql);
   });

@@ -9,7 +9,7 @@ import { BLOCK_FIELDS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/dec
 import { lowerPriority, type Rests, restsOf } from '../lib/pace.ts';
 import { BLOCK_RECORDS, Block, blockOf, firstIn, lastIn, type Summary } from './blocks.ts';
 import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
-import { COPY_EPOCH_MS, copyRows, RECEIVE_BYTES } from './copy.ts';
+import { COPY_EPOCH_MS, copyRows, RECEIVE_BYTES, receivingStream } from './copy.ts';
 import { HashLanes, type HashModule, LANE_LINE_BYTES, LANES } from './hash-lanes.ts';
 import type { KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
@@ -22,6 +22,7 @@ import {
   ChainVerifier,
   type DecisionColumns,
   type RecordMembers,
+  type Slice,
 } from './verify.ts';
 
 /** A thread of one verification. See verification.ts. */
@@ -81,7 +82,11 @@ lowerPriority();
 
 async function main(job: VerificationJob): Promise<void> {
   // as requests do: it can read what is the tenant's, and change nothing
-  const client = await connectSession(job.sessionUrl, { types: COLUMN_TYPES, application_name: 'svc verification' });
+  const client = await connectSession(job.sessionUrl, {
+    types: COLUMN_TYPES,
+    application_name: 'svc verification',
+    stream: receivingStream,
+  });
   try {
     await client.query(reading(job.tenantId));
     if (!job.part) {
@@ -632,17 +637,19 @@ const LINE_AT = HASH_AT + HASH_BYTES + 4;
 class RowReader {
   readonly #decisions: boolean;
   readonly #hash = Buffer.alloc(32);
+  readonly #line: Slice = { bytes: this.#hash, from: 0, to: 0 };
+  readonly #id: Slice = { bytes: this.#hash, from: 0, to: 0 };
   readonly #columns: Columns = {
-    event_id: '',
+    event_id: this.#id,
     id: '',
     ...auditColumns({}),
     received_at_ms: 0,
     ...(Object.fromEntries(DERIVED_COLUMNS.map(({ column }) => [column, 0])) as Record<DerivedColumn, number>),
   };
-  readonly #row: { seq: number; hash: Buffer; line: Buffer; columns: Columns } = {
+  readonly #row: { seq: number; hash: Buffer; line: Slice; columns: Columns } = {
     seq: 0,
     hash: this.#hash,
-    line: this.#hash,
+    line: this.#line,
     columns: this.#columns,
   };
 
@@ -663,15 +670,15 @@ class RowReader {
     else this.#hash.fill(0);
     p += 4 + hashLength;
     const lineLength = data.readInt32BE(p);
-    row.line = data.subarray(p + 4, p + 4 + lineLength);
+    place(this.#line, data, p + 4, lineLength);
     p += 4 + lineLength;
     const idLength = data.readInt32BE(p);
-    const id = data.subarray(p + 4, p + 4 + idLength);
+    place(this.#id, data, p + 4, idLength);
     p += 4 + idLength;
     columns.received_at_ms = int8(data, p + 4) / 1000 + COPY_EPOCH_MS;
     p += 12;
     if (!this.#decisions) {
-      columns.id = id.toString();
+      columns.id = data.toString('utf8', this.#id.from, this.#id.to);
       for (const name of AUDIT_COLUMNS) {
         const length = Math.max(0, data.readInt32BE(p));
         columns[name] = data.toString('utf8', p + 4, p + 4 + length);
@@ -679,13 +686,19 @@ class RowReader {
       }
       return row;
     }
-    columns.event_id = id;
     for (const { column, hashed } of DERIVED_COLUMNS) {
       columns[column] = hashed ? data.readInt32BE(p + 4) : data.readInt16BE(p + 4);
       p += hashed ? 8 : 6;
     }
     return row;
   }
+}
+
+function place(slice: Slice, bytes: Buffer, from: number, length: number): void {
+  slice.bytes = bytes;
+  slice.from = from;
+  // -1 stands for null
+  slice.to = from + Math.max(0, length);
 }
 
 function int8(data: Buffer, at: number): number {

@@ -42,10 +42,17 @@ export interface ChainPosition {
   hash: string;
 }
 
+/** A part of some bytes. Whoever reads many records makes no view of each: to collect those takes longer than to read them. */
+export interface Slice {
+  bytes: Uint8Array;
+  from: number;
+  to: number;
+}
+
 /** The columns beside a decision record's text; for the derived ones see derivedColumn. */
 export interface DecisionColumns extends Record<DerivedColumn, number> {
   /** UTF-8 bytes are faster than a string. */
-  event_id: Uint8Array | string;
+  event_id: Slice | Uint8Array | string;
   received_at_ms: number;
 }
 
@@ -55,7 +62,7 @@ export interface ChainRow<C extends object = DecisionColumns> {
   /** 32 bytes. */
   hash: Uint8Array;
   /** The stored text. UTF-8 bytes are faster than a string. */
-  line: Uint8Array | string;
+  line: Slice | Uint8Array | string;
   columns?: C | undefined;
 }
 
@@ -159,8 +166,8 @@ export class ChainVerifier<C extends object = DecisionColumns> {
       this.#keep(row.hash);
       return;
     }
-    const line = typeof row.line === 'string' ? Buffer.from(row.line) : row.line;
-    const isIntact = follows || equal32(chainHash(this.#hash, line), row.hash);
+    const line = sliceOf(row.line);
+    const isIntact = follows || equal32(chainHash(this.#hash, bytesOf(line)), row.hash);
     this.#keep(row.hash);
     if (!isIntact) {
       this.#fail(
@@ -173,7 +180,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     }
     // When the quick look says no, that is only a reason to look closely.
     if (row.seq === 1 || !this.#fast?.agrees(row.seq, line, row.columns as DecisionColumns | undefined)) {
-      const fault = this.#fault(row, line);
+      const fault = this.#fault(row, bytesOf(line));
       if (fault) this.#fail(fault[0], row.seq, row, fault[1]);
     }
     for (;;) {
@@ -271,7 +278,7 @@ function idOf(row: ChainRow<object>, code: MismatchCode): string | undefined {
     const named = textOf(event_id) || id;
     if (typeof named === 'string' && named !== '') return named;
   }
-  const record = parseLine(typeof row.line === 'string' ? Buffer.from(row.line) : row.line, false);
+  const record = parseLine(bytesOf(sliceOf(row.line)), false);
   return typeof record === 'object' && typeof record.id === 'string' ? record.id : undefined;
 }
 
@@ -316,7 +323,19 @@ function compareDecision(record: RecordMembers, columns: DecisionColumns): strin
 }
 
 function textOf(value: unknown): unknown {
-  return value instanceof Uint8Array ? Buffer.from(value).toString() : value;
+  return typeof value === 'object' && value !== null
+    ? Buffer.from(bytesOf(sliceOf(value as Slice | Uint8Array))).toString()
+    : value;
+}
+
+function sliceOf(value: Slice | Uint8Array | string): Slice {
+  if (typeof value === 'object' && 'bytes' in value) return value;
+  const bytes = typeof value === 'string' ? Buffer.from(value) : value;
+  return { bytes, from: 0, to: bytes.length };
+}
+
+function bytesOf({ bytes, from, to }: Slice): Uint8Array {
+  return from === 0 && to === bytes.length ? bytes : bytes.subarray(from, to);
 }
 
 function isoTime(ms: number): string | undefined {
@@ -373,13 +392,10 @@ export class FastLine {
   }
 
   /** True only when everything agrees. False also for what it cannot read: escapes, other versions, other shapes. */
-  agrees(seq: number, line: Uint8Array, columns?: DecisionColumns): boolean {
-    const { length } = line;
-    for (let i = 0; i < VERSION_END.length; i++) {
-      if (line[length - VERSION_END.length + i] !== VERSION_END[i]) return false;
-    }
-    /** Where the value before ends. */
-    let at = 0;
+  agrees(seq: number, line: Slice, columns?: DecisionColumns): boolean {
+    if (!startsWith(line, line.to - VERSION_END.length, VERSION_END)) return false;
+    /** Where the value before ends; at first, where the line begins. */
+    let at = line.from;
     for (const key of this.#keys) {
       const value = this.#value(line, key, at);
       if (value < 0) {
@@ -399,7 +415,7 @@ export class FastLine {
   }
 
   /** Where the value that begins at `at` ends, which must be what is known of it; else -1. */
-  #heldUntil(key: FastKey, seq: number, line: Uint8Array, at: number, columns: DecisionColumns | undefined): number {
+  #heldUntil(key: FastKey, seq: number, line: Slice, at: number, columns: DecisionColumns | undefined): number {
     switch (key.check) {
       case 'hash': {
         const hash = this.#hashOf(line, at);
@@ -416,7 +432,7 @@ export class FastLine {
         return endOfString(line, at, DECISIONS[columns.decision]);
       }
       case 'id':
-        if (!columns) return line[at] === QUOTE ? at : -1;
+        if (!columns) return line.bytes[at] === QUOTE ? at : -1;
         return endOfId(line, at, columns.event_id);
       case 'received_at':
         if (!columns) return at;
@@ -432,37 +448,36 @@ export class FastLine {
    * Where the value of a key begins, which is after `from`, the end of the value of a key before it in the order of keys; -1
    * when the line has no such member. Often it is the very next one, or the next one shows that there is none.
    */
-  #value(line: Uint8Array, { bytes, steps }: FastKey, from: number): number {
-    const { length } = line;
-    const last = bytes.length - 1;
-    if ((from === 0 || line[from] === COMMA) && line[from + 1] === QUOTE) {
+  #value({ bytes, from: begin, to }: Slice, { bytes: key, steps }: FastKey, from: number): number {
+    const last = key.length - 1;
+    if ((from === begin || bytes[from] === COMMA) && bytes[from + 1] === QUOTE && from + 1 + key.length <= to) {
       let i = 1;
-      while (i <= last && line[from + 1 + i] === bytes[i]) i++;
-      if (i > last) return from + 1 + bytes.length;
+      while (i <= last && bytes[from + 1 + i] === key[i]) i++;
+      if (i > last) return from + 1 + key.length;
       // keys are in order, and a name that goes on is after one that ends
-      if (bytes[i] === QUOTE || (line[from + 1 + i] !== QUOTE && line[from + 1 + i]! > bytes[i]!)) return -1;
+      if (key[i] === QUOTE || (bytes[from + 1 + i] !== QUOTE && bytes[from + 1 + i]! > key[i]!)) return -1;
     }
     // Horspool's search: from the byte where the key would end it follows how far on it can end at the earliest
-    for (let end = from + last; end < length; ) {
-      const step = steps[line[end]!]!;
+    for (let end = from + last; end < to; ) {
+      const step = steps[bytes[end]!]!;
       if (step > 0) end += step;
       else {
         let i = 1;
-        while (i <= last && line[end - i] === bytes[last - i]) i++;
+        while (i <= last && bytes[end - i] === key[last - i]) i++;
         if (i > last) return end + 1;
-        end += bytes.length;
+        end += key.length;
       }
     }
     return -1;
   }
 
   /** The idHash of a string of ASCII without escapes, whose end is then #end; -1 for that of any other. */
-  #hashOf(line: Uint8Array, at: number): number {
+  #hashOf({ bytes, to }: Slice, at: number): number {
     this.#end = -1;
-    if (line[at] !== QUOTE) return 0;
+    if (bytes[at] !== QUOTE) return 0;
     let h = 0x811c9dc5;
-    for (let i = at + 1; i < line.length; i++) {
-      const byte = line[i]!;
+    for (let i = at + 1; i < to; i++) {
+      const byte = bytes[i]!;
       if (byte === QUOTE) {
         this.#end = i + 1;
         return h | 0;
@@ -474,28 +489,28 @@ export class FastLine {
   }
 
   /** Many records in a row were received in the same millisecond: then it is the text that was found right before. */
-  #isTime(line: Uint8Array, at: number, ms: number): boolean {
+  #isTime(line: Slice, at: number, ms: number): boolean {
     if (ms === this.#ms) return startsWith(line, at, this.#time);
     if (!this.#isTimeOf(line, at, ms)) return false;
-    this.#time.set(line.subarray(at, at + this.#time.length));
+    for (let i = 0; i < this.#time.length; i++) this.#time[i] = line.bytes[at + i]!;
     this.#ms = ms;
     return true;
   }
 
-  #isTimeOf(line: Uint8Array, at: number, ms: number): boolean {
+  #isTimeOf({ bytes, to }: Slice, at: number, ms: number): boolean {
     const day = Math.floor(ms / 86_400_000);
     if (day !== this.#day) {
       this.#date = isoTime(ms)?.slice(0, 11) ?? '';
       this.#day = day;
     }
-    if (this.#date.length !== 11 || line[at] !== QUOTE) return false;
-    for (let i = 0; i < 11; i++) if (line[at + 1 + i] !== this.#date.charCodeAt(i)) return false;
-    const hours = digits(line, at + 12, 2);
-    const minutes = digits(line, at + 15, 2);
-    const seconds = digits(line, at + 18, 2);
-    const millis = digits(line, at + 21, 3);
-    if (line[at + 14] !== 58 || line[at + 17] !== 58 || line[at + 20] !== 46 || line[at + 24] !== 90) return false;
-    if (line[at + 25] !== QUOTE || minutes > 59 || seconds > 59) return false;
+    if (this.#date.length !== 11 || bytes[at] !== QUOTE || at + this.#time.length > to) return false;
+    for (let i = 0; i < 11; i++) if (bytes[at + 1 + i] !== this.#date.charCodeAt(i)) return false;
+    const hours = digits(bytes, at + 12, 2);
+    const minutes = digits(bytes, at + 15, 2);
+    const seconds = digits(bytes, at + 18, 2);
+    const millis = digits(bytes, at + 21, 3);
+    if (bytes[at + 14] !== 58 || bytes[at + 17] !== 58 || bytes[at + 20] !== 46 || bytes[at + 24] !== 90) return false;
+    if (bytes[at + 25] !== QUOTE || minutes > 59 || seconds > 59) return false;
     return ((hours * 60 + minutes) * 60 + seconds) * 1000 + millis === ms - day * 86_400_000;
   }
 }
@@ -553,36 +568,41 @@ function digits(line: Uint8Array, at: number, count: number): number {
   return value;
 }
 
-function startsWith(line: Uint8Array, at: number, bytes: Uint8Array): boolean {
-  for (let i = 0; i < bytes.length; i++) if (line[at + i] !== bytes[i]) return false;
+/** Whether these bytes are in the line at `at`. */
+function startsWith({ bytes, from, to }: Slice, at: number, sought: Uint8Array): boolean {
+  if (at < from || at + sought.length > to) return false;
+  for (let i = 0; i < sought.length; i++) if (bytes[at + i] !== sought[i]) return false;
   return true;
 }
 
 // Each of these: where the value ends that begins at `at` if it is the one that is given, else -1.
 
-function endOfString(line: Uint8Array, at: number, text: string | undefined): number {
-  if (typeof text !== 'string' || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return -1;
+function endOfString({ bytes, to }: Slice, at: number, text: string | undefined): number {
+  if (typeof text !== 'string' || at + 2 + text.length > to) return -1;
+  if (bytes[at] !== QUOTE || bytes[at + 1 + text.length] !== QUOTE) return -1;
   for (let i = 0; i < text.length; i++) {
     const code = text.charCodeAt(i);
-    if (code !== line[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return -1;
+    if (code !== bytes[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return -1;
   }
   return at + 2 + text.length;
 }
 
-function endOfId(line: Uint8Array, at: number, id: Uint8Array | string): number {
-  if (!(id instanceof Uint8Array)) return endOfString(line, at, id);
-  const { length } = id;
-  if (line[at] !== QUOTE || line[at + 1 + length] !== QUOTE) return -1;
+function endOfId(line: Slice, at: number, value: DecisionColumns['event_id']): number {
+  if (typeof value !== 'object' || value === null) return endOfString(line, at, value);
+  const { bytes, to } = line;
+  const id = sliceOf(value);
+  const length = id.to - id.from;
+  if (at + 2 + length > to || bytes[at] !== QUOTE || bytes[at + 1 + length] !== QUOTE) return -1;
   for (let i = 0; i < length; i++) {
-    const byte = id[i]!;
-    if (byte !== line[at + 1 + i] || byte === QUOTE || byte === BACKSLASH) return -1;
+    const byte = id.bytes[id.from + i]!;
+    if (byte !== bytes[at + 1 + i] || byte === QUOTE || byte === BACKSLASH) return -1;
   }
   return at + 2 + length;
 }
 
-function endOfNumber(line: Uint8Array, at: number, value: number): number {
+function endOfNumber({ bytes, to }: Slice, at: number, value: number): number {
   let read = 0;
   let i = at;
-  for (; line[i]! >= 48 && line[i]! <= 57; i++) read = read * 10 + line[i]! - 48;
-  return read === value && line[at] !== 48 && line[i] === COMMA ? i : -1;
+  for (; i < to && bytes[i]! >= 48 && bytes[i]! <= 57; i++) read = read * 10 + bytes[i]! - 48;
+  return read === value && bytes[at] !== 48 && bytes[i] === COMMA ? i : -1;
 }
