@@ -189,7 +189,7 @@ describe('Kubernetes', () => {
         .filter(({ file }) => path.dirname(file) === folder)
         .map(({ object }) => object.spec.template.metadata.labels['app.kubernetes.io/component']);
     const check = (file: string, selector: Document) => {
-      const of = /overlays/.test(file) ? 'kubernetes/base' : path.dirname(file);
+      const of = /overlays|components/.test(file) ? 'kubernetes/base' : path.dirname(file);
       const wanted = selector.matchLabels?.['app.kubernetes.io/component'] ?? selector['app.kubernetes.io/component'];
       const among = selector.matchExpressions?.[0].values ?? (wanted ? [wanted] : []);
       for (const one of among) expect(labels(of), `${file}: ${JSON.stringify(selector)}`).toContain(one);
@@ -248,12 +248,18 @@ describe('Kubernetes', () => {
         }
       }
     }
-    const leaving = [...policies('base'), ...policies('proxy')].filter((one) =>
-      JSON.stringify(one).includes('ipBlock'),
-    );
-    expect(leaving.map((one) => one.metadata.name)).toEqual(['outside']);
-    expect(leaving[0].spec.podSelector).toEqual({ matchLabels: { 'app.kubernetes.io/component': 'worker' } });
-    const [v4, v6] = leaving[0].spec.egress[0].to.map((one: Document) => one.ipBlock);
+    const leaving = kind('NetworkPolicy')
+      .map(({ object }) => object)
+      .filter((one) => JSON.stringify(one).includes('ipBlock'));
+    expect(leaving.map((one) => one.metadata.name).sort()).toEqual(['outside', 'sign-on']);
+    const [worker, web] = ['outside', 'sign-on'].map((name) => leaving.find((one) => one.metadata.name === name));
+    expect(worker.spec.podSelector).toEqual({ matchLabels: { 'app.kubernetes.io/component': 'worker' } });
+    // web leaves by TLS alone, and only where the operator adds the component
+    expect(web.spec.podSelector).toEqual({ matchLabels: { 'app.kubernetes.io/component': 'web' } });
+    expect(web.spec.egress[0].ports).toEqual([{ protocol: 'TCP', port: 443 }]);
+    expect(web.spec.egress[0].to).toEqual(worker.spec.egress[0].to);
+    for (const file of kustomizations) expect(documents(file)[0].components, file).toBeUndefined();
+    const [v4, v6] = worker.spec.egress[0].to.map((one: Document) => one.ipBlock);
     expect(v4.except).toEqual(
       expect.arrayContaining(['10.0.0.0/8', '169.254.0.0/16', '172.16.0.0/12', '192.168.0.0/16']),
     );

@@ -4,6 +4,7 @@ import {
   chmodSync,
   chownSync,
   copyFileSync,
+  cpSync,
   globSync,
   mkdirSync,
   mkdtempSync,
@@ -32,10 +33,9 @@ const dir = mkdtempSync(path.join(tmpdir(), 'svc-deploy-tools-'));
 afterAll(() => rmSync(dir, { recursive: true, force: true }));
 
 describe.skipIf(!has('kubectl'))('kustomize', () => {
-  const build = (folder: string) =>
-    parseAllDocuments(
-      execFileSync('kubectl', ['kustomize', path.join(deploy, 'kubernetes', folder)], { encoding: 'utf8' }),
-    ).map((document) => document.toJS());
+  const buildAt = (folder: string) =>
+    parseAllDocuments(execFileSync('kubectl', ['kustomize', folder], { encoding: 'utf8' })).map((one) => one.toJS());
+  const build = (folder: string) => buildAt(path.join(deploy, 'kubernetes', folder));
 
   test.each(['overlays/small', 'overlays/ha', 'overlays/citus', 'proxy', 'sidecar'])(
     '%s builds',
@@ -58,8 +58,33 @@ describe.skipIf(!has('kubectl'))('kustomize', () => {
     expect(named('ConfigMap', 'settings').data.SVC_DURABILITY).toBe('replicated');
     expect([named('StatefulSet', 'web').spec.replicas, named('StatefulSet', 'worker').spec.replicas]).toEqual([3, 2]);
     expect(named('StatefulSet', 'web').spec.template.spec.topologySpreadConstraints).toHaveLength(2);
-    expect(named('NetworkPolicy', 'outside').spec.podSelector.matchExpressions[0].values).toEqual(['web', 'worker']);
   }, 60_000);
+
+  test.each(['small', 'ha', 'citus'])(
+    '%s lets the worker alone leave the cluster, and web where its component is added',
+    (overlay) => {
+      const leaving = (objects: ReturnType<typeof build>) =>
+        objects
+          .filter(({ kind, spec }) => kind === 'NetworkPolicy' && JSON.stringify(spec).includes('ipBlock'))
+          .map(({ metadata, spec }) => [
+            metadata.namespace,
+            spec.podSelector.matchLabels['app.kubernetes.io/component'],
+          ]);
+      expect(leaving(build(`overlays/${overlay}`))).toEqual([['agent-governance', 'worker']]);
+      const folder = path.join(dir, `with-sign-on-${overlay}`);
+      cpSync(path.join(deploy, 'kubernetes'), folder, { recursive: true });
+      for (const file of globSync('overlays/*/kustomization.yaml', { cwd: folder }).map((one) =>
+        path.join(folder, one),
+      )) {
+        writeFileSync(file, readFileSync(file, 'utf8').replace(/^# .*(components: \[.*\])$/m, '$1'));
+      }
+      expect(leaving(buildAt(path.join(folder, 'overlays', overlay))).sort()).toEqual([
+        ['agent-governance', 'web'],
+        ['agent-governance', 'worker'],
+      ]);
+    },
+    60_000,
+  );
 
   test('the overlay for Citus is that for high availability, with web and worker beside the nodes; all else reaches the coordinator alone', () => {
     const [ha, citus] = [build('overlays/ha'), build('overlays/citus')];
