@@ -1,13 +1,18 @@
-import { existsSync, readFileSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { collectDefaultMetrics, Registry } from 'prom-client';
-import { expect, test } from 'vitest';
-import { parse } from 'yaml';
+import { describe, expect, test } from 'vitest';
+import { parse, stringify } from 'yaml';
 import dashboard from '../../deploy/grafana/dashboard.json' with { type: 'json' };
 
 /** The alarms and the dashboard ask for metrics and labels that there are. */
 const root = path.resolve(import.meta.dirname, '../..');
 const read = (file: string) => readFileSync(path.join(root, file), 'utf8');
+
+const noPromtool = spawnSync('promtool', ['--version']).error && 'there is no promtool';
+if (noPromtool) console.warn(`SKIPPED: what Prometheus says of its rules, because ${noPromtool}`);
 
 interface Alert {
   alert: string;
@@ -117,4 +122,172 @@ test('the panels of the dashboard lie beside each other, and legends name labels
       expect(label === 'instance' || expr.includes(label!), `${legend}: ${expr}`).toBe(true);
     }
   }
+});
+
+/**
+ * Series of an hour, a sample each minute, in the notation of promtool: `0+1x60` grows by one each time, and `_` is no sample. At its end
+ * an alarm fires by its fault alone, and none by all that is calm together.
+ */
+const CASES: Record<
+  string,
+  { fault: Record<string, string>; calm: Record<string, string>; labels?: Record<string, string> }
+> = {
+  ChainClosed: { fault: { svc_chains_closed: '1x60' }, calm: { svc_chains_closed: '0x60' } },
+  DatabaseDoesNotAcknowledge: {
+    fault: { svc_chain_unacknowledged_seconds: '0+1x60' },
+    // a commit that waits once, as in a failover
+    calm: { svc_chain_unacknowledged_seconds: '0x50 9 0x9' },
+  },
+  NoSynchronousStandby: {
+    fault: {
+      'svc_database_synchronous_standby{instance="a"}': '0x60',
+      'svc_database_synchronous_standby{instance="b"}': '1x60',
+    },
+    calm: { svc_database_synchronous_standby: '1x60' },
+  },
+  NodeAway: {
+    fault: { 'svc_citus_server_answers{server="node"}': '0x60' },
+    calm: { 'svc_citus_server_answers{server="node"}': '1x60' },
+  },
+  CoordinatorAway: {
+    fault: { 'svc_citus_server_answers{server="coordinator"}': '0x60' },
+    calm: { 'svc_citus_server_answers{server="coordinator"}': '1x60' },
+  },
+  ServerGone: {
+    fault: { 'up{job="agent-governance", instance="a"}': '0x60' },
+    // one of two restarts for long
+    calm: { 'up{job="agent-governance", instance="a"}': '0x60', 'up{job="agent-governance", instance="b"}': '1x60' },
+  },
+  WorkerGone: { fault: { svc_stops_in_force: '0 _x59' }, calm: { svc_stops_in_force: '0x60' } },
+  RequestsFail: {
+    fault: {
+      'svc_http_request_seconds_count{status="503"}': '0+2x60',
+      'svc_http_request_seconds_count{status="202"}': '0+98x60',
+    },
+    calm: {
+      'svc_http_request_seconds_count{status="503"}': '0+1x60',
+      'svc_http_request_seconds_count{status="202"}': '0+499x60',
+    },
+  },
+  RequestsBreak: {
+    // the very first of a route
+    fault: { 'svc_http_request_seconds_count{status="500"}': '_x50 1x10' },
+    // long ago
+    calm: { 'svc_http_request_seconds_count{status="500"}': '3x60' },
+  },
+  EvaluationDisputed: {
+    fault: { svc_proxy_evaluation_disputes_total: '0x50 1x10' },
+    calm: { svc_evaluation_disputes_total: '7x60', svc_proxy_evaluation_disputes_total: '0x60' },
+  },
+  EventsWait: { fault: { svc_chain_waiting_events: '5001x60' }, calm: { svc_chain_waiting_events: '4999x60' } },
+  DecisionsSlow: {
+    fault: {
+      'svc_evaluate_seconds_bucket{le="0.1"}': '0+98x60',
+      'svc_evaluate_seconds_bucket{le="+Inf"}': '0+100x60',
+      'svc_evaluate_seconds_bucket{le="1"}': '0+100x60',
+    },
+    calm: {
+      'svc_evaluate_seconds_bucket{le="0.1"}': '0+998x60',
+      'svc_evaluate_seconds_bucket{le="1"}': '0+1000x60',
+      'svc_evaluate_seconds_bucket{le="+Inf"}': '0+1000x60',
+    },
+  },
+  HoldsEndUnseen: { fault: { svc_holds_unseen: '1x60' }, calm: { svc_holds_unseen: '0x60' } },
+  StopInForce: { fault: { svc_stops_in_force: '1x60' }, calm: { svc_stops_in_force: '0x60' } },
+  DestinationsFail: {
+    fault: { svc_subscriptions_disabled: '1x60' },
+    calm: { svc_destinations_failing: '0x60', svc_subscriptions_disabled: '0x60' },
+  },
+  JobsFail: {
+    fault: { 'svc_job_failures_total{job_name="mail"}': '0+1x60' },
+    calm: { 'svc_job_failures_total{job_name="mail"}': '5x60' },
+    labels: { job_name: 'mail' },
+  },
+  SignInsFail: {
+    // one kind of sign-in alone, and the other never
+    fault: { 'svc_sso_refusals_total{reason="x"}': '0+10x60' },
+    calm: { 'svc_sign_in_failures_total{reason="x"}': '0+1x60' },
+  },
+  ServerBusy: {
+    fault: { svc_nodejs_eventloop_lag_p99_seconds: '0.3x60' },
+    calm: { svc_nodejs_eventloop_lag_p99_seconds: '0.1x60' },
+  },
+  ProxiesSilent: { fault: { svc_proxies_silent: '1x60' }, calm: { svc_proxies_silent: '0x60' } },
+  ProxySpoolFull: {
+    fault: { 'svc_proxy_spool_bytes{instance="p"}': '134217729x60' },
+    calm: { 'svc_proxy_spool_bytes{instance="p"}': '4096x60' },
+    labels: { instance: 'p' },
+  },
+  ProxyPoliciesEnd: {
+    fault: { 'svc_proxy_bundle_good_for_seconds{instance="p"}': '86399x60' },
+    calm: { 'svc_proxy_bundle_good_for_seconds{instance="p"}': '600000x60' },
+    labels: { instance: 'p' },
+  },
+  ProxyRefusesPolicies: {
+    fault: { 'svc_proxy_bundle_refused{instance="p"}': '1x60' },
+    calm: { 'svc_proxy_bundle_refused{instance="p"}': '0x60' },
+    labels: { instance: 'p' },
+  },
+  ProxyEventsAside: {
+    fault: { 'svc_proxy_events_aside_total{instance="p"}': '0x50 1x10' },
+    calm: { 'svc_proxy_events_aside_total{instance="p"}': '1x60' },
+    labels: { instance: 'p' },
+  },
+};
+
+test('each alarm has a case in which it fires, and one in which it does not', () => {
+  expect(Object.keys(CASES).sort()).toEqual(alerts.map(({ alert }) => alert).sort());
+});
+
+describe.skipIf(noPromtool)('Prometheus', () => {
+  const file = path.join(root, 'deploy/prometheus/alerts.yaml');
+  const promtool = (...words: string[]) => {
+    const { status, stdout, stderr } = spawnSync('promtool', words, { encoding: 'utf8' });
+    return { status, said: stdout + stderr };
+  };
+
+  test('takes the rules', () => {
+    expect(promtool('check', 'rules', '--lint-fatal', file)).toMatchObject({ status: 0 });
+  });
+
+  test('fires each alarm by its fault, and none without', () => {
+    const summary = ({ annotations }: Alert, labels: Record<string, string>) =>
+      annotations.summary.replace(/\{\{ \$labels\.(\w+) \}\}/g, (_all, label: string) => labels[label]!);
+    const at = (alert: Alert, labels?: Record<string, string>) => ({
+      eval_time: '1h',
+      alertname: alert.alert,
+      exp_alerts: labels && [
+        {
+          exp_labels: { ...alert.labels, ...labels },
+          exp_annotations: { ...alert.annotations, summary: summary(alert, labels) },
+        },
+      ],
+    });
+    const given = (name: string, series: Record<string, string>, alert_rule_test: object[]) => ({
+      name,
+      interval: '1m',
+      input_series: Object.entries(series).map(([series, values]) => ({ series, values })),
+      alert_rule_test,
+    });
+    const tests = alerts.map((alert) => {
+      const { fault, labels = {} } = CASES[alert.alert]!;
+      return given(alert.alert, fault, [at(alert, labels)]);
+    });
+    const calm = Object.assign({}, ...Object.values(CASES).map((one) => one.calm)) as Record<string, string>;
+    tests.push(
+      given(
+        'calm',
+        calm,
+        alerts.map((alert) => at(alert)),
+      ),
+    );
+    const dir = mkdtempSync(path.join(tmpdir(), 'svc-alerts-'));
+    try {
+      const written = path.join(dir, 'alerts.test.yaml');
+      writeFileSync(written, stringify({ rule_files: [file], evaluation_interval: '1m', tests }));
+      expect(promtool('test', 'rules', written)).toMatchObject({ status: 0 });
+    } finally {
+      rmSync(dir, { recursive: true, force: true });
+    }
+  });
 });
