@@ -325,6 +325,20 @@ export class Load {
     return Math.round(Math.max(0, ...times.slice(1).map((time, index) => time - times[index]!)));
   }
 
+  /** What the table of decisions lacks of what was acknowledged, and how much of it is there more than once. */
+  async compare(
+    query: (text: string, values: unknown[]) => Promise<Record<string, unknown>[]>,
+  ): Promise<{ lost: number; doubled: number }> {
+    const rows = await query(
+      'select count(*)::int as times from forensic_record where event_id = any($1) group by event_id',
+      [[...this.acknowledged.keys()]],
+    );
+    return {
+      lost: this.acknowledged.size - rows.length,
+      doubled: rows.filter(({ times }) => Number(times) > 1).length,
+    };
+  }
+
   /** Resolves when every event that was sent is acknowledged. */
   async stop(): Promise<void> {
     this.#running = false;

@@ -11,7 +11,7 @@ import { type EmbeddedPostgres, startEmbedded } from '../../db/embedded.ts';
 import { eventually, freePort } from './pair.ts';
 import { Load, sendEvent } from './server.ts';
 
-const HELP = `Usage: npm run drill:upgrade -- [--from COMMIT] [--migration] [--processes N] [--tenants N] [--seconds N] [--writers N] [--json]
+const HELP = `Usage: npm run drill:upgrade -- [--from COMMIT | --or-copy] [--migration] [--processes N] [--tenants N] [--seconds N] [--writers N] [--json]
 
 Starts a PostgreSQL, a Redis and some servers of an older version, writes decisions of several tenants through all of
 them, runs the migrations of this version, and replaces one server after the other by it: the new one starts, then the
@@ -20,8 +20,9 @@ at the end. Everything runs on loopback in a directory of its own, which is remo
 installation is touched. redis-server must be on the PATH.
 
   --from COMMIT    the older version (default: the newest commit with another program whose migrations and dependencies
-                   are the same; where there is none, a copy of this one). Its migrations must be among those of this
-                   version, with the same text
+                   are the same). Its migrations must be among those of this version, with the same text
+  --or-copy        where there is no such commit, begin with a copy of this version. That shows a rolling restart, and says
+                   so; without this flag the drill refuses
   --migration      give this version one more migration, which changes a table that every decision is written to
   --processes N    how many servers (default 2)
   --tenants N      whose decisions are written (default 4)
@@ -34,6 +35,7 @@ Exits with 0 when nothing acknowledged is missing or there twice, and no server 
 const { values: flags } = parseArgs({
   options: {
     from: { type: 'string' },
+    'or-copy': { type: 'boolean', default: false },
     migration: { type: 'boolean', default: false },
     processes: { type: 'string', default: '2' },
     tenants: { type: 'string', default: '4' },
@@ -56,10 +58,11 @@ async function drill(): Promise<number> {
   if (!numbers.every((n) => n > 0 && n <= 1000)) throw new Error('numbers must be from 1 to 1000');
   const [processes, tenants, seconds, writers] = numbers as [number, number, number, number];
   const say = (text: string) => flags.json || console.log(text);
+  const commit = firstCommit();
   const home = mkdtempSync(path.join(tmpdir(), 'svc-drill-upgrade-'));
   // PostgreSQL runs as another user when this is root
   chmodSync(home, 0o755);
-  const older = olderVersion(home);
+  const older = olderVersion(home, commit);
   let database: EmbeddedPostgres | undefined;
   let redis: ChildProcess | undefined;
   const running: Server[] = [];
@@ -67,6 +70,7 @@ async function drill(): Promise<number> {
     const newer = newerVersion(home);
     const migrations = migrationsBetween(older, newer);
     say(`from ${older.name} to this one, with ${migrations.length === 0 ? 'no migration' : migrations.join(', ')}`);
+    if (older.same) say('NOTE: both have the same program. This shows a rolling restart, and no upgrade');
     database = await startEmbedded({ dataDir: path.join(home, 'database'), databases: ['svc'] });
     const redisPort = await freePort();
     redis = spawn('redis-server', ['--port', String(redisPort), '--bind', '127.0.0.1', '--save', '', '--dir', home], {
@@ -114,11 +118,13 @@ async function drill(): Promise<number> {
     }
     const shares = await evenShares(running.filter((server) => server.taking));
     await load.stop();
-    const { lost, doubled } = await compare(database.adminUrl('svc'), [...load.acknowledged.keys()]);
+    const url = database.adminUrl('svc');
+    const { lost, doubled } = await load.compare((text, values) => query(url, text, values));
     const ok = lost === 0 && doubled === 0;
     const result = {
       ok,
       from: older.name,
+      same_program: older.same,
       migrations,
       acknowledged: load.acknowledged.size,
       tried_again: load.triedAgain,
@@ -145,41 +151,76 @@ async function drill(): Promise<number> {
   }
 }
 
-const git = (...args: string[]) => execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: 'pipe' }).trim();
+const git = (...args: string[]) =>
+  execFileSync('git', args, { cwd: ROOT, encoding: 'utf8', stdio: 'pipe', maxBuffer: 2 ** 26 }).trim();
 
 interface Version {
   name: string;
+  /** Whether it has the program of this directory: then nothing is upgraded. */
+  same: boolean;
   directory: string;
   remove(): void;
 }
 
-/** The version to start with. */
-function olderVersion(home: string): Version {
+/** The commit to start with; undefined for a copy of this version, where that is allowed. */
+function firstCommit(): string | undefined {
   const commit = flags.from ?? comparable();
-  if (commit === undefined) return { name: 'a copy of this version', directory: ROOT, remove: () => undefined };
+  if (commit === undefined && !flags['or-copy']) {
+    throw new Error(
+      'none of the last 200 commits has another program with the same migrations and dependencies: name one with --from, ' +
+        'or begin with a copy of this version by --or-copy, which shows a restart and no upgrade',
+    );
+  }
+  return commit;
+}
+
+function olderVersion(home: string, commit: string | undefined): Version {
+  if (commit === undefined) {
+    return { name: 'a copy of this version', same: true, directory: ROOT, remove: () => undefined };
+  }
   const directory = path.join(home, 'older');
   git('worktree', 'add', '--quiet', '--detach', directory, commit);
   symlinkSync(path.join(ROOT, 'node_modules'), path.join(directory, 'node_modules'));
   return {
     name: `commit ${git('rev-parse', '--short', commit)}`,
+    same: !differs(commit, ...PROGRAM),
     directory,
     remove: () => void git('worktree', 'remove', '--force', directory),
   };
 }
 
+const PROGRAM = ['server', 'machines', 'db'];
+
+function differs(commit: string, ...files: string[]): boolean {
+  return spawnSync('git', ['diff', '--quiet', commit, '--', ...files], { cwd: ROOT }).status !== 0;
+}
+
 /** The newest commit that has another program than this directory, on the same database, with the same packages. */
 function comparable(): string | undefined {
-  const differs = (commit: string, ...files: string[]) =>
-    spawnSync('git', ['diff', '--quiet', commit, '--', ...files], { cwd: ROOT }).status !== 0;
+  let commits: string[];
   try {
-    const commits = git('rev-list', '--max-count=200', 'HEAD').split('\n');
-    return commits.find(
-      (commit) => !differs(commit, 'db/migrations', 'package-lock.json') && differs(commit, 'server', 'machines', 'db'),
-    );
+    commits = git('rev-list', '--max-count=200', 'HEAD').split('\n');
   } catch {
     // without a history
     return undefined;
   }
+  const packages = packagesOf(readFileSync(path.join(ROOT, LOCK), 'utf8'));
+  const hasSamePackages = (commit: string) =>
+    !differs(commit, LOCK) || packagesOf(git('show', `${commit}:${LOCK}`)) === packages;
+  return commits.find(
+    (commit) => !differs(commit, 'db/migrations') && differs(commit, ...PROGRAM) && hasSamePackages(commit),
+  );
+}
+
+const LOCK = 'package-lock.json';
+
+/** What a program runs with, by a lock file: not what tests and checks need. */
+function packagesOf(lock: string): string {
+  const { packages } = JSON.parse(lock) as { packages: Record<string, { version?: string; dev?: boolean }> };
+  return Object.entries(packages)
+    .filter(([place, { dev }]) => place.startsWith('node_modules/') && !dev)
+    .map(([place, { version }]) => `${place} ${version}`)
+    .join('\n');
 }
 
 /** The directory of this version, or with --migration of a copy that has one more. */
@@ -249,15 +290,11 @@ async function evenShares(servers: readonly Server[]): Promise<number[]> {
   return shares;
 }
 
-async function compare(url: string, acknowledged: readonly string[]): Promise<{ lost: number; doubled: number }> {
+async function query(url: string, text: string, values: unknown[]): Promise<Record<string, unknown>[]> {
   const client = new pg.Client({ connectionString: url });
   await client.connect();
   try {
-    const { rows } = await client.query<{ times: number }>(
-      'select count(*)::int as times from forensic_record where event_id = any($1) group by event_id',
-      [acknowledged],
-    );
-    return { lost: acknowledged.length - rows.length, doubled: rows.filter(({ times }) => times > 1).length };
+    return (await client.query<Record<string, unknown>>(text, values)).rows;
   } finally {
     await client.end();
   }

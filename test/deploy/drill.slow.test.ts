@@ -51,7 +51,9 @@ test.skipIf(noRedis)(
   async () => {
     const [processes, tenants, seconds] = SIEGE ? ['3', '30', '10'] : ['2', '2', '0.3'];
     const size = ['--processes', processes!, '--tenants', tenants!, '--seconds', seconds!];
-    const result = await printed('upgrade.ts', '--migration', ...size);
+    const result = await printed('upgrade.ts', '--migration', '--or-copy', ...size);
+    // the history may have no commit to compare with, as after a change of the first migration
+    if (result.same_program) console.warn(`the upgrade began with ${result.from}: it showed a restart alone`);
     expect(result).toMatchObject({ ok: true, migrations: ['9999-drill'], lost: 0, doubled: 0 });
     expect(result.acknowledged).toBeGreaterThan(50);
     expect(result.shares).toHaveLength(Number(processes));
