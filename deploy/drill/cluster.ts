@@ -6,7 +6,8 @@ import path from 'node:path';
 import pg from 'pg';
 import { eventually, freePort } from './pair.ts';
 
-const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
+/** Where Debian puts PostgreSQL 15. */
+export const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
 /** PostgreSQL refuses to run as root. */
 export const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
 

@@ -121,12 +121,7 @@ async function failOver(
   await eventually('decisions are acknowledged again', async () => load.count > after + options.writers, RECOVERY_MS);
   await load.stop();
 
-  const rows = await pair.query<{ event_id: string; times: number }>(
-    'select event_id, count(*)::int as times from forensic_record where event_id = any($1) group by 1',
-    [[...load.acknowledged.keys()]],
-  );
-  const lost = load.acknowledged.size - rows.length;
-  const doubled = rows.filter(({ times }) => times > 1).length;
+  const { lost, doubled } = await load.compare((text, values) => pair.query(text, values));
   const { whole, said } = await server.verify();
   if (!whole) console.error(said);
   return {

@@ -182,19 +182,28 @@ export class Pair {
 }
 
 async function killed(member: Member): Promise<void> {
-  const pids = readFileSync(path.join(member.dir, 'postgres', 'postmaster.pid'), 'utf8').split('\n');
-  const postmaster = Number(pids[0]);
-  // a backend that outlives the postmaster would go on for a while
-  const children = execFileSync('ps', ['-o', 'pid=', '--ppid', String(postmaster)], { encoding: 'utf8' });
-  for (const pid of [postmaster, ...children.split(/\s+/).filter(Boolean).map(Number)]) {
+  const [postmaster] = readFileSync(path.join(member.dir, 'postgres', 'postmaster.pid'), 'utf8').split('\n');
+  endAtOnce(Number(postmaster));
+  await member.running?.stop();
+  member.running = undefined;
+}
+
+/** Ends all processes of a PostgreSQL, as when its machine loses power. */
+export function endAtOnce(postmaster: number): void {
+  let backends = '';
+  try {
+    // a backend that outlives the postmaster would go on for a while
+    backends = execFileSync('ps', ['-o', 'pid=', '--ppid', String(postmaster)], { encoding: 'utf8' });
+  } catch {
+    // it has none
+  }
+  for (const pid of [postmaster, ...backends.split(/\s+/).filter(Boolean).map(Number)]) {
     try {
       process.kill(pid, 'SIGKILL');
     } catch {
       // it was gone already
     }
   }
-  await member.running?.stop();
-  member.running = undefined;
 }
 
 async function query<R extends pg.QueryResultRow>(member: Member, text: string, values: unknown[] = []): Promise<R[]> {

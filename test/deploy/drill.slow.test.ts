@@ -3,6 +3,7 @@ import path from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 import { noArchive } from '../../deploy/drill/archive.ts';
+import { noPatroni } from '../../deploy/drill/managed.ts';
 import { noRedis } from '../helpers/redis.ts';
 import { ROUNDS, SIEGE } from '../siege/rounds.ts';
 
@@ -59,6 +60,26 @@ test.skipIf(noRedis)(
     expect(result.shares).toHaveLength(Number(processes));
   },
   600_000,
+);
+
+const unmanaged = noPatroni();
+if (unmanaged !== undefined) console.warn(`SKIPPED: failovers by Patroni, because ${unmanaged}`);
+
+test.skipIf(unmanaged)(
+  'with Patroni, etcd and HAProxy as in deploy/, nothing acknowledged is lost or stored twice, whichever of them dies',
+  async () => {
+    const short = ['--faults', 'postgres', '--through', 'haproxy', '--seconds', '0.5', '--rest', '20'];
+    const long = ['--rounds', String(Math.ceil(ROUNDS.failovers / 4)), '--rest', '5'];
+    const { ok, total, rounds } = await printed('patroni.ts', ...(SIEGE ? long : short));
+    expect({ ok, ...total }).toMatchObject({ ok: true, lost: 0, doubled: 0 });
+    for (const { fault, primary, acknowledged, verified } of rounds) {
+      expect(verified).toBe(true);
+      expect(acknowledged).toBeGreaterThan(10);
+      // Patroni replaces a primary that it lost, and nothing else
+      expect(primary.after !== primary.before).toBe(['postgres', 'machine', 'patroni'].includes(fault));
+    }
+  },
+  3_600_000,
 );
 
 const unarchived = noArchive();

@@ -1,0 +1,301 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { chownSync, closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import pg from 'pg';
+import { parse, stringify } from 'yaml';
+import { BIN, NOBODY, noPostgres } from './cluster.ts';
+import { endAtOnce, eventually, freePort } from './pair.ts';
+
+const EXAMPLES = path.join(import.meta.dirname, '../patroni');
+const MEMBERS = 3;
+
+/** Why there can be none here; undefined when there can. */
+export function noPatroni(): string | undefined {
+  const absent = ['etcd', 'patroni', 'haproxy'].filter(
+    (program) => spawnSync('sh', ['-c', `command -v ${program}`], { env: { PATH } }).status !== 0,
+  );
+  return noPostgres() ?? (absent.length > 0 ? `there is no ${absent.join(', no ')}` : undefined);
+}
+
+/** Debian has HAProxy where root alone looks for programs. */
+const PATH = `${process.env.PATH}:/usr/sbin`;
+
+/** A program that is kept running, as a service manager does it. */
+interface Program {
+  readonly name: string;
+  readonly command: readonly string[];
+  child: ChildProcess | undefined;
+}
+
+interface Member {
+  readonly name: string;
+  readonly port: number;
+  readonly api: number;
+  readonly patroni: Program;
+}
+
+interface MemberState {
+  name: string;
+  role: string;
+  state: string;
+}
+
+/** What can be ended: a PostgreSQL, the Patroni beside it, both as with their machine, etcd, and HAProxy. */
+export type Fault = 'postgres' | 'patroni' | 'machine' | 'etcd' | 'haproxy';
+
+/**
+ * Three PostgreSQL servers on loopback under Patroni, with etcd, and HAProxy in front: as deploy/patroni configures them, with
+ * addresses, directories and passwords of their own, and without TLS.
+ */
+export class Managed {
+  readonly #home = mkdtempSync(path.join(tmpdir(), 'svc-managed-'));
+  readonly #password = randomBytes(16).toString('hex');
+  readonly #members: Member[] = [];
+  #etcd!: Program;
+  #haproxy!: Program;
+  #door = 0;
+
+  private constructor() {
+    this.#own(this.#home);
+  }
+
+  /** Resolves when the database `svc` is there and has a synchronous standby. */
+  static async start(): Promise<Managed> {
+    const managed = new Managed();
+    try {
+      await managed.#make();
+      return managed;
+    } catch (error) {
+      const said = ['etcd', 'haproxy', 'db-1', 'db-2', 'db-3'].map((name) => managed.#said(name)).join('\n');
+      await managed.stop();
+      throw new Error(`Patroni did not come up: ${said}`, { cause: error });
+    }
+  }
+
+  /** The database through HAProxy, or by all its hosts, as DATABASE_URL names it. */
+  url(through: 'haproxy' | 'hosts'): string {
+    const ports = through === 'haproxy' ? [this.#door] : this.#members.map(({ port }) => port);
+    return `postgres://svc_owner:${this.#password}@${ports.map((port) => `127.0.0.1:${port}`).join(',')}/svc`;
+  }
+
+  /** A statement on the primary, as the superuser. */
+  async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = []): Promise<R[]> {
+    return this.#ask<R>(await this.#primary(), 'svc', text, values);
+  }
+
+  /** Ends something at once: of PostgreSQL and Patroni, those of the primary. Resolves with what brings it back. */
+  async end(fault: Fault): Promise<() => Promise<void>> {
+    const primary = await this.#primary();
+    const { patroni } = primary;
+    const of = { postgres: undefined, patroni, machine: patroni, etcd: this.#etcd, haproxy: this.#haproxy };
+    const program = of[fault];
+    if (program) await this.#kill(program);
+    if (fault === 'postgres' || fault === 'machine') this.#killPostgres(primary);
+    // a PostgreSQL is Patroni's to bring back
+    return async () => {
+      if (program) await this.#run(program);
+    };
+  }
+
+  /** Who the members that answer say is the primary. */
+  async leader(): Promise<string> {
+    return (await this.#primary()).name;
+  }
+
+  /** Resolves when all members are there, and one is the synchronous standby of the primary. */
+  async whole(): Promise<void> {
+    await eventually(
+      'Patroni has a primary with a synchronous standby, and one more',
+      async () => {
+        const roles = (await this.#states()).filter(({ state }) => ['running', 'streaming'].includes(state));
+        const count = (role: string) => roles.filter((one) => one.role === role).length;
+        if (count('leader') !== 1 || count('sync_standby') !== 1 || count('replica') !== MEMBERS - 2) return false;
+        const [row] = await this.#ask<{ n: number }>(
+          await this.#primary(),
+          'postgres',
+          `select count(*)::int as n from pg_stat_replication where state = 'streaming'`,
+        );
+        return row!.n === MEMBERS - 1;
+      },
+      120_000,
+    );
+  }
+
+  /** The last of what the members say. */
+  get output(): string {
+    return this.#members.map(({ name }) => `${name}: ${this.#said(name).slice(-3000)}`).join('\n');
+  }
+
+  async stop(): Promise<void> {
+    for (const { patroni } of this.#members) await this.#kill(patroni);
+    for (const member of this.#members) this.#killPostgres(member);
+    for (const program of [this.#haproxy, this.#etcd]) if (program) await this.#kill(program);
+    rmSync(this.#home, { recursive: true, force: true });
+  }
+
+  async #make(): Promise<void> {
+    const [client, peer] = [await freePort(), await freePort()];
+    const [at, between] = [`http://127.0.0.1:${client}`, `http://127.0.0.1:${peer}`];
+    this.#etcd = this.#program('etcd', [
+      ...['etcd', '--name', 'etcd', '--data-dir', path.join(this.#home, 'etcd')],
+      ...['--listen-client-urls', at, '--advertise-client-urls', at],
+      ...[
+        '--listen-peer-urls',
+        between,
+        '--initial-advertise-peer-urls',
+        between,
+        '--initial-cluster',
+        `etcd=${between}`,
+      ],
+    ]);
+    await this.#run(this.#etcd);
+    await eventually('etcd answers', async () => (await fetch(`${at}/health`)).ok);
+
+    for (let n = 1; n <= MEMBERS; n++) {
+      const [port, api, name] = [await freePort(), await freePort(), `db-${n}`];
+      const file = this.#write(`${name}.yml`, stringify(this.#patroni(name, port, api, client)));
+      this.#members.push({ name, port, api, patroni: this.#program(name, ['patroni', file]) });
+    }
+    // the first makes the database; the others copy it, and without one of them nothing is acknowledged
+    await this.#run(this.#members[0]!.patroni);
+    await eventually('Patroni made a primary', async () => (await this.leader()) === this.#members[0]!.name);
+    for (const { patroni } of this.#members.slice(1)) await this.#run(patroni);
+    await this.whole();
+    const primary = await this.#primary();
+    await this.#ask(primary, 'postgres', `create role svc_owner login createrole password '${this.#password}'`);
+    await this.#ask(primary, 'postgres', 'grant pg_read_all_stats to svc_owner');
+    await this.#ask(primary, 'postgres', 'create database svc owner svc_owner');
+
+    this.#door = await freePort();
+    this.#haproxy = this.#program('haproxy', ['haproxy', '-db', '-f', this.#write('haproxy.cfg', this.#proxy())]);
+    await this.#run(this.#haproxy);
+  }
+
+  /** deploy/patroni/patroni.yml on this machine. */
+  #patroni(name: string, port: number, api: number, etcd: number): object {
+    const one = parse(readFileSync(path.join(EXAMPLES, 'patroni.yml'), 'utf8'));
+    const [listen, password] = [`127.0.0.1:${port}`, this.#password];
+    const { authentication } = one.postgresql;
+    for (const login of [one.restapi.authentication, ...Object.values(authentication)]) {
+      (login as { password: string }).password = password;
+    }
+    Object.assign(one, { name, etcd3: { hosts: [`127.0.0.1:${etcd}`] } });
+    Object.assign(one.restapi, { listen: `127.0.0.1:${api}`, connect_address: `127.0.0.1:${api}` });
+    Object.assign(one.postgresql, {
+      listen,
+      connect_address: listen,
+      data_dir: path.join(this.#home, name),
+      bin_dir: BIN,
+      pgpass: path.join(this.#home, `${name}.pgpass`),
+      parameters: { unix_socket_directories: '', shared_buffers: '32MB' },
+      pg_hba: one.postgresql.pg_hba
+        .filter((line: string) => line.startsWith('hostssl '))
+        .map((line: string) => line.replace('hostssl', 'host').replace(/10\.0\.\S+/, '127.0.0.1/32')),
+    });
+    return one;
+  }
+
+  /** deploy/patroni/haproxy.cfg on this machine. */
+  #proxy(): string {
+    const text = readFileSync(path.join(EXAMPLES, 'haproxy.cfg'), 'utf8');
+    return text
+      .replace(/bind \S+/, `bind 127.0.0.1:${this.#door}`)
+      .replaceAll(/server (\S+) \S+ check port \d+/g, (_line, name: string) => {
+        const { port, api } = this.#members.find((one) => one.name === name)!;
+        return `server ${name} 127.0.0.1:${port} check port ${api}`;
+      });
+  }
+
+  async #states(): Promise<MemberState[]> {
+    let last: unknown = new Error('there is no member yet');
+    for (const { api } of this.#members) {
+      try {
+        const answer = await fetch(`http://127.0.0.1:${api}/cluster`, { signal: AbortSignal.timeout(5000) });
+        return ((await answer.json()) as { members: MemberState[] }).members;
+      } catch (error) {
+        last = error;
+      }
+    }
+    throw last;
+  }
+
+  async #primary(): Promise<Member> {
+    const { name } = (await this.#states()).find(({ role, state }) => role === 'leader' && state === 'running') ?? {};
+    const member = this.#members.find((one) => one.name === name);
+    if (!member) throw new Error('Patroni has no primary');
+    return member;
+  }
+
+  async #ask<R extends pg.QueryResultRow>(
+    { port }: Member,
+    database: string,
+    text: string,
+    values: unknown[] = [],
+  ): Promise<R[]> {
+    const client = new pg.Client(`postgres://postgres:${this.#password}@127.0.0.1:${port}/${database}`);
+    client.on('error', () => undefined);
+    await client.connect();
+    try {
+      return (await client.query<R>(text, values)).rows;
+    } finally {
+      await client.end().catch(() => undefined);
+    }
+  }
+
+  #program(name: string, command: readonly string[]): Program {
+    return { name, command, child: undefined };
+  }
+
+  async #run(program: Program): Promise<void> {
+    const log = openSync(path.join(this.#home, `${program.name}.log`), 'a');
+    const [file, ...args] = program.command;
+    program.child = spawn(file!, args, {
+      ...NOBODY,
+      cwd: this.#home,
+      env: { PATH, HOME: this.#home, LANG: 'C.UTF-8' },
+      stdio: ['ignore', log, log],
+    });
+    closeSync(log);
+    program.child.on('error', () => undefined);
+  }
+
+  async #kill({ child }: Program): Promise<void> {
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  }
+
+  #killPostgres({ name }: Member): void {
+    let pid: number;
+    try {
+      pid = Number(readFileSync(path.join(this.#home, name, 'postmaster.pid'), 'utf8').split('\n')[0]);
+    } catch {
+      // it was never started
+      return;
+    }
+    endAtOnce(pid);
+  }
+
+  #said(name: string): string {
+    try {
+      return readFileSync(path.join(this.#home, `${name}.log`), 'utf8');
+    } catch {
+      return '';
+    }
+  }
+
+  /** A file that its programs read. */
+  #write(name: string, text: string): string {
+    const file = path.join(this.#home, name);
+    writeFileSync(file, text, { mode: 0o600 });
+    this.#own(file);
+    return file;
+  }
+
+  #own(place: string): void {
+    if (NOBODY.uid !== undefined) chownSync(place, NOBODY.uid, NOBODY.gid);
+  }
+}
