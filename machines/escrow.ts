@@ -32,6 +32,8 @@ export interface Condition {
   id: string;
   satisfied: boolean;
   reportedAt: number | null;
+  /** Of the person or the key whose report this is. */
+  reportedBy?: string;
   evidence?: string;
 }
 
@@ -57,7 +59,18 @@ export type HoldEvent =
       tally: Tally;
       at: number;
     }
-  | { type: 'satisfy'; conditionId: string; satisfied: boolean; evidence?: string; tally: Tally; at: number }
+  | {
+      type: 'satisfy';
+      conditionId: string;
+      satisfied: boolean;
+      evidence?: string;
+      /** The id of the person or the key that reports. */
+      by: string;
+      /** Why this person may not report so; absent if they may. */
+      barred?: string;
+      tally: Tally;
+      at: number;
+    }
   /** Roles, groups or settings changed, so the approvals were counted again. */
   | { type: 'recount'; tally: Tally; at: number }
   | { type: 'consume'; agentId: string; agentRole: string; actionHash: string; at: number }
@@ -105,8 +118,9 @@ function withReport(context: HoldContext, event: HoldEvent): HoldContext {
       return { ...context, tally, votes: [...context.votes, { userId, decision, at }] };
     }
     case 'satisfy': {
-      const { conditionId, satisfied, evidence, tally, at } = event;
-      const report = { id: conditionId, satisfied, reportedAt: at, ...(evidence !== undefined && { evidence }) };
+      const { conditionId, satisfied, evidence, by, tally, at } = event;
+      const said = { satisfied, reportedAt: at, reportedBy: by, ...(evidence !== undefined && { evidence }) };
+      const report = { id: conditionId, ...said };
       return { ...context, tally, conditions: context.conditions.map((c) => (c.id === conditionId ? report : c)) };
     }
     case 'recount':
@@ -152,15 +166,9 @@ const definition = setup({
       event.type === 'vote' &&
       event.decision === 'approve' &&
       isReleased(withReport(context, event), event.at),
-    listed: ({ context, event }) =>
-      event.type === 'satisfy' &&
-      event.at < context.expiresAt &&
-      context.conditions.some(({ id }) => id === event.conditionId),
+    listed: ({ context, event }) => mayReport(context, event),
     listedAndReleases: ({ context, event }) =>
-      event.type === 'satisfy' &&
-      event.at < context.expiresAt &&
-      context.conditions.some(({ id }) => id === event.conditionId) &&
-      isReleased(withReport(context, event), event.at),
+      mayReport(context, event) && isReleased(withReport(context, event), event.at),
     countChanged: ({ context, event }) =>
       event.type === 'recount' && event.at < context.expiresAt && !sameTally(context.tally, event.tally),
     countReleases: ({ context, event }) =>
@@ -182,6 +190,15 @@ function mayVote(context: HoldContext, event: HoldEvent): boolean {
     event.barred === undefined &&
     event.at < context.expiresAt &&
     !context.votes.some(({ userId }) => userId === event.userId)
+  );
+}
+
+function mayReport(context: HoldContext, event: HoldEvent): boolean {
+  return (
+    event.type === 'satisfy' &&
+    event.barred === undefined &&
+    event.at < context.expiresAt &&
+    context.conditions.some(({ id }) => id === event.conditionId)
   );
 }
 
@@ -289,7 +306,7 @@ export type HoldRefusal =
  *
  * - consume: AGENT_MISMATCH comes first, so that another agent learns nothing about the hold; then ALREADY_CONSUMED and
  *   ESCROW_EXPIRED, which no other request can fix; HASH_MISMATCH; and INVALID_STATUS for a hold that is not released.
- * - vote: INVALID_STATUS, ALREADY_VOTED, FORBIDDEN. satisfy: NOT_FOUND, INVALID_STATUS. cancel: INVALID_STATUS.
+ * - vote: INVALID_STATUS, ALREADY_VOTED, FORBIDDEN. satisfy: NOT_FOUND, INVALID_STATUS, FORBIDDEN. cancel: INVALID_STATUS.
  */
 export function holdRefusal(
   snapshot: HoldSnapshot,
@@ -318,7 +335,8 @@ export function holdRefusal(
       if (!context.conditions.some(({ id }) => id === event.conditionId)) {
         return refuse('NOT_FOUND', 'the hold has no such condition');
       }
-      return state === 'held' ? undefined : refuse('INVALID_STATUS', `the hold is ${state}, not held`);
+      if (state !== 'held') return refuse('INVALID_STATUS', `the hold is ${state}, not held`);
+      return event.barred === undefined ? undefined : refuse('FORBIDDEN', event.barred);
     case 'cancel':
       return state === 'held' || state === 'released'
         ? undefined

@@ -57,7 +57,7 @@ export const HOLD_KINDS = {
   },
   conditional: {
     label: 'Released by conditions',
-    description: 'other systems report that its conditions are satisfied',
+    description: 'other systems, or approvers, report that its conditions are satisfied',
     heldFor: 'until its conditions are satisfied',
     summary: 'held until {conditions} reported as satisfied',
     summaryWithApprovals: ', and for {approvals}',

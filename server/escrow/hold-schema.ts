@@ -50,6 +50,7 @@ export const HoldOut = z
         satisfied: z.boolean(),
         evidence: z.string().optional().describe('not shown to agent keys'),
         reported_at: z.iso.datetime().optional(),
+        reported_by: z.string().optional().describe('the person or the key; not shown to agent keys'),
       }),
     ),
     votes: z

@@ -3,7 +3,7 @@ import type pg from 'pg';
 import { across } from '../../db/citus.ts';
 import { ApiKey, Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import { unreadableHolds } from '../../machines/escrow.ts';
+import { type HoldContext, unreadableHolds } from '../../machines/escrow.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type StopLookup, stopReason } from '../domain/stops.ts';
@@ -31,6 +31,8 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
   'INVALID_STATUS',
   'STOPPED',
 ]);
+const REPORTED = 'you reported a condition of this hold as met, so another person must approve it';
+const APPROVED = 'you approved this hold, so another person or system must report its conditions';
 const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
 /**
@@ -199,7 +201,8 @@ export class Holds {
         const electorate = await electorateOf(em, hold, [...approvals, userId], settings);
         const counted = decision === 'approve' ? [...approvals, userId] : approvals;
         const unseen = decision === 'approve' && hold.details.shown.erased && ERASED;
-        const barred = electorate.barred(userId) ?? (unseen || undefined);
+        const both = decision === 'approve' && reportedBy(context, userId) ? REPORTED : undefined;
+        const barred = electorate.barred(userId) ?? (unseen || undefined) ?? both;
         return {
           type: 'vote',
           userId,
@@ -216,27 +219,50 @@ export class Holds {
     });
   }
 
-  /** A report on one condition. The last report counts; the hold is released once nothing else is missing. */
+  /**
+   * A report on one condition. The last report counts; the hold is released once nothing else is missing. With `userId` it is
+   * that of a signed-in person: FORBIDDEN for who may not vote on this hold, and for who approved it and would say that a
+   * condition is met. A condition is a check besides the approvals, so nobody is both.
+   */
   async satisfy(
     tenantId: string,
     id: string,
-    input: { condition_id: string; satisfied: boolean; evidence?: string | undefined },
+    input: {
+      condition_id: string;
+      satisfied: boolean;
+      evidence?: string | undefined;
+      userId?: string | undefined;
+      seen?: string | undefined;
+    },
     by: Doer,
   ): Promise<HoldView> {
     const settings = await this.#settings(tenantId);
-    const { condition_id, satisfied } = input;
+    const { condition_id, satisfied, userId } = input;
     const evidence = input.evidence === undefined ? undefined : visible(input.evidence);
     return this.#change(tenantId, id, by, {
       reason: evidence || undefined,
       detail: `${condition_id} is ${satisfied ? '' : 'not '}satisfied`,
-      event: async (em, hold, snapshot, at) => ({
-        type: 'satisfy',
-        conditionId: condition_id,
-        satisfied,
-        ...(evidence !== undefined && { evidence }),
-        tally: await tallyOf(em, hold, snapshot, settings),
-        at,
-      }),
+      seen: input.seen,
+      event: async (em, hold, snapshot, at) => {
+        const approved = snapshot.context.votes.some((vote) => vote.userId === userId && vote.decision === 'approve');
+        const unseen = userId !== undefined && satisfied && hold.details.shown.erased ? ERASED : undefined;
+        const barred =
+          userId === undefined
+            ? undefined
+            : ((await electorateOf(em, hold, [userId], settings)).barred(userId) ??
+              unseen ??
+              (satisfied && approved ? APPROVED : undefined));
+        return {
+          type: 'satisfy',
+          conditionId: condition_id,
+          satisfied,
+          by: by.actor.id,
+          ...(evidence !== undefined && { evidence }),
+          ...(barred !== undefined && { barred }),
+          tally: await tallyOf(em, hold, snapshot, settings),
+          at,
+        };
+      },
     });
   }
 
@@ -469,6 +495,10 @@ export class Holds {
     });
   }
 }
+
+/** Whether a condition is met by what this person said. */
+const reportedBy = ({ conditions }: HoldContext, userId: string): boolean =>
+  conditions.some((one) => one.satisfied && one.reportedBy === userId);
 
 /** What stays the same when an API key is rotated. */
 async function lineOf(em: EntityManager, keyId: string): Promise<string> {

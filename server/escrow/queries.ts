@@ -196,7 +196,10 @@ export class HoldQueries {
         version: HOLD_MACHINE_VERSION,
         refusals: {
           vote: ask({ type: 'vote', userId: userId ?? '', decision: 'approve', ...(barred && { barred }), tally, at }),
-          satisfy: ask({ type: 'satisfy', conditionId: condition?.id ?? '', satisfied: true, tally, at }),
+          satisfy: ask({
+            ...{ type: 'satisfy', conditionId: condition?.id ?? '', satisfied: true, by: userId ?? '', tally, at },
+            ...(barred && { barred }),
+          }),
           consume: ask({ type: 'consume', agentId, agentRole, actionHash, at }),
           cancel: ask({ type: 'cancel', at }),
         },

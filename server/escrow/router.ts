@@ -12,6 +12,7 @@ import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Fault } from '../lib/faults.ts';
 import { cameWith } from '../lib/trace.ts';
+import { showsSomething } from '../lib/visible.ts';
 import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { definitionRule } from '../policy/evaluation/registry.ts';
@@ -129,7 +130,10 @@ function forAgent({
   shown_hash: _hash,
   ...hold
 }: HoldView & { shown_hash: string }): z.input<typeof HoldOut> {
-  return { ...hold, conditions: hold.conditions.map(({ evidence: _evidence, ...condition }) => condition) };
+  return {
+    ...hold,
+    conditions: hold.conditions.map(({ evidence: _evidence, reported_by: _by, ...condition }) => condition),
+  };
 }
 
 export function escrowRouter(
@@ -508,12 +512,13 @@ export function escrowRouter(
 
     satisfy: route(
       'POST /v1/escrow/{id}/satisfy',
-      { keys: ['proxy'] },
+      { keys: ['proxy'], role: 'approver' },
       {
         summary: 'Report on a condition of a hold',
-        description: 'The last report counts. `satisfied: false` is recorded and releases nothing.',
+        description:
+          'The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.',
         tag,
-        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED'],
       },
     )
       .input(
@@ -521,11 +526,18 @@ export function escrowRouter(
           ...Id,
           condition_id: text(100),
           satisfied: z.boolean(),
-          evidence: text(4000, 0).optional(),
+          evidence: text(4000, 0).optional().describe('needed of a person'),
+          shown_hash: ActionHash.optional().describe('of the hold as it was read'),
         }),
       )
       .output(HoldOut)
-      .mutation(({ ctx, input: { id, ...report } }) => holds.satisfy(ctx.tenantId, id, report, by(ctx))),
+      .mutation(({ ctx, input: { id, shown_hash: seen, ...report } }) => {
+        const userId = ctx.principal.kind === 'session' ? ctx.principal.userId : undefined;
+        if (userId !== undefined && !showsSomething(report.evidence ?? '')) {
+          throw invalid('/evidence', 'is needed: what shows it');
+        }
+        return holds.satisfy(ctx.tenantId, id, { ...report, userId, seen }, by(ctx));
+      }),
 
     cancel: route(
       'POST /v1/escrow/{id}/cancel',

@@ -73,6 +73,7 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
         satisfied: report?.satisfied ?? false,
         ...(report?.evidence !== undefined && { evidence: report.evidence }),
         ...(reported !== undefined && { reported_at: reported }),
+        ...(report?.reportedBy !== undefined && { reported_by: report.reportedBy }),
       };
     }),
     votes,

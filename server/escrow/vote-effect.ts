@@ -45,9 +45,46 @@ export function voteEffect(
   groups: Readonly<Record<string, readonly string[]>>,
 ): VoteEffect {
   if (decision === 'reject') return { outcome: 'ends' };
-  const conditions = hold.conditions.map(({ condition_id, satisfied }) => ({ id: condition_id, satisfied }));
-  const approvals = hold.current_approvals + 1;
   const seats = seatsAfter(hold, voter, groups);
+  const seated = (some: readonly Seats[]) => some.reduce((sum, { count }) => sum + count, 0);
+  return effectOf(hold, {
+    conditions: conditionsOf(hold),
+    approvals: hold.current_approvals + 1,
+    seats,
+    counts:
+      hold.required_approvals > 0 &&
+      (hold.current_approvals < hold.required_approvals || seated(seats) < seated(hold.missing_seats)),
+  });
+}
+
+/** What the report that a condition is met would do to a hold that is held. */
+export function reportEffect(hold: VotedHold, condition: string): VoteEffect {
+  return effectOf(hold, {
+    conditions: conditionsOf(hold).map((one) => (one.id === condition ? { ...one, satisfied: true } : one)),
+    approvals: hold.current_approvals,
+    seats: hold.missing_seats,
+    counts: hold.conditions.some(({ condition_id, satisfied }) => condition_id === condition && !satisfied),
+  });
+}
+
+const conditionsOf = ({ conditions }: VotedHold) =>
+  conditions.map(({ condition_id, satisfied }) => ({ id: condition_id, satisfied }));
+
+/** Where a hold stands with these conditions, approvals and missing seats. */
+function effectOf(
+  hold: VotedHold,
+  {
+    conditions,
+    approvals,
+    seats,
+    counts,
+  }: {
+    conditions: readonly { id: string; satisfied: boolean }[];
+    approvals: number;
+    seats: readonly Seats[];
+    counts: boolean;
+  },
+): VoteEffect {
   const releaseAt = hold.release_at === undefined ? undefined : Date.parse(hold.release_at);
   const terms = { approvals: hold.required_approvals, conditions: conditions.map(({ id }) => id), releaseAt };
   const after = metAt(RELEASES[hold.hold_type](terms), {
@@ -56,12 +93,9 @@ export function voteEffect(
   });
   if (after === -Infinity) return { outcome: 'releases' };
   const missing = Math.max(0, hold.required_approvals - approvals);
-  const seated = (some: readonly Seats[]) => some.reduce((sum, { count }) => sum + count, 0);
   return {
     outcome: 'waits',
-    counts:
-      hold.required_approvals > 0 &&
-      (hold.current_approvals < hold.required_approvals || seated(seats) < seated(hold.missing_seats)),
+    counts,
     approvals: missing,
     seats,
     conditions: conditions.filter(({ satisfied }) => !satisfied).map(({ id }) => id),

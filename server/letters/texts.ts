@@ -4,7 +4,7 @@ import { pageAddress } from '../domain/page-address.ts';
 import { eventPayload } from '../escrow/view.ts';
 import type { Letter } from '../lib/mail.ts';
 import { html, type Markup, page } from '../lib/page.ts';
-import { oneLine } from '../lib/visible.ts';
+import { lookalikes, oneLine } from '../lib/visible.ts';
 
 /*
  * INVARIANT: a subject, the sentences and the links are the server's words. Of what others choose, a subject has ids that
@@ -42,7 +42,6 @@ interface Part {
 export function holdLetter(reader: Reader, hold: HoldRow): Letter {
   const [rule] = hold.details.rules;
   const said = eventPayload(hold);
-  const to = `/approvals/${encodeURIComponent(hold.id)}` as const;
   return letter(
     reader,
     rule ? `A held action waits for you: ${oneLine(rule.id, 80)}` : 'A held action waits for you',
@@ -65,11 +64,7 @@ export function holdLetter(reader: Reader, hold: HoldRow): Letter {
             ? []
             : ([['Risk, as the agent states it', String(hold.riskScore)]] as [string, string][])),
         ],
-        links: [
-          ['Approve', addressOf(reader, to, { vote: 'approve' })],
-          ['Reject', addressOf(reader, to, { vote: 'deny' })],
-          ['Read it first', addressOf(reader, to)],
-        ],
+        links: voteLinks(reader, hold),
       },
     ],
   );
@@ -105,13 +100,13 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   return letter(
     reader,
     `${counts.join(' and ')} ${waits} for you`,
-    'What waits for you now. The held actions that end first stand first.',
+    'What waits for you now. The held actions that end first stand first. A link opens one with the vote prepared; nothing is decided before you confirm it there.',
     [
       ...holds.map((hold): Part => {
         const said = eventPayload(hold);
         return {
           facts: [...actionFacts(hold), ...present([['Arguments', said.arguments]])],
-          links: [['Open', addressOf(reader, `/approvals/${encodeURIComponent(hold.id)}`)]],
+          links: voteLinks(reader, hold),
         };
       }),
       ...(heldInAll > 0 ? [inbox] : []),
@@ -119,6 +114,16 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
       ...(further > 0 ? [queue] : []),
     ],
   );
+}
+
+/** Each opens the hold in the dashboard; none of them votes. */
+function voteLinks(reader: Reader, { id }: HoldRow): [label: string, url: string][] {
+  const to = `/approvals/${encodeURIComponent(id)}` as const;
+  return [
+    ['Approve', addressOf(reader, to, { vote: 'approve' })],
+    ['Reject', addressOf(reader, to, { vote: 'deny' })],
+    ['Read it first', addressOf(reader, to)],
+  ];
 }
 
 function reviewPart(reader: Reader, { id, version, status, machineContext }: PolicyRow): Part {
@@ -141,6 +146,10 @@ function actionFacts(hold: HoldRow): [string, string][] {
     ['Tool', tool_name],
     ['Tool server', tool_server],
     ['Action type', hold.actionType],
+    [
+      'Letters that look Latin and are not, in',
+      lookalikes([tool_name, tool_server, hold.actionType].join(' ')).join(', '),
+    ],
     [
       source === 'evaluate' ? 'Value, as the agent states it' : 'Value, as the proxy read it',
       value === null || value === undefined ? null : `${value} ${currency ?? ''}`.trim(),

@@ -117,7 +117,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'PUT /v1/escrow/{id}/aside': ['viewer', '-'],
   'DELETE /v1/escrow/{id}/aside': ['viewer', '-'],
   'POST /v1/escrow/{id}/consume': ['-', 'admin proxy'],
-  'POST /v1/escrow/{id}/satisfy': ['-', 'admin proxy'],
+  'POST /v1/escrow/{id}/satisfy': ['approver', 'admin proxy'],
   'POST /v1/escrow/{id}/cancel': ['admin', 'admin proxy'],
   'GET /v1/escrow': ['viewer', 'admin'],
   'GET /v1/escrow/rejectable': ['approver', '-'],

@@ -13,7 +13,8 @@ interface HoldAnswer {
   status: string;
   required_approvals: number;
   current_approvals: number;
-  conditions: { condition_id: string; satisfied: boolean; evidence?: string }[];
+  conditions: { condition_id: string; satisfied: boolean; evidence?: string; reported_by?: string }[];
+  shown_hash?: string;
   votes?: { user_id: string; decision: string; reason: string; shown_hash: string }[];
   released_at?: string;
   execute_by?: string;
@@ -320,6 +321,79 @@ describe('conditions and delays', () => {
       ...Array(4).fill('escrow.condition_reported'),
       'escrow.released',
     ]);
+  });
+
+  test('people report too, with evidence and in their own name; who may not vote may not report either', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const conditions = [{ condition_id: 'kyc' }, { condition_id: 'legal' }];
+    const made = await hold(proxy, { hold_type: 'conditional', conditions });
+    const report = (status: number, who: Credential, more: object = {}) =>
+      server.call<HoldAnswer & { code: string; detail: string }>(status, `POST /v1/escrow/${made.id}/satisfy`, who, {
+        ...{ condition_id: 'kyc', satisfied: true, evidence: 'called the bank' },
+        ...more,
+      });
+    for (const evidence of [undefined, '', ' \u200b']) await report(400, approver, { evidence });
+    await report(403, await tenant.person('viewer'));
+    await report(403, await tenant.person('author'));
+    const owner = await tenant.person('approver');
+    await server.call(201, 'POST /v1/agent-keys', tenant.admin, { ...AGENT, owner_id: owner.userId });
+    for (const satisfied of [true, false]) {
+      expect((await report(403, owner, { satisfied })).body).toMatchObject({ code: 'FORBIDDEN' });
+    }
+    const seen = await read(approver, made.id);
+    const { conditions: after, status } = (await report(200, approver, { shown_hash: seen.shown_hash })).body;
+    expect(status).toBe('held');
+    expect(after[0]).toMatchObject({ satisfied: true, evidence: 'called the bank', reported_by: approver.userId });
+    // what it was meant for is another hold by now
+    expect((await report(409, approver, { satisfied: false, shown_hash: seen.shown_hash })).body.code).toBe(
+      'VERSION_CHANGED',
+    );
+    expect((await satisfy(200, proxy, made.id, 'legal')).body.conditions[1]).toMatchObject({
+      reported_by: made.opened_by,
+    });
+    expect((await read(approver, made.id)).status).toBe('released');
+    // neither the evidence nor who reported is the agent's to know
+    const agent = await tenant.agent(AGENT.agent_id, AGENT.agent_role);
+    for (const one of (await read(agent, made.id)).conditions) {
+      expect(Object.keys(one).sort()).toEqual(['condition_id', 'reported_at', 'satisfied']);
+    }
+    const { body } = await server.call<{ records: { actor: { id: string }; detail: string; reason: string }[] }>(
+      200,
+      `GET /v1/audit?action=escrow.condition_reported&target_id=${made.id}`,
+      tenant.admin,
+    );
+    expect(body.records.at(-1)).toMatchObject({
+      actor: { id: approver.userId },
+      ...{ detail: 'kyc is satisfied', reason: 'called the bank' },
+    });
+  });
+
+  test('nobody both approves a hold and says that its conditions are met, in either order', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const second = await tenant.person('approver');
+    const report = (status: number, who: Credential, id: string, satisfied = true) =>
+      server.call<HoldAnswer & { detail: string }>(status, `POST /v1/escrow/${id}/satisfy`, who, {
+        ...{ condition_id: 'kyc', satisfied, evidence: 'called the bank' },
+      });
+    const conditions = [{ condition_id: 'kyc' }];
+    const voted = await hold(proxy, { conditions });
+    await vote(200, approver, voted.id);
+    expect((await report(403, approver, voted.id)).body.detail).toMatch(/^you approved this hold/);
+    // to say that it is not met releases nothing
+    expect((await report(200, approver, voted.id, false)).body.status).toBe('held');
+    expect((await report(200, second, voted.id)).body.status).toBe('released');
+
+    const reported = await hold(proxy, { conditions });
+    await report(200, second, reported.id);
+    expect((await vote(403, second, reported.id)).body).toMatchObject({
+      detail: expect.stringMatching(/^you reported a condition/),
+    });
+    // once a system says so itself, it is no longer this person's word
+    await satisfy(200, proxy, reported.id, 'kyc');
+    expect((await vote(200, second, reported.id)).body).toMatchObject({ status: 'released' });
+    const rejected = await hold(proxy, { conditions });
+    await report(200, second, rejected.id);
+    expect((await vote(200, second, rejected.id, 'reject')).body).toMatchObject({ status: 'rejected' });
   });
 
   test('a hold that lists conditions and approvals needs both', async () => {

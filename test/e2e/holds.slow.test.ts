@@ -1,7 +1,7 @@
 import type { Locator } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { deploy } from '../helpers/api.ts';
-import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate } from './act.ts';
 
@@ -11,6 +11,7 @@ describeInBrowser('a held action', () => {
   const browser = useBrowser(() => server.url);
   const PAY =
     '@escrow("multi_party") @approvals("2") @ttl("1h") @reason("two look at bills") permit(principal, action, resource == Tool::"pay");';
+  const PAY_OF_ONE = 'permit(principal, action, resource == Tool::"pay");';
 
   test('appears by itself, two people vote, and it is released', async () => {
     const tenant = await server.tenant();
@@ -71,6 +72,54 @@ describeInBrowser('a held action', () => {
     await second.page.emulateMedia({ media: 'screen' });
     const { body } = await server.call(200, `GET /v1/escrow/${escrow!.id}`, tenant.admin);
     expect(body).toMatchObject({ status: 'released', current_approvals: 2 });
+  });
+
+  test('that waits for a condition is released by the report of an approver, who cannot approve it as well', async () => {
+    const tenant = await server.tenant();
+    const source =
+      '@escrow("conditional") @condition("kyc") @ttl("1h") permit(principal, action, resource == Tool::"close");';
+    const both = `@escrow("conditional") @approvals("1") @condition("kyc") @ttl("1h") ${PAY_OF_ONE}`;
+    await deploy(server, tenant.admin, 'kyc', `${source}\n${both}`);
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    const conditions = page.getByRole('list', { name: 'Conditions' });
+    const dialog = page.getByRole('dialog');
+    const report = async (says: string) => {
+      await conditions.getByRole('button', { name: 'Report as met' }).click();
+      await dialog.getByText(says).waitFor();
+      expect(await dialog.getByRole('button', { name: 'Report as met' }).isDisabled()).toBe(true);
+      await dialog.getByLabel('Evidence').fill('Called the bank: it is them.');
+      await visitor.assertAccessible();
+      await dialog.getByRole('button', { name: 'Report as met' }).click();
+      await conditions.getByText('Called the bank: it is them.').waitFor();
+      await conditions.getByText(/^Reported as met by /).waitFor();
+    };
+    const { escrow: closing } = await evaluate(server, tenant, 'close');
+    await open(`/approvals/${closing!.id}`);
+    await page.getByText('Approve: This changes nothing yet').waitFor();
+    await page.getByText('a report on the condition “kyc”').first().waitFor();
+    await report('This releases the action');
+    await page.getByText('Released', { exact: true }).waitFor();
+
+    const { escrow: paying } = await evaluate(server, tenant, 'pay');
+    await open(`/approvals/${paying!.id}`);
+    await page.getByText('Approve: This counts').waitFor();
+    await report('Still missing: 1 more approval');
+    await page.getByText('so another person approves it').waitFor();
+    expect(await page.getByRole('button', { name: 'Approve' }).isDisabled()).toBe(true);
+    expect(await page.getByRole('button', { name: 'Reject' }).isDisabled()).toBe(false);
+    await visitor.assertAccessible();
+    await look(page, 'hold-reported');
+    // what was a mistake is taken back, and then the approval is free
+    await conditions.getByRole('button', { name: 'Report as not met' }).click();
+    await dialog.getByLabel('Evidence').fill('It was another person.');
+    await dialog.getByRole('button', { name: 'Report as not met' }).click();
+    await conditions.getByText(/^Reported as not met by /).waitFor();
+    await page.getByText('Approve: This counts').waitFor();
+    await page.getByRole('button', { name: 'Approve' }).click();
+    await dialog.getByRole('button', { name: 'Approve' }).click();
+    await page.getByText('another person or system reports its conditions').waitFor();
+    expect(await conditions.getByRole('button', { name: 'Report as met' }).count()).toBe(0);
   });
 
   test('whose number is reached says which seat of its quorum is missing', async () => {

@@ -1,7 +1,8 @@
 import fc from 'fast-check';
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
-import { describeInBrowser, useBrowser, type Visitor } from '../helpers/browser.ts';
+import { event } from '../helpers/api.ts';
+import { describeInBrowser, signIn, useBrowser, type Visitor } from '../helpers/browser.ts';
 import { corpus } from '../helpers/data.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -211,6 +212,76 @@ describeInBrowser('a text of an agent', () => {
           { ...ONCE, numRuns: 4 },
         );
       });
+    }
+  }, 300_000);
+
+  /**
+   * What is known of a tenant in which one call has these texts, beside others that are the same in every tenant: the same
+   * tenants differ in nothing else.
+   */
+  async function told(texts: Partial<Texts>): Promise<{ tenant: TestTenant; event: string }> {
+    const tenant = await server.tenant();
+    // no value of the others is one of its own
+    const { agent_id, agent_role, tool_name, tool_server, method, session_id } = {
+      ...{ ...HARMLESS, agent_role: 'seller', tool_server: 'depot' },
+      ...texts,
+    };
+    const calm = { agent_id: 'calm-bot', agent_role: 'clerk', tool_name: 'read', tool_server: 'shop' };
+    const one = event({
+      ...{ agent_id, agent_role, tool_name, tool_server, method, session_id },
+      ...{ decision: 'deny', event_type: 'decision.deny', deny_reason: 'not today' },
+    });
+    for (const events of [[event(calm), event(calm)], [one], [event(calm)]]) {
+      await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events });
+    }
+    const proxy = await tenant.key('proxy');
+    await hold(proxy, { tool_name: 'zz' });
+    await hold(proxy, { agent_id, agent_role, tool_server, tool_name: accepted(`zz${tool_name}`, 200) });
+    return { tenant, event: String(one.event_id) };
+  }
+
+  test('moves nothing and changes no other word on the list of decisions, on the page of one and in what is found', async () => {
+    const VIEWS: Record<string, (visitor: Visitor, event: string) => Promise<Seen[]>> = {
+      list: async (visitor) => {
+        await visitor.open('/decisions');
+        await visitor.page.getByRole('row').nth(4).waitFor();
+        await visitor.page.getByText('Most frequent values').waitFor();
+        await expect.poll(() => visitor.page.getByText(/^4 decisions/).count()).toBe(1);
+        return look(visitor.page, '.found');
+      },
+      'page of one': async (visitor, event) => {
+        await visitor.open(`/decisions/${event}`);
+        await visitor.page.getByText('matches the stored text').waitFor();
+        return look(visitor.page, 'main');
+      },
+      found: async (visitor) => {
+        await visitor.open('/forensics');
+        await visitor.page.keyboard.press('Control+k');
+        const dialog = visitor.page.getByRole('dialog', { name: 'Find' });
+        await dialog.getByRole('combobox').fill('zz');
+        await dialog.getByRole('option').nth(1).waitFor();
+        await dialog.locator('[aria-busy]').waitFor({ state: 'detached' });
+        return look(visitor.page, '.palette');
+      },
+    };
+    for (const [width, height] of WIDTHS) {
+      const seenBy = async (visitor: Visitor, texts: Partial<Texts>) => {
+        const { tenant, event } = await told(texts);
+        await signIn(visitor.context, server.url, await tenant.person('viewer'));
+        const all: Record<string, Seen[]> = {};
+        for (const [name, view] of Object.entries(VIEWS)) all[name] = await view(visitor, event);
+        return all;
+      };
+      const visitor = await browser.visitor(undefined, { width, height });
+      const calm = await seenBy(visitor, {});
+      for (const [name, seen] of Object.entries(calm)) expect(seen.length, name).toBeGreaterThan(5);
+      await fc.assert(
+        fc.asyncProperty(hostileTexts, async (texts) => {
+          const seen = await seenBy(visitor, texts);
+          for (const name of Object.keys(VIEWS)) expect(seen[name], name).toEqual(calm[name]);
+        }),
+        { ...ONCE, numRuns: 4 },
+      );
     }
   }, 300_000);
 });

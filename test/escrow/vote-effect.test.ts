@@ -4,7 +4,7 @@ import { createHold, holdRefusal, stepHold } from '../../machines/escrow.ts';
 import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { RELEASES } from '../../server/escrow/kinds.ts';
 import { tally } from '../../server/escrow/quorum.ts';
-import { voteEffect } from '../../server/escrow/vote-effect.ts';
+import { reportEffect, voteEffect } from '../../server/escrow/vote-effect.ts';
 
 const PEOPLE = ['a', 'b', 'c', 'd'];
 const HOUR = 3_600_000;
@@ -50,7 +50,7 @@ test('a person is told what their vote will do, as the machine then does it', ()
         step({ type: 'vote', userId, decision: 'approve', tally: count(people), at: 1 });
       }
       for (const [n, is] of states.entries()) {
-        step({ type: 'satisfy', conditionId: `c${n}`, satisfied: is, tally: count(people), at: 2 });
+        step({ type: 'satisfy', conditionId: `c${n}`, satisfied: is, by: 'kyc', tally: count(people), at: 2 });
       }
       fc.pre(hold.value === 'held');
       const shown = {
@@ -75,6 +75,52 @@ test('a person is told what their vote will do, as the machine then does it', ()
       expect(told.releasesAt !== undefined).toBe(takesDelay);
     }),
     { numRuns: 2000 },
+  );
+});
+
+test('what the report of a condition is said to do is what the machine does with it', () => {
+  fc.assert(
+    fc.property(
+      fc.constantFrom(...HOLD_KIND_NAMES),
+      fc.array(fc.boolean(), { minLength: 1, maxLength: 3 }),
+      fc.nat(2),
+      fc.nat(2),
+      fc.nat(2),
+      (kind, states, at, asked, approved) => {
+        const { leastApprovals, takesDelay } = holdKind(kind);
+        const required = Math.max(asked, leastApprovals);
+        const people = ['b', 'c'].slice(0, approved);
+        const ids = states.map((_, n) => `c${n}`);
+        const condition = ids[at % ids.length]!;
+        const releaseAt = takesDelay ? HOUR : undefined;
+        const count = tally(people, [], { has: () => true, groups: new Map() });
+        let [hold] = createHold({
+          ...{ agentId: 'bot', agentRole: 'clerk', actionHash: 'sha256:0', conditions: ids },
+          release: RELEASES[kind]({ approvals: required, conditions: ids, releaseAt }),
+          ...{ expiresAt: 2 * HOUR, executeWithin: null },
+        });
+        for (const [n, is] of states.entries()) {
+          const report = { conditionId: ids[n]!, satisfied: is, by: 'kyc', tally: count, at: 1 };
+          [hold] = stepHold(hold, { type: 'satisfy', ...report });
+        }
+        fc.pre(hold.value === 'held');
+        const told = reportEffect(
+          {
+            ...{ hold_type: kind, required_approvals: required, current_approvals: people.length, missing_seats: [] },
+            conditions: ids.map((condition_id, n) => ({ condition_id, satisfied: states[n]! })),
+            ...(releaseAt !== undefined && { release_at: new Date(releaseAt).toISOString() }),
+          },
+          condition,
+        );
+        const report = { conditionId: condition, satisfied: true, by: 'kyc', tally: count, at: 2 };
+        [hold] = stepHold(hold, { type: 'satisfy', ...report });
+        expect(told.outcome).toBe(hold.value === 'released' ? 'releases' : 'waits');
+        if (told.outcome !== 'waits') return;
+        expect(told.conditions).toEqual(ids.filter((id, n) => !states[n] && id !== condition));
+        expect(told.approvals).toBe(Math.max(0, required - people.length));
+      },
+    ),
+    { numRuns: 500 },
   );
 });
 

@@ -305,6 +305,22 @@ describe('an agent that floods', () => {
     expect(received().at(-1)).toContain(`Not listed here: ${all - 20} more held actions`);
   });
 
+  test('in one letter with all that waits, each action has its arguments, masked, and links that open its vote', async () => {
+    const w = await world();
+    const approver = await reader(w, 'hourly');
+    const ids = [await w.hold({ arguments: { card: '4111' } }), await w.hold({ tool_name: 'rеfund' })];
+    server.clock.advance(3_600_000);
+    await written();
+    const letter = decoded(lettersTo(approver.email)[0]!).replaceAll('\r\n', '\n');
+    expect(letter).toContain('Arguments: {"card":"[masked]"}');
+    expect(letter).toContain('Letters that look Latin and are not, in: rеfund\n');
+    for (const id of ids) {
+      for (const vote of ['approve', 'deny']) {
+        expect(letter).toContain(`\nhttp://control.test/approvals/${id}?vote=${vote}&tenant=${w.tenant.id}\n`);
+      }
+    }
+  });
+
   test('leaves a bounded number of notices, and the letter counts what waits all the same', async () => {
     const w = await world();
     const approver = await reader(w, 'hourly');

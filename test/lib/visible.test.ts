@@ -1,6 +1,14 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { firstHidden, oneLine, pieces, showsSomething, visible } from '../../server/lib/visible.ts';
+import {
+  firstHidden,
+  lookalikes,
+  namePieces,
+  oneLine,
+  pieces,
+  showsSomething,
+  visible,
+} from '../../server/lib/visible.ts';
 
 /** Texts of people who want to be misread: binary strings, mixed with what hides, turns, piles up and looks like a code. */
 const hostile = fc
@@ -17,6 +25,7 @@ const hostile = fc
         '\u0301'.repeat(40),
         '❤\ufe0f',
         '1\ufe0f\u20e3',
+        '\u0338',
         '⟦U+202E⟧',
       ),
     ),
@@ -33,6 +42,8 @@ describe('a visible text', () => {
         const seen = visible(text);
         expect(seen).not.toMatch(UNSEEN);
         expect(seen).not.toMatch(/\p{M}{5}/u);
+        // no mark is for a letter of ours, in front of it
+        expect(seen).not.toMatch(/^\p{M}/u);
         expect(seen.isWellFormed()).toBe(true);
         expect(visible(seen)).toBe(seen);
         expect(firstHidden(seen)).toBeUndefined();
@@ -51,6 +62,8 @@ describe('a visible text', () => {
     ['❤\ufe0f 1\ufe0f\u20e3', '❤\ufe0f 1\ufe0f\u20e3'],
     ['x\ufe0fy\ufe05 1\ufe0f', 'x⟦U+FE0F⟧y⟦U+FE05⟧ 1⟦U+FE0F⟧'],
     ['e\u0301\u0301\u0301\u0301\u0301', 'e\u0301\u0301\u0301\u0301⟦U+0301⟧'],
+    ['\u0338\u0301pay', '⟦U+0338⟧⟦U+0301⟧pay'],
+    ['\n\u20e0 \u202e\u0338', '␊⟦U+20E0⟧ ⟦U+202E⟧⟦U+0338⟧'],
     ['été שלום नमस्ते ✓ 漢字', 'été שלום नमस्ते ✓ 漢字'],
   ])('of %j is %j', (text, seen) => expect(visible(text)).toBe(seen));
 
@@ -71,6 +84,47 @@ describe('a visible text', () => {
       { text: 'b', code: false },
       { text: '␇', code: true },
     ]);
+  });
+});
+
+describe('a name', () => {
+  const marked = (name: string) => namePieces(name).map(({ text, kind }) => (kind === 'text' ? text : `<${text}>`));
+  test.each([
+    ['refund', 'refund'],
+    // Cyrillic among Latin, and a word that has nothing but twins of Latin letters
+    ['rеfund', 'r<е>fund'],
+    ['ореn_file', '<оре>n_file'],
+    ['ѕсоре', '<ѕсоре>'],
+    ['ＲＵＮ', '<ＲＵＮ>'],
+    ['𝐫un', '<𝐫>un'],
+    ['refund\u00a0', 'refund<U+00A0>'],
+    [' refund ', '<U+0020>refund<U+0020>'],
+    ['re  fund', 're<U+0020> fund'],
+    ['re\u202efund', 're<U+202E>fund'],
+    // what a language is written in stays as it is
+    ['платёж', 'платёж'],
+    ['κόσμος', 'κόσμος'],
+    ['été_漢字 שלום', 'été_漢字 שלום'],
+  ])('%j is shown as %s', (name, shown) => expect(marked(name).join('')).toBe(shown));
+
+  test('that differs from a Latin one is never shown as it', () => {
+    const latin = fc.stringMatching(/^[a-z][a-z_ ]{0,10}[a-z]$/);
+    const change = fc.constantFrom(
+      ...Object.entries({ a: 'а', c: 'с', e: 'е', o: 'о', p: 'р', x: 'х', y: 'у', i: 'і', s: 'ѕ', v: 'ν' }),
+      ...Object.entries({ a: 'ａ', b: '𝐛', ' ': '\u00a0', _: '_\u200b' }),
+    );
+    fc.assert(
+      fc.property(latin, change, (name, [from, to]) => {
+        fc.pre(name.includes(from));
+        expect(marked(name.replace(from, to)).join('')).not.toBe(marked(name).join(''));
+        expect(marked(name.replace(from, to)).join('')).toMatch(/<.+>/);
+      }),
+    );
+  });
+
+  test('names the words that can be taken for others', () => {
+    expect(lookalikes('rеfund on shор, платёж')).toEqual(['rеfund', 'shор']);
+    expect(lookalikes('refund été')).toEqual([]);
   });
 });
 

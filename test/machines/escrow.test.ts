@@ -40,7 +40,7 @@ type Command =
   | { do: 'vote'; user: string; decision: 'approve' | 'reject' }
   | { do: 'role'; user: string; has: boolean }
   | { do: 'recount' }
-  | { do: 'satisfy'; condition: string; satisfied: boolean }
+  | { do: 'satisfy'; condition: string; satisfied: boolean; user: string }
   | { do: 'consume'; agent: string; hash: string }
   | { do: 'cancel' }
   | { do: 'wake' };
@@ -91,9 +91,10 @@ class Reference {
     return undefined;
   }
 
-  satisfy(condition: string, satisfied: boolean, approvers: ReadonlySet<string>): string | undefined {
+  satisfy(condition: string, satisfied: boolean, user: string, approvers: ReadonlySet<string>): string | undefined {
     if (!this.satisfied.has(condition)) return 'NOT_FOUND';
     if (this.status !== 'held') return 'INVALID_STATUS';
+    if (user === BARRED) return 'FORBIDDEN';
     this.satisfied.set(condition, satisfied);
     this.log.push('condition_reported');
     this.#count(approvers);
@@ -232,6 +233,7 @@ const commandArbitrary: fc.Arbitrary<Command> = fc.oneof(
       do: fc.constant('satisfy' as const),
       condition: fc.constantFrom('kyc', 'kyc', 'legal', 'other'),
       satisfied: fc.constantFrom(true, true, true, false),
+      user,
     }),
   },
   {
@@ -344,15 +346,13 @@ function walk(terms: Terms, commands: Command[]): void {
         break;
       }
       case 'satisfy': {
-        const { condition, satisfied } = command;
+        const { condition, satisfied, user } = command;
         const event = {
           type: 'satisfy',
-          conditionId: condition,
-          satisfied,
-          tally: subject.tally(approvers),
-          at,
+          ...{ conditionId: condition, satisfied, by: user, tally: subject.tally(approvers), at },
+          ...(user === BARRED && { barred: 'no report here' }),
         } as const;
-        agree('satisfy', subject.send(event), reference.satisfy(condition, satisfied, approvers));
+        agree('satisfy', subject.send(event), reference.satisfy(condition, satisfied, user, approvers));
         break;
       }
       case 'consume': {

@@ -133,6 +133,12 @@ describe('the card of a hold', () => {
     expect(content.actions.map(({ title, url }) => [title, url])).toEqual(links);
   });
 
+  test('names the words of its names that can be taken for others', () => {
+    const label = 'Letters that look Latin and are not, in';
+    expect(cardOf(message('escrow.created', { ...HOLD, tool_name: 'pаy' })).facts).toContainEqual([label, 'pаy']);
+    expect(cardOf(message('escrow.created', HOLD)).facts.map(([name]) => name)).not.toContain(label);
+  });
+
   test('leads to the form that stops this very agent, or to none', () => {
     const link = (agent_id: unknown) =>
       cardOf(message('escrow.created', { ...HOLD, agent_id })).buttons.find(({ label }) => label.startsWith('Stop'));

@@ -1,6 +1,7 @@
 import { notifications } from '@mantine/notifications';
 import type { ErrorCode } from '../../server/domain/errors.ts';
 import type { ProblemBody } from '../../server/errors.ts';
+import { visible } from '../../server/lib/visible.ts';
 
 type Problem = Omit<ProblemBody, 'code' | 'type'> & { code: ErrorCode | 'UNREACHABLE' };
 
@@ -35,7 +36,11 @@ export function toastProblem(error: unknown): void {
     title,
     message: (
       <>
-        {detail && detail !== title ? <div>{detail}</div> : null}
+        {detail && detail !== title ? (
+          <div>
+            <bdi>{visible(detail)}</bdi>
+          </div>
+        ) : null}
         <div className="mono dim">{request_id ? `request ${request_id}` : code}</div>
       </>
     ),

@@ -33,7 +33,7 @@ function indexOf(directory: Directory): Index {
   const [api_key, agent_key] = [of('api_key'), of('agent_key')];
   const said = new Map([
     ...[...api_key, ...agent_key].map(({ id, name }) => [id, `key “${visible(name)}”`] as const),
-    ...user.map(({ id, name }) => [id, name] as const),
+    ...user.map(({ id, name }) => [id, visible(name)] as const),
   ]);
   const index = { user, api_key, agent_key, said };
   indexes.set(directory, index);

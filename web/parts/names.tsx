@@ -30,7 +30,7 @@ export const ToolLink = ({
     search={{ name, ...(typeof server === 'string' && { server }) }}
     {...(plain && { c: 'inherit', inherit: true })}
   >
-    <Hostile text={name} />
+    <Hostile text={name} name />
   </PageLink>
 );
 

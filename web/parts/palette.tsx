@@ -44,7 +44,7 @@ function wordsOf({ kind, id, detail, agent_id = '', created_at }: Found): Pick<O
   if (kind === 'policy') return { label: <Hostile text={id} />, detail: statusWord('policy', detail) };
   const [, status, tool] = (kind === 'hold' && /^(\w+)(?:: (.*))?$/s.exec(detail)) || [];
   if (status === undefined) {
-    return { label: <Hostile text={id} />, detail: detail ? <Hostile text={detail} /> : null };
+    return { label: <Hostile text={id} name />, detail: detail ? <Hostile text={detail} name /> : null };
   }
   const whose = (
     <>
@@ -56,7 +56,7 @@ function wordsOf({ kind, id, detail, agent_id = '', created_at }: Found): Pick<O
       )}
     </>
   );
-  return { label: <Hostile text={tool ?? id} />, detail: whose };
+  return { label: <Hostile text={tool ?? id} name />, detail: whose };
 }
 
 /** Pages, and whatever else has a name or an id: typed, chosen with the arrows, opened with Enter. */

@@ -1,6 +1,8 @@
 import { ActionIcon, Button } from '@mantine/core';
 import { useClipboard } from '@mantine/hooks';
 import { IconCheck, IconCopy, IconLink } from '@tabler/icons-react';
+import { visible } from '../../server/lib/visible.ts';
+import { Hostile } from './hostile.tsx';
 
 /** A copy button whose icon and name confirm the copy. */
 export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
@@ -28,10 +30,10 @@ export function CopyButton({ text, label = 'Copy' }: { text: string; label?: str
 export function Id({ value, length = 18 }: { value: string; length?: number }) {
   return (
     <span style={{ display: 'inline-flex', alignItems: 'center', gap: 4, minWidth: 0, maxWidth: '100%' }}>
-      <span className="mono cut" title={value}>
-        {value.length > length ? `${value.slice(0, length - 1)}…` : value}
+      <span className="mono cut" title={visible(value)}>
+        <Hostile text={value.length > length ? `${value.slice(0, length - 1)}…` : value} />
       </span>
-      <CopyButton text={value} label={`Copy ${value}`} />
+      <CopyButton text={value} label={`Copy ${visible(value)}`} />
     </span>
   );
 }

@@ -1,31 +1,38 @@
 import { type ReactNode, useLayoutEffect, useRef, useState } from 'react';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
-import { pieces, visible } from '../../server/lib/visible.ts';
+import { namePieces, pieces, visible } from '../../server/lib/visible.ts';
 import './hostile.css';
 
-/** The pieces of a text: what cannot be seen, or turns the direction of writing, is a chip with its code. */
-function Pieces({ text }: { text: string }) {
-  return pieces(text).map((piece, n) =>
-    piece.code ? (
-      // biome-ignore lint/suspicious/noArrayIndexKey: the pieces of a text have no other name
-      <span key={n} className="chip" title="A character that would otherwise be invisible">
-        {piece.text}
-      </span>
+/**
+ * The pieces of a text: what cannot be seen, or turns the direction of writing, is a chip with its code. In a name, letters that
+ * can be taken for others are marked as well.
+ */
+function Pieces({ text, name = false }: { text: string; name?: boolean | undefined }) {
+  const all = name ? namePieces(text) : pieces(text).map(({ text, code }) => ({ text, kind: code ? 'code' : 'text' }));
+  return all.map(({ text, kind }, n) =>
+    kind === 'text' ? (
+      text
     ) : (
-      piece.text
+      // biome-ignore lint/suspicious/noArrayIndexKey: the pieces of a text have no other name
+      <span key={n} {...(kind === 'code' ? CHIP : LOOKALIKE)}>
+        {text}
+      </span>
     ),
   );
 }
 
+const CHIP = { className: 'chip', title: 'A character that would otherwise be invisible' };
+const LOOKALIKE = { className: 'lookalike', title: 'Looks like a Latin letter, and is not' };
+
 /**
  * A text that an agent, a tool or a tenant wrote: nothing in it is invisible and nothing of it is markup. Its direction does
  * not reach what stands around it. It takes as much room as it needs; where that could move something else, it stands in a
- * `Line` or `Clamped`.
+ * `Line` or `Clamped`. `name`: people know something by it, so no other may look the same.
  */
-export function Hostile({ text }: { text: string }) {
+export function Hostile({ text, name }: { text: string; name?: boolean | undefined }) {
   return (
     <bdi className="hostile">
-      <Pieces text={text} />
+      <Pieces text={text} name={name} />
     </bdi>
   );
 }
@@ -39,7 +46,7 @@ export function Line({ children, className = '' }: { children: ReactNode; classN
 export function Name({ text }: { text: string }) {
   return (
     <bdi className="hostile name" title={visible(text)}>
-      <Pieces text={text} />
+      <Pieces text={text} name />
     </bdi>
   );
 }
@@ -48,7 +55,17 @@ export function Name({ text }: { text: string }) {
  * A text of others in exactly so many lines, whatever its length, until somebody asks for all of it. The button has its
  * place even when it is not needed: nothing moves by what the text is.
  */
-export function Clamped({ text, lines = 1, what }: { text: string; lines?: number; what: string }) {
+export function Clamped({
+  text,
+  lines = 1,
+  what,
+  name,
+}: {
+  text: string;
+  lines?: number;
+  what: string;
+  name?: boolean;
+}) {
   const box = useRef<HTMLDivElement>(null);
   const [cut, setCut] = useState(false);
   const [open, setOpen] = useState(false);
@@ -70,14 +87,14 @@ export function Clamped({ text, lines = 1, what }: { text: string; lines?: numbe
         className={open ? undefined : lines === 1 ? 'one-line' : 'some-lines'}
         style={open || lines === 1 ? undefined : { height: `${lines}lh`, WebkitLineClamp: lines }}
       >
-        <Hostile text={text} />
+        <Hostile text={text} name={name} />
       </div>
       <button
         type="button"
         className="show-all"
         data-needed={cut || open || undefined}
         aria-expanded={open}
-        aria-label={`${open ? 'Show less' : 'Show all'} of ${what}`}
+        aria-label={`${open ? 'Show less' : 'Show all'} of ${visible(what)}`}
         onClick={() => setOpen(!open)}
       >
         {open ? 'Less' : 'Show all'}

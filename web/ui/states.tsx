@@ -2,6 +2,7 @@ import { Button, Skeleton, Stack, Text, Title } from '@mantine/core';
 import type { IconAlertTriangle } from '@tabler/icons-react';
 import type { ReactNode } from 'react';
 import { problemOf } from '../lib/errors.tsx';
+import { Hostile } from './hostile.tsx';
 import { Notice } from './notice.tsx';
 
 /** An empty state, with the reason and the first step. */
@@ -40,7 +41,11 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
   const { title, detail, request_id } = problemOf(error);
   return (
     <Notice tone="bad" title={title} urgent>
-      {detail && detail !== title ? <Text size="sm">{detail}</Text> : null}
+      {detail && detail !== title ? (
+        <Text size="sm">
+          <Hostile text={detail} />
+        </Text>
+      ) : null}
       {request_id ? (
         <Text size="xs" c="dimmed" className="mono">
           request {request_id}

@@ -1896,7 +1896,7 @@ export interface paths {
         put?: never;
         /**
          * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing.
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.
          */
         post: operations["escrow-satisfy"];
         delete?: never;
@@ -5034,6 +5034,8 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
+                /** @description the person or the key; not shown to agent keys */
+                reported_by?: string;
             }[];
             /** @description not shown to agent keys */
             votes?: {
@@ -5555,6 +5557,8 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
+                /** @description the person or the key; not shown to agent keys */
+                reported_by?: string;
             }[];
             /** Format: date-time */
             created_at: string;
@@ -13526,7 +13530,7 @@ export interface operations {
                     action_summary: string;
                     action_hash: string;
                     /**
-                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems report that its conditions are satisfied; time_delayed: released at its time unless an approver rejects it before
+                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems, or approvers, report that its conditions are satisfied; time_delayed: released at its time unless an approver rejects it before
                      * @enum {string}
                      */
                     hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
@@ -14140,7 +14144,10 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
             path: {
                 id: string;
             };
@@ -14158,7 +14165,10 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
+                    /** @description needed of a person */
                     evidence?: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
                 };
             };
         };
@@ -14179,7 +14189,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];

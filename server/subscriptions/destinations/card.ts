@@ -1,7 +1,7 @@
 import { definitionOf } from '../../domain/events.ts';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
 import { pageAddress } from '../../domain/page-address.ts';
-import { oneLine } from '../../lib/visible.ts';
+import { lookalikes, oneLine } from '../../lib/visible.ts';
 import type { Message } from './destination.ts';
 
 /** An event as a chat message, independent of the chat product. All values are plain text. */
@@ -41,6 +41,8 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
     fact('Tool', payload.tool_name);
     fact('Tool server', payload.tool_server);
     fact('Action type', payload.action_type);
+    const names = [payload.tool_name, payload.tool_server, payload.action_type].join(' ');
+    fact('Letters that look Latin and are not, in', lookalikes(names).join(', '));
     fact('Method', payload.method);
     fact('Resource', payload.resource, 300);
     fact('Arguments', payload.arguments, 300);

@@ -32,6 +32,7 @@ const satisfy = (conditionId: string, at: number, satisfied = true): HoldEvent =
   type: 'satisfy',
   conditionId,
   satisfied,
+  by: 'desk',
   tally: some(0),
   at,
 });

@@ -64,7 +64,7 @@ function SimilarHold({ one, of }: { one: Similar; of: Hold }) {
         </Line>
         {vote ? (
           <Line className="dim">
-            {name(vote.user_id)} {vote.decision === 'approve' ? 'approved' : 'rejected'}
+            <Hostile text={name(vote.user_id)} /> {vote.decision === 'approve' ? 'approved' : 'rejected'}
             {vote.reason ? (
               <>
                 : <Hostile text={vote.reason} />

@@ -13,7 +13,7 @@ export function effectWords(effect: VoteEffect, time: (at: string) => string, re
     ...seats.map(({ group, count: n }) => `${count(n, 'approval')} from ${group}`),
     ...(conditions.length > 0
       ? [
-          `a report from another system on ${conditions.length === 1 ? 'the condition' : 'the conditions'} ${conditions.map((id) => `“${id}”`).join(', ')}`,
+          `a report on ${conditions.length === 1 ? 'the condition' : 'the conditions'} ${conditions.map((id) => `“${id}”`).join(', ')}`,
         ]
       : []),
   ];

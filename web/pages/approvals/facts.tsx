@@ -39,7 +39,7 @@ export function TheAction({ hold }: { hold: Hold }) {
             <Fragment key={name}>
               <dt>{name}</dt>
               <dd className="mono">
-                <Clamped text={value} what={name.toLowerCase()} />
+                <Clamped text={value} what={name.toLowerCase()} name />
               </dd>
             </Fragment>
           ),

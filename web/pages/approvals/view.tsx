@@ -19,6 +19,7 @@ import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import { SetAside } from './aside.tsx';
 import { doubtsOf } from './claims.ts';
+import { Conditions } from './conditions.tsx';
 import { SimilarHolds } from './earlier.tsx';
 import { TheAction } from './facts.tsx';
 import { Vote } from './vote.tsx';
@@ -147,7 +148,7 @@ function Standing({ hold }: { hold: Hold }) {
                 </li>
               ))}
             </ul>
-            The stated value is {money(hold.estimated_value ?? 0, hold.value_currency)}.
+            The stated value is <Hostile text={money(hold.estimated_value ?? 0, hold.value_currency)} />.
           </Notice>
         </div>
       ) : null}
@@ -237,30 +238,7 @@ function Votes({ hold }: { hold: Hold }) {
           })}
         </ul>
       ) : null}
-      {hold.conditions.length > 0 ? (
-        <>
-          <Text size="sm" c="dimmed" mb={4}>
-            Other systems report on {hold.conditions.length === 1 ? 'this condition' : 'these conditions'}, with an API
-            key.
-          </Text>
-          <ul className="plain">
-            {hold.conditions.map((condition) => (
-              <li key={condition.condition_id}>
-                <Tag tone={condition.satisfied ? 'ok' : 'wait'}>{condition.satisfied ? 'met' : 'waiting'}</Tag>{' '}
-                <span className="mono">
-                  <Hostile text={condition.condition_id} />
-                </span>{' '}
-                <Hostile text={condition.description ?? ''} />
-                {condition.evidence ? (
-                  <div className="remark">
-                    <Clamped text={condition.evidence} lines={2} what={`the evidence of ${condition.condition_id}`} />
-                  </div>
-                ) : null}
-              </li>
-            ))}
-          </ul>
-        </>
-      ) : null}
+      <Conditions hold={hold} />
       {hold.votes?.length ? (
         <ul className="plain" aria-label="Votes">
           {hold.votes.map((vote) => (
@@ -272,7 +250,9 @@ function Votes({ hold }: { hold: Hold }) {
                 >
                   {vote.decision === 'approve' ? 'approved' : 'rejected'}
                 </Tag>
-                <strong>{name(vote.user_id)}</strong>
+                <strong>
+                  <Hostile text={name(vote.user_id)} />
+                </strong>
                 <Text size="sm" c="dimmed">
                   <When at={vote.at} />
                 </Text>

@@ -3,6 +3,7 @@ import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useEffect, useRef, useState } from 'react';
 import { voteEffect } from '../../../server/escrow/vote-effect.ts';
+import { lookalikes } from '../../../server/lib/visible.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { useKeys } from '../../lib/keys.ts';
 import { useMe } from '../../lib/session.ts';
@@ -50,10 +51,12 @@ export function Vote({
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && settings.data !== undefined && !mine && barred === undefined;
+  /** A condition is a check besides the approvals: the server takes no approval of who says that it is met. */
+  const reported = hold.conditions.some(({ satisfied, reported_by }) => satisfied && reported_by === me.id);
   useKeys(
     ready
       ? {
-          a: ['Approve: asks first, then Enter confirms', () => ask('approve', true)],
+          ...(reported ? {} : { a: ['Approve: asks first, then Enter confirms', () => ask('approve', true)] as const }),
           r: ['Reject: asks first, then Enter confirms', () => ask('reject', true)],
         }
       : {},
@@ -107,7 +110,7 @@ export function Vote({
         leftSection={approves ? <IconCheck size={18} /> : <IconX size={18} />}
         variant={preferred ? 'filled' : 'default'}
         color={approves ? undefined : 'red.8'}
-        disabled={!ready}
+        disabled={!ready || (approves && reported)}
         onClick={() => ask(decision, false)}
       >
         {approves ? 'Approve' : 'Reject'}
@@ -132,7 +135,13 @@ export function Vote({
           </div>
           {ready ? (
             <Text size="sm" c="dimmed" mt={6} className="hold-does">
-              Approve: <Hostile text={does('approve')} />
+              {reported ? (
+                'You reported a condition of this hold as met, so another person approves it.'
+              ) : (
+                <>
+                  Approve: <Hostile text={does('approve')} />
+                </>
+              )}
             </Text>
           ) : null}
         </>
@@ -175,6 +184,7 @@ export function Vote({
 function Question({ hold, does }: { hold: Hold; does: string }) {
   const doubts = doubtsOf(hold);
   const hidden = hold.erased || hold.cut.length > 0;
+  const alike = lookalikes([hold.tool_name, hold.tool_server, hold.action_type].join(' '));
   return (
     <div className="hold-question">
       <strong>
@@ -191,6 +201,11 @@ function Question({ hold, does }: { hold: Hold; does: string }) {
           <Clamped text={`The arguments say ${path}: ${says}`} what={path} />
         </div>
       ))}
+      {alike.length > 0 ? (
+        <div className="hold-doubt">
+          <Clamped text={`Letters that look Latin and are not: ${alike.join(', ')}`} what="these words" name />
+        </div>
+      ) : null}
       {hidden ? <div className="hold-doubt">Not everything that the agent sent is shown.</div> : null}
       <p>
         <Hostile text={does} />{' '}

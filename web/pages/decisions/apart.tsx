@@ -104,7 +104,7 @@ function Line({
     <>
       <span className="dim">{RECORD_FIELDS[field].label}</span>
       <span className="cut">
-        {field === 'decision' ? DECISION[value as keyof typeof DECISION][0] : <Hostile text={value} />}
+        {field === 'decision' ? DECISION[value as keyof typeof DECISION][0] : <Hostile text={value} name />}
       </span>
       <span>
         <b>{percent(here)}</b> of these, {percent(there)} {filtered ? 'of the others' : 'before'}

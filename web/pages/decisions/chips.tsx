@@ -85,7 +85,7 @@ function Sentence({ field, value, isNot }: { field: FilterField; value: string; 
   return (
     <>
       {label}: {isNot ? <b>not </b> : null}
-      {field === 'decision' ? DECISION[whole as keyof typeof DECISION][0] : <Hostile text={whole} />}
+      {field === 'decision' ? DECISION[whole as keyof typeof DECISION][0] : <Hostile text={whole} name />}
     </>
   );
 }

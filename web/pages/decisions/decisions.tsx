@@ -293,7 +293,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
         aria-label={`${visible(row.tool_name).replace(/[⟦⟧]/g, '')}: ${DECISION[row.decision][0]}, details`}
       >
         <Line>
-          <Hostile text={row.tool_name} />
+          <Hostile text={row.tool_name} name />
         </Line>
       </RowButton>
     ),

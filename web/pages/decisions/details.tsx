@@ -15,7 +15,7 @@ import { AgentLink, RuleLink, SessionLink, ToolLink } from '../../parts/names.ts
 import { SessionFacts } from '../../parts/session-facts.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
-import { Clamped, Hostile } from '../../ui/hostile.tsx';
+import { Clamped, Hostile, Line } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { DecisionTag } from '../../ui/status.tsx';
@@ -34,9 +34,9 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
   agent_role: null,
   policy_version: null,
   agent_id: (event) => (
-    <>
+    <Line>
       <AgentLink id={event.agent_id} /> (<Hostile text={event.agent_role} />)
-    </>
+    </Line>
   ),
   rule_id: (event) =>
     event.rule_id ? (
@@ -61,12 +61,19 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
         {id}
       </PageLink>
     ) : null,
-  session_id: ({ session_id, agent_id }) => (session_id ? <SessionLink id={session_id} agent={agent_id} /> : null),
+  session_id: ({ session_id, agent_id }) =>
+    session_id ? (
+      <Line>
+        <SessionLink id={session_id} agent={agent_id} />
+      </Line>
+    ) : null,
   trace_id: ({ trace_id }) =>
     trace_id ? (
-      <PageLink to="/decisions" search={{ trace_id }} className="mono">
-        <Hostile text={trace_id} />
-      </PageLink>
+      <Line>
+        <PageLink to="/decisions" search={{ trace_id }} className="mono">
+          <Hostile text={trace_id} />
+        </PageLink>
+      </Line>
     ) : null,
   hits: ({ hits, hits_truncated: more }) =>
     hits ? (
@@ -119,25 +126,29 @@ function shownValue(event: Detail, name: FieldName): ReactNode {
   return /^sha256:[0-9a-f]{64}$/.test(value) ? (
     <Id value={value} length={30} />
   ) : (
-    <Clamped text={value} lines={value.length > 60 ? 3 : 1} what={fieldOf(name).label.toLowerCase()} />
+    <Clamped text={value} what={fieldOf(name).label.toLowerCase()} />
   );
 }
 
-/** What was decided on which tool. */
+/** What was decided on which tool: on one line, however long the tool's name. */
 export const Outcome = ({ event }: { event: Pick<Detail, 'decision' | 'tool_name' | 'tool_server'> }) => (
-  <>
-    <DecisionTag decision={event.decision} /> <ToolLink name={event.tool_name} server={event.tool_server} plain />
-  </>
+  <span className="outcome">
+    <DecisionTag decision={event.decision} />{' '}
+    <span className="cut">
+      <ToolLink name={event.tool_name} server={event.tool_server} plain />
+    </span>
+  </span>
 );
 
-/** Who asked, and when. */
+/** When it was asked, and by whom: the name, which may be long, comes last. */
 export const Asked = ({ event }: { event: Pick<Detail, 'agent_id' | 'timestamp'> }) => (
-  <>
-    <AgentLink id={event.agent_id} />, <When at={event.timestamp} exact />
+  <Line>
+    <When at={event.timestamp} exact />
     <span className="no-print">
       , <When at={event.timestamp} />
     </span>
-  </>
+    , by <AgentLink id={event.agent_id} />
+  </Line>
 );
 
 /** The key that a record came with, by its name. */
@@ -145,7 +156,11 @@ function Credential({ id }: { id: string }) {
   const name = usePeople()(id);
   return (
     <>
-      {name === id ? null : `${name} `}
+      {name === id ? null : (
+        <>
+          <Hostile text={name} />{' '}
+        </>
+      )}
       <Id value={id} length={34} />
     </>
   );
@@ -174,7 +189,7 @@ export function Details({
                 <Text mb={4} size="lg" fw={650}>
                   <Outcome event={event} />
                 </Text>
-                <Text mb="sm" size="sm" className="dim">
+                <Text mb="sm" size="sm" className="dim" component="div">
                   <Asked event={event} />
                 </Text>
               </>

@@ -56,7 +56,11 @@ export function Facets({
                     onClick={() => set(only(filter, name, chosen ? undefined : sought))}
                   >
                     <span className="cut">
-                      {name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : <Hostile text={value} />}
+                      {name === 'decision' ? (
+                        DECISION[value as keyof typeof DECISION][0]
+                      ) : (
+                        <Hostile text={value} name />
+                      )}
                     </span>{' '}
                     <span className="dim">
                       {counts.estimated.facets && !(name === 'decision' && !counts.estimated.buckets) ? '≈ ' : ''}

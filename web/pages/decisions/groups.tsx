@@ -128,7 +128,7 @@ function columns(data: Counted, filter: Filter, fields: readonly GroupField[]): 
             ) : name === 'decision' ? (
               DECISION[value as Decision][0]
             ) : (
-              <Hostile text={value} />
+              <Hostile text={value} name />
             );
           return (
             <Line>

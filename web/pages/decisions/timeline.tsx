@@ -3,7 +3,7 @@ import { useQuery } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
 import { usePeople } from '../../lib/people.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { Hostile } from '../../ui/hostile.tsx';
+import { Hostile, Name } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { DECISION } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -17,6 +17,8 @@ interface Step {
   /** The order of steps at the same time. */
   order: number;
   more?: ReactNode;
+  /** It takes one line, however long the names in it. */
+  line?: true;
 }
 
 /** From the question to what came of it: asked, decided, recorded, held, voted on, released, done. */
@@ -40,7 +42,7 @@ export function TimeLine({ event }: { event: Event }) {
         {steps.map((step) => (
           <li key={`${step.order} ${step.at}`}>
             <When at={step.at} exact />
-            <div>
+            <div className={step.line && 'one-line'}>
               <strong>{step.name}</strong>
               {step.more ? <> {step.more}</> : null}
             </div>
@@ -55,10 +57,10 @@ function ofEvent(event: Event): Step[] {
   const { timestamp, created_at, proxy_id, rule_id, outcome, chain } = event;
   return [
     {
-      ...{ at: timestamp, order: 0, name: 'Asked' },
+      ...{ at: timestamp, order: 0, name: 'Asked', line: true },
       more: (
         <>
-          by <Hostile text={event.agent_id} />, through <Hostile text={proxy_id} />
+          by <Name text={event.agent_id} />, through <Name text={proxy_id} />
         </>
       ),
     },
@@ -99,7 +101,7 @@ function ofHold(hold: Hold, event: Event, name: (id: string) => string): Step[] 
       ...{ at: vote.at, order: 10 + n, name: vote.decision === 'approve' ? 'Approved' : 'Voted against' },
       more: (
         <>
-          by {name(vote.user_id)}
+          by <Hostile text={name(vote.user_id)} />
           {vote.reason ? (
             <>
               : <Hostile text={vote.reason} />
