@@ -299,9 +299,10 @@ describeInBrowser('finding decisions', () => {
       'with masks',
     ]);
 
-    // by keys to the older one and back
+    // by keys to the older one and back; nothing of it is looked at that nobody asked for
     await page.keyboard.press('j');
     await drawer.getByText('desk#small permits it').waitFor();
+    await drawer.getByRole('button', { name: 'Show which conditions held' }).waitFor();
     await page.keyboard.press('k');
     await drawer.getByText('no policy permits this action').first().waitFor();
 
@@ -350,6 +351,17 @@ describeInBrowser('finding decisions', () => {
     expect(await viewer.page.title()).toBe('Held: wire · Agent Governance');
     await viewer.page.getByText(/^key “.*desk-bot.*”/).waitFor();
     await viewer.assertAccessible();
+    // and leads to its neighbors in the chain
+    const later = await server.call<{ event_id: string }>(200, 'POST /v1/evaluate', agent, {
+      ...{ action_type: 'payment', tool_name: 'refund', arguments: { amount: 5 } },
+    });
+    await viewer.open(`/decisions/${body.event_id}`);
+    await viewer.page.getByRole('button', { name: 'Newer' }).click();
+    await viewer.page.waitForURL((url) => url.pathname === `/decisions/${later.body.event_id}`);
+    await viewer.page.getByRole('heading', { level: 1, name: 'Allowed refund' }).waitFor();
+    await viewer.page.keyboard.press('j');
+    await viewer.page.waitForURL((url) => url.pathname === `/decisions/${body.event_id}`);
+    await viewer.page.getByRole('heading', { level: 1, name: 'Held wire' }).waitFor();
   });
 
   test('from any page, by keyboard alone: what has a name, an id or a hash, and only what the role may see', async () => {

@@ -93,12 +93,14 @@ const hostileTexts: fc.Arbitrary<Texts> = fc
 const LOOK = `((root) => {
   const seen = [];
   const from = document.querySelector(root).getBoundingClientRect();
-  const inner = '.hostile, .stated, .stated *, .one-line *, .action-title *, .some-lines *, pre *, .copy, .copy *, .show-all';
+  const inner = '.hostile, .stated, .stated *, .one-line *, .action-title *, .some-lines *, pre *, .copy, .copy *, .show-all, .code-more';
   for (const element of document.querySelector(root).querySelectorAll('*')) {
     if (element.matches(inner) || element.closest('.hostile, pre')) continue;
     const box = element.getBoundingClientRect();
     const copy = element.cloneNode(true);
     for (const one of copy.querySelectorAll('.hostile, pre')) one.replaceWith('…');
+    // our words, which say that there is more of it than fits
+    for (const one of copy.querySelectorAll('.code-more')) one.remove();
     const text = copy.textContent.replace(/esc_\\w+/g, 'esc').replace(/sha256:\\w+…?/g, 'sha').replace(/\\d+ (s|min)\\b/g, '0 $1')
       .replace(/just now|0 s ago|0 min ago/g, 'ago').replace(/\\d\\d:\\d\\d:\\d\\d/g, '00:00:00');
     const round = (n) => Math.round(n * 2) / 2;
@@ -110,6 +112,10 @@ const LOOK = `((root) => {
   }
   return seen;
 })`;
+/** Whether nothing of an element is scrolled away. */
+const WHOLE = ({ scrollHeight, clientHeight }: { scrollHeight: number; clientHeight: number }) =>
+  scrollHeight <= clientHeight + 1;
+
 interface Seen {
   tag: string;
   text: string;
@@ -193,6 +199,28 @@ describeInBrowser('a text of an agent', () => {
       );
     });
   }, 240_000);
+
+  test('that buries an argument below others is said to be only the beginning of them', async () => {
+    await inTenants(async (visitor, _, proxy) => {
+      const lines = Object.fromEntries(Array.from({ length: 60 }, (_, n) => [`note_${n}`, 'as agreed']));
+      const id = await hold(proxy, {}, { arguments_preview: { ...lines, recipient: 'attacker' } });
+      await opened(visitor, `/approvals/${id}`);
+      const args = visitor.page.getByRole('region', { name: 'arguments' });
+      const isSeen = () =>
+        args
+          .getByText('attacker')
+          .isVisible()
+          .then(async (is) => is && (await args.evaluate(WHOLE)));
+      expect(await isSeen()).toBe(false);
+      await visitor.page
+        .getByRole('button', { name: /^This is only the beginning: show all [\d,]+ characters$/ })
+        .click();
+      expect(await isSeen()).toBe(true);
+      // what fits says nothing
+      await opened(visitor, `/approvals/${await hold(proxy, {})}`);
+      expect(await visitor.page.getByText('only the beginning').count()).toBe(0);
+    });
+  });
 
   test('moves no value, risk or end of any hold in the lists', async () => {
     for (const path of ['/approvals', '/approvals?group=tool', '/']) {

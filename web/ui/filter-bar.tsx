@@ -110,8 +110,14 @@ export function FilterBar({
       <div id={id} hidden={phone && !opened}>
         <div className={even ? 'filters' : 'bar'}>
           {usual}
-          {children}
-          {phone ? null : clearing}
+          {phone || even ? children : null}
+          {phone || even || !(children || clearing) ? null : (
+            <div className="bar-actions">
+              {children}
+              {clearing}
+            </div>
+          )}
+          {even && !phone ? clearing : null}
         </div>
         {rare?.length ? (
           <details className="more" open={active.some((field) => field.rare)}>

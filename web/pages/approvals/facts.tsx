@@ -45,7 +45,7 @@ export function TheAction({ hold }: { hold: Hold }) {
           ),
         )}
       </dl>
-      <Text size="sm" my="xs">
+      <Text size="sm" my="xs" className="no-print">
         <PageLink to="/agents/agent" search={{ id: hold.agent_id }}>
           What this agent did
         </PageLink>

@@ -191,9 +191,6 @@ export function Inbox() {
           </>,
         ),
     },
-    status === 'held'
-      ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 125 }
-      : { header: 'Status', cell: (row) => <HoldTag status={row.status} />, width: 125 },
     {
       header: 'Value',
       align: 'right',
@@ -212,6 +209,23 @@ export function Inbox() {
           </div>
         ),
     },
+    status === 'held'
+      ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 125 }
+      : { header: 'Status', cell: (row) => <HoldTag status={row.status} />, width: 125 },
+    {
+      header: 'Approvals',
+      width: 150,
+      cell: (row) => (
+        <span>
+          {row.required_approvals > 0 ? `${row.current_approvals} of ${row.required_approvals} ` : null}
+          {row.hold_type === 'single' || row.hold_type === 'multi_party' ? null : (
+            <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
+          )}
+        </span>
+      ),
+    },
+    { header: 'Asked', width: 105, cell: (row) => <When at={row.created_at} /> },
+    // not every hold has one: where a row becomes a block, nothing else moves by it
     {
       header: 'Stated risk',
       width: 110,
@@ -225,19 +239,6 @@ export function Inbox() {
         );
       },
     },
-    {
-      header: 'Approvals',
-      width: 150,
-      cell: (row) => (
-        <span>
-          {row.required_approvals > 0 ? `${row.current_approvals} of ${row.required_approvals} ` : null}
-          {row.hold_type === 'single' || row.hold_type === 'multi_party' ? null : (
-            <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
-          )}
-        </span>
-      ),
-    },
-    { header: 'Asked', align: 'right', width: 105, cell: (row) => <When at={row.created_at} /> },
   ];
   const list = (
     <div className="triage-list">

@@ -1,5 +1,7 @@
+import { Button, Group } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
+import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { PrintButton, PrintSheet } from '../../parts/print.tsx';
@@ -32,7 +34,8 @@ export function DecisionPage() {
       }
     >
       <div className="decision-page">
-        <Details id={id} named />
+        {/* by its id: another decision begins without what was asked for here */}
+        <Details key={id} id={id} named step={event ? <Neighbors seq={event.chain.seq} /> : undefined} />
       </div>
       {event ? (
         <PrintSheet
@@ -49,5 +52,29 @@ export function DecisionPage() {
         />
       ) : null}
     </Page>
+  );
+}
+
+/** To the records before and after it in the chain; by keyboard j goes on to the older one, and k back. */
+function Neighbors({ seq }: { seq: number }) {
+  const navigate = route.useNavigate();
+  const { data } = useQuery(trpc.chain.records.queryOptions({ seq, radius: 1 }));
+  const idAt = (at: number) => data?.records.find((record) => record.seq === at)?.id;
+  const [older, newer] = [idAt(seq - 1), idAt(seq + 1)];
+  const go = (id: string | undefined) => id !== undefined && void navigate({ to: '/decisions/$id', params: { id } });
+  const [keys] = useSingleKeys();
+  useKeys({
+    j: ['Older decision', () => go(older)],
+    k: ['Newer decision', () => go(newer)],
+  });
+  return (
+    <Group gap="xs" mb="sm" className="step no-print">
+      <Button size="compact-sm" variant="default" disabled={!newer} onClick={() => go(newer)}>
+        Newer {keys === 'on' ? <kbd>k</kbd> : null}
+      </Button>
+      <Button size="compact-sm" variant="default" disabled={!older} onClick={() => go(older)}>
+        Older {keys === 'on' ? <kbd>j</kbd> : null}
+      </Button>
+    </Group>
   );
 }

@@ -140,15 +140,17 @@ export const Outcome = ({ event }: { event: Pick<Detail, 'decision' | 'tool_name
   </span>
 );
 
-/** When it was asked, and by whom: the name, which may be long, comes last. */
+/** Who asked, and when: each on its own line, so that no name takes the room of the time. */
 export const Asked = ({ event }: { event: Pick<Detail, 'agent_id' | 'timestamp'> }) => (
-  <Line>
+  <>
+    <Line>
+      by <AgentLink id={event.agent_id} />
+    </Line>
     <When at={event.timestamp} exact />
     <span className="no-print">
       , <When at={event.timestamp} />
     </span>
-    , by <AgentLink id={event.agent_id} />
-  </Line>
+  </>
 );
 
 /** The key that a record came with, by its name. */
@@ -199,7 +201,7 @@ export function Details({
                 This is practice: a person asked in place of an agent, and nothing acted on the answer.
               </Text>
             ) : null}
-            <Why event={event} />
+            <Why key={`why ${id}`} event={event} />
             <KeptRequest key={id} event={event} />
             <TimeLine event={event} />
             <AsTest event={event} />
