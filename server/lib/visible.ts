@@ -88,6 +88,9 @@ export function namePieces(name: string): NamePiece[] {
   });
 }
 
+/** Whether a name is shown as it is, where nothing can be marked in it. */
+export const isPlain = (name: string): boolean => namePieces(name).every(({ kind }) => kind === 'text');
+
 /** The words of a name in which letters can be taken for Latin ones. */
 export function lookalikes(name: string): string[] {
   const words = name.match(/[\p{L}\p{M}]+/gu) ?? [];

@@ -238,7 +238,7 @@ describeInBrowser('finding decisions', () => {
     const tenant = await server.tenant();
     await deploy(server, tenant.admin, 'guard', GUARD);
     await server.call(202, 'POST /v1/events/ingest', tenant.admin, {
-      events: [event({ tool_name: 'pay\u202Eyap', agent_id: 'bot' })],
+      events: ['pay\u202Eyap', 'pаy', 'pay\u00a0', 'pay'].map((tool_name) => event({ tool_name, agent_id: 'bot' })),
     });
     const viewer = await browser.visitor(await tenant.person('viewer'));
     await viewer.open('/decisions');
@@ -246,7 +246,22 @@ describeInBrowser('finding decisions', () => {
     await cell.waitFor();
     expect(await cell.locator('bdi').count()).toBeGreaterThan(1);
     expect(await cell.textContent()).not.toMatch(/\u202E/);
-    await viewer.page.getByRole('region', { name: 'Tool' }).getByText('U+202E').waitFor();
+    const tools = viewer.page.getByRole('region', { name: 'Tool' });
+    await tools.getByText('U+202E').waitFor();
+    // no two that differ look the same, in the list and among the frequent values
+    for (const names of [tools.locator('.cut'), viewer.page.getByRole('row').locator('button .hostile')]) {
+      const html = await names.evaluateAll((all) => all.map(({ innerHTML }) => innerHTML));
+      expect(new Set(html.map((one) => one.replaceAll('а', 'a'))).size).toBe(4);
+    }
+    await tools.locator('.lookalike').getByText('а').waitFor();
+    // what the browser itself would show as it is, is not suggested
+    const suggested = viewer.page.locator('datalist option');
+    expect(await suggested.evaluateAll((all) => all.map((one) => (one as { value?: string }).value))).toEqual(
+      expect.arrayContaining(['pay']),
+    );
+    for (const odd of ['pay\u202Eyap', 'pаy', 'pay\u00a0']) {
+      expect(await viewer.page.locator(`datalist option[value="${odd}"]`).count()).toBe(0);
+    }
     await viewer.assertAccessible();
   });
 
@@ -359,6 +374,7 @@ describeInBrowser('finding decisions', () => {
     await viewer.page.getByRole('button', { name: 'Newer' }).click();
     await viewer.page.waitForURL((url) => url.pathname === `/decisions/${later.body.event_id}`);
     await viewer.page.getByRole('heading', { level: 1, name: 'Allowed refund' }).waitFor();
+    await viewer.page.getByText('matches the stored text').waitFor();
     await viewer.page.keyboard.press('j');
     await viewer.page.waitForURL((url) => url.pathname === `/decisions/${body.event_id}`);
     await viewer.page.getByRole('heading', { level: 1, name: 'Held wire' }).waitFor();

@@ -103,6 +103,8 @@ const LOOK = `((root) => {
     for (const one of copy.querySelectorAll('.code-more')) one.remove();
     const text = copy.textContent.replace(/esc_\\w+/g, 'esc').replace(/sha256:\\w+…?/g, 'sha').replace(/\\d+ (s|min)\\b/g, '0 $1')
       .replace(/just now|0 s ago|0 min ago/g, 'ago').replace(/\\d\\d:\\d\\d:\\d\\d/g, '00:00:00');
+    // the box of nothing but such a text, as wide as it; what stands around it has its place all the same
+    if (text.trim() === '…' && element.matches('span, a, button, button > .one-line')) continue;
     const round = (n) => Math.round(n * 2) / 2;
     const beside = element.closest('.page-head, .hold-standing, .hold-vote, .hold-votes') !== null;
     // a time goes on by itself; the cell that it stands in does not move
@@ -171,6 +173,13 @@ describeInBrowser('a text of an agent', () => {
     await inTenants(async (visitor, _, proxy) => {
       const calm = await opened(visitor, `/approvals/${await hold(proxy, {})}`);
       expect(calm.length).toBeGreaterThan(60);
+      // what it is done with, on what and by whom; the title is of that, and never of the agent's sentence
+      const about = visitor.page.getByRole('region', { name: 'The action' });
+      const { action_summary, value_currency: _currency, ...named } = HARMLESS;
+      for (const text of Object.values(named)) await about.getByText(text, { exact: true }).first().waitFor();
+      expect(await visitor.page.getByRole('heading', { level: 1 }).textContent()).toBe('refund on shop (tool_call)');
+      expect(await visitor.page.title()).toMatch(/^refund on shop \(tool_call\) · /);
+      await about.getByRole('blockquote').getByText(action_summary).waitFor();
       await fc.assert(
         fc.asyncProperty(hostileTexts, async (texts) => {
           expect(await opened(visitor, `/approvals/${await hold(proxy, texts)}`)).toEqual(calm);

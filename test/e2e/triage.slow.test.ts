@@ -321,6 +321,32 @@ describeInBrowser('the inbox of an approver', () => {
     expect(await status(tenant, sooner)).toBe('held');
   });
 
+  test('warns of a value that the arguments contradict, and of names that look like others: in the list, on the hold and in the question', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    await hold(proxy, 'pay', 30);
+    const small = { estimated_value: 12, arguments_preview: { amount: 12, payment: { amount: 9000 } } };
+    const id = await hold(proxy, 'rеfund', 60, small);
+    const visitor = await browser.visitor(await tenant.person('approver'));
+    const { page, open } = visitor;
+    await open(`/approvals?hold=${id}`);
+    const rows = page.getByRole('table').getByRole('row');
+    await rows.filter({ hasText: 'rеfund' }).getByText('arguments differ').waitFor();
+    expect(await page.getByText('arguments differ').count()).toBe(1);
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    await chosen.getByText('The arguments say something else').waitFor();
+    await chosen.getByText('$.payment.amount: 9000').waitFor();
+    await chosen.getByText('The stated value is €12.00.').waitFor();
+    expect(await chosen.getByRole('heading', { level: 2 }).first().locator('.lookalike').textContent()).toBe('е');
+    await chosen.getByText('Approve: This releases the action').waitFor();
+    await visitor.assertAccessible();
+    await page.keyboard.press('a');
+    const dialog = page.getByRole('dialog');
+    await dialog.getByText('The arguments say $.payment.amount: 9000').waitFor();
+    await dialog.getByText('Letters that look Latin and are not: rеfund').waitFor();
+    await visitor.assertAccessible();
+  });
+
   test('takes a new hold among many with at most two requests, at its place', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');

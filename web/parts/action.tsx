@@ -41,7 +41,8 @@ export function actionText({ action_type, tool_name, tool_server }: Action): str
   return `${named(tool_name)}${tool_server === null ? '' : ` on ${named(tool_server)}`} (${named(action_type)})`;
 }
 
-const named = (text: string): string =>
+/** A name in a plain text of ours. */
+export const named = (text: string): string =>
   /^[\w.:/@-]+$/.test(text) ? text : `“${visible(text).replaceAll(/[“”]/g, '"')}”`;
 
 /** Who wants to act, and upon what: on one line. */

@@ -4,6 +4,7 @@ import { getRouteApi } from '@tanstack/react-router';
 import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { named } from '../../parts/action.tsx';
 import { PrintButton, PrintSheet } from '../../parts/print.tsx';
 import { CopyLink } from '../../ui/copy.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
@@ -21,7 +22,7 @@ export function DecisionPage() {
   return (
     <Page
       title={event ? <Outcome event={event} /> : 'Decision'}
-      tab={event ? `${DECISION[event.decision][0]}: ${event.tool_name}` : 'Decision'}
+      tab={event ? `${DECISION[event.decision][0]}: ${named(event.tool_name)}` : 'Decision'}
       lead={event ? <Asked event={event} /> : undefined}
       actions={
         <>

@@ -13,7 +13,7 @@ import {
   type FilterField as SearchField,
 } from '../../../server/domain/decision.ts';
 import { soughtBy } from '../../../server/domain/sought.ts';
-import { visible } from '../../../server/lib/visible.ts';
+import { isPlain, visible } from '../../../server/lib/visible.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
 import { useKeys, useSingleKeys } from '../../lib/keys.ts';
@@ -98,7 +98,8 @@ export function Decisions() {
       set: (value?: string) => set({ [name]: value }),
       suggestions: WHOLE.includes(name)
         ? undefined
-        : (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value),
+        : // a browser shows them as they are, so what could be misread there is chosen from the numbers beside the list
+          (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value).filter(isPlain),
       rare: LESS.includes(name),
       width: 130,
     })),
