@@ -85,7 +85,7 @@ export interface Database {
   readonly notices: Notices;
   /** Where tenants are spread over several servers. */
   readonly citus: Citus | undefined;
-  /** Where a synchronous standby is demanded. While there is none, `transaction` refuses with Unreplicated. */
+  /** Where a synchronous standby is demanded. While there is none, transactions that may write refuse with Unreplicated. */
   readonly replication: Replication | undefined;
   /**
    * The run of the server and the oldest transaction that is open: a query that is sent afterwards sees every committed
@@ -234,17 +234,22 @@ export async function openDatabase(
     await close();
     throw error;
   }
-  const replication = options.replicated ? await Replication.watch(owner) : undefined;
+  const { places } = pools;
+  const leadingTo = (node: number) => pools.to(node).owner;
+  const replication = options.replicated ? await Replication.watch({ owner, places, leadingTo }) : undefined;
   /** `near`: on the node, whose notices nobody hears. */
   const transact = async <T>(
     tenantId: string,
     work: (em: EntityManager, notify: Notify) => Promise<T>,
     near: boolean,
   ): Promise<T> => {
-    replication?.assert();
+    if (near) replication?.assertNear(tenantId);
+    else replication?.assert(tenantId);
     const sent: Notice[] = [];
     const committed: (() => void)[] = [];
-    const elsewhere = near ? (notice: Notice) => notices.tellOthers(notice) : undefined;
+    // a notice is a commit on the coordinator: without its standby each would hang, and keep a connection there
+    const tell = (notice: Notice) => replication?.missing === undefined && notices.tellOthers(notice);
+    const elsewhere = near ? tell : undefined;
     let result: T;
     try {
       result = await fork(tenantId, near ? nearOrm : orm).transactional((em) => {
@@ -257,7 +262,7 @@ export async function openDatabase(
           if (row?.xid !== undefined) notice.xid = Number(row.xid);
         });
       });
-      for (const tell of committed) tell();
+      for (const told of committed) told();
     } catch (error) {
       for (const notice of sent) notices.drop(notice);
       throw error;

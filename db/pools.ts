@@ -85,8 +85,12 @@ export class Pools {
 
   /** Connections for a tenant: on the node beside this process where that has it, else for the node that has it. */
   of(tenantId: string): Pair {
-    if (this.near && this.places?.has(tenantId)) return this.near;
-    const place = this.places?.nodeOf(tenantId);
+    return this.to(this.places?.nodeOf(tenantId));
+  }
+
+  /** The same for tenants of this node. */
+  to(place: number | undefined): Pair {
+    if (this.near && place !== undefined && place === this.places?.here) return this.near;
     let pair = this.#far.get(place);
     if (!pair) {
       // reads that may take long have half of those of requests: see Database.readOnly

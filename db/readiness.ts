@@ -23,7 +23,8 @@ export interface Readiness {
  * does not when it waits for a standby that is gone. Where a synchronous standby is demanded, one is there.
  *
  * A process beside a node of Citus is ready while the node is: it serves proxies and agents of tenants there without the
- * coordinator, and the reason says that the coordinator is away.
+ * coordinator, and the reason says that the coordinator is away. One that is beside none is ready while the coordinator is: a node
+ * without the standby that is demanded is the reason, and makes it no less ready for tenants of others.
  */
 export function readinessOf({
   owner,
@@ -32,17 +33,25 @@ export function readinessOf({
 }: Pick<Database, 'owner' | 'node' | 'replication'>): () => Promise<Readiness> {
   const asked = probed(owner);
   const beside = node && probed(node);
+  const lack = (missing: string | undefined) => missing && new Unreplicated(missing).message;
+  const named = async (name: string, probe: () => Promise<string | undefined>) => {
+    const fault = await probe();
+    return fault && `${name}: ${fault}`;
+  };
   return async () => {
-    const { missing } = replication ?? {};
-    if (missing !== undefined) return { ready: false, reason: new Unreplicated(missing).message };
+    const { missing, missingHere, nodes = [] } = replication ?? {};
     if (!beside) {
-      const reason = await asked();
-      return { ready: reason === undefined, reason };
+      const reason = lack(missing) ?? (await asked());
+      // of tenants of such a node everything is refused, and of others nothing
+      const lacking = nodes.filter((node) => node.missing !== undefined);
+      const some = lacking.length === 0 || lacking.length < nodes.length;
+      return { ready: reason === undefined && some, reason: reason ?? lack(lacking[0]?.missing) };
     }
-    const [coordinator, here] = await Promise.all([asked(), beside()]);
-    const parts = Object.entries({ node: here, coordinator }).flatMap(([part, fault]) =>
-      fault ? [`${part}: ${fault}`] : [],
-    );
+    const [here, coordinator] = await Promise.all([
+      lack(missingHere) ?? named('node', beside),
+      lack(missing) ?? named('coordinator', asked),
+    ]);
+    const parts = [here, coordinator].filter((fault) => fault !== undefined);
     const stores = { node: here === undefined, coordinator: coordinator === undefined };
     return { ready: stores.node, stores, ...(parts.length > 0 && { reason: parts.join('; ') }) };
   };

@@ -19,28 +19,60 @@ export class Unreplicated extends Error {
   }
 }
 
+/** What a server says of its standbys. */
+export interface Standing {
+  /** Its synchronous_commit. */
+  readonly commit: string;
+  /** Its synchronous_standby_names. */
+  readonly names: string;
+  /** Whether the login sees standbys at all. */
+  readonly sees: boolean;
+  readonly login: string;
+  /** How many stream, */
+  readonly streaming: number;
+  /** and for how many of them commits wait. */
+  readonly synchronous: number;
+}
+
+/** One row and one column, so that it can be asked of another server through Citus. */
+const STANDING = `select json_build_object(
+  'commit', current_setting('synchronous_commit'), 'names', current_setting('synchronous_standby_names'),
+  'sees', pg_has_role(current_user, 'pg_read_all_stats', 'usage'), 'login', current_user,
+  'streaming', (select count(*) from pg_stat_replication where state = 'streaming'),
+  'synchronous', (select count(*) from pg_stat_replication
+                  where sync_state in ('sync', 'quorum') and state = 'streaming'))::text as standing`;
+
+/** Of the server that is asked. */
+export async function standingOf(client: Pick<pg.ClientBase, 'query'>): Promise<Standing> {
+  const { rows } = await client.query<{ standing: string }>(STANDING);
+  return JSON.parse(rows[0]!.standing) as Standing;
+}
+
 /**
- * Why a commit on this connection would not wait for a synchronous standby that is there; undefined when it would. It is the
- * answer of this moment: a commit itself waits as long as PostgreSQL's settings say so.
+ * Of a node of the Citus that is asked, by its number in pg_dist_node. Rejects where that does not answer. It is asked alone: a
+ * statement for all nodes would wait for one that hangs.
  */
-export async function lacksStandby(client: Pick<pg.ClientBase, 'query'>): Promise<string | undefined> {
-  const { rows } = await client.query<{
-    commit: string;
-    names: string;
-    sees: boolean;
-    login: string;
-    standbys: number;
-  }>(
-    `select current_setting('synchronous_commit') as commit, current_setting('synchronous_standby_names') as names,
-       pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees, current_user as login,
-       (select count(*)::int from pg_stat_replication
-        where sync_state in ('sync', 'quorum') and state = 'streaming') as standbys`,
+export async function standingOfNode(client: Pick<pg.ClientBase, 'query'>, node: number): Promise<Standing> {
+  const { rows } = await client.query<{ answered: boolean; said: string }>(
+    `select r.success as answered, r.result as said from pg_dist_node n, lateral
+       master_run_on_worker(array[n.nodename], array[n.nodeport], array[$2], false) r
+     where n.groupid = $1 and n.noderole = 'primary'`,
+    [node, STANDING],
   );
-  const { commit, names, sees, login, standbys } = rows[0]!;
+  const [row] = rows;
+  if (!row?.answered) throw new Error(`node ${node} does not answer: ${row?.said ?? 'there is none'}`);
+  return JSON.parse(row.said) as Standing;
+}
+
+/**
+ * Why a commit on a server would not wait for a synchronous standby that is there; undefined when it would. It is the answer of
+ * this moment: a commit itself waits as long as PostgreSQL's settings say so.
+ */
+export function lackOf({ commit, names, sees, login, synchronous }: Standing): string | undefined {
   if (!['on', 'remote_apply'].includes(commit)) return `synchronous_commit is ${commit}`;
   if (names.trim() === '') return 'synchronous_standby_names is empty';
   if (!sees) return `the login cannot see the standbys: grant pg_read_all_stats to ${login}`;
-  return standbys === 0 ? 'none of synchronous_standby_names is streaming' : undefined;
+  return synchronous === 0 ? 'none of synchronous_standby_names is streaming' : undefined;
 }
 
 /** Resolves when a synchronous standby is there. Rejects with Unreplicated when there is none after ten seconds. */
@@ -50,7 +82,7 @@ export async function awaitStandby(url: string, patienceMs = PATIENCE_MS): Promi
   await client.connect();
   try {
     for (const end = Date.now() + patienceMs; ; await delay(RETRY_MS)) {
-      const reason = await lacksStandby(client);
+      const reason = lackOf(await standingOf(client));
       if (reason === undefined) return;
       if (Date.now() > end) throw new Unreplicated(reason);
     }
@@ -59,54 +91,142 @@ export async function awaitStandby(url: string, patienceMs = PATIENCE_MS): Promi
   }
 }
 
+/** Where tenants are on several servers: which node has a tenant. */
+interface Places {
+  readonly here: number | undefined;
+  readonly nodes: readonly number[];
+  nodeOf(tenantId: string): number | undefined;
+}
+
 /**
  * Keeps asking whether a synchronous standby is there. While it is not, writes are refused before they begin: one that
  * waits for a standby holds a connection of the database until the standby is back, whether or not its caller gave up.
+ *
+ * With Citus each server has standbys of its own, and what a commit survives is said by the server that stores it: the node that
+ * has the tenant, whichever server was asked. What goes through the coordinator needs that one's as well: it keeps what belongs to no
+ * tenant, and what was decided about a transaction of several servers. A node that was never heard is taken for one without.
  */
 export class Replication {
-  readonly #owner: pg.Pool;
-  #missing: string | undefined;
-  #asking: Promise<void> | undefined;
+  readonly #database: Watched;
+  readonly #places: Places | undefined;
+  readonly #standingOn: (node: number) => Promise<Standing>;
+  readonly #nodes = new Map<number, Watched>();
   readonly #timer: NodeJS.Timeout;
 
-  private constructor(owner: pg.Pool) {
-    this.#owner = owner;
-    this.#timer = setInterval(() => void this.#ask(), CHECK_MS).unref();
+  private constructor(parts: { owner: pg.Pool; places: Places | undefined; leadingTo: (node: number) => pg.Pool }) {
+    const { owner, places, leadingTo } = parts;
+    this.#places = places;
+    this.#standingOn = (node) =>
+      node === places?.here ? standingOf(leadingTo(node)) : standingOfNode(leadingTo(node), node);
+    this.#database = new Watched(places && 'coordinator', () => standingOf(owner));
+    this.#timer = setInterval(() => void this.#look(), CHECK_MS).unref();
   }
 
-  static async watch(owner: pg.Pool): Promise<Replication> {
-    const made = new Replication(owner);
-    await made.#ask();
+  /** `leadingTo`: connections for what is asked of a node: to it where this process is beside it, else to one that reaches it. */
+  static async watch(parts: {
+    owner: pg.Pool;
+    places: Places | undefined;
+    leadingTo: (node: number) => pg.Pool;
+  }): Promise<Replication> {
+    const made = new Replication(parts);
+    await made.#look();
     return made;
   }
 
-  /** Why there is none, as of a second ago; undefined when there is one. */
+  /** Why the server of DATABASE_URL has none, as of a second ago; undefined when it has one. */
   get missing(): string | undefined {
-    return this.#missing;
+    return this.#database.missing;
   }
 
-  /** Throws Unreplicated while no synchronous standby is there. */
-  assert(): void {
-    if (this.#missing !== undefined) throw new Unreplicated(this.#missing);
+  /** The same of the node beside this process. */
+  get missingHere(): string | undefined {
+    const here = this.#places?.here;
+    return here === undefined ? undefined : this.#node(here).missing;
+  }
+
+  /** The same of the server that stores what is written of a tenant. */
+  missingFor(tenantId: string): string | undefined {
+    if (!this.#places) return this.missing;
+    const node = this.#places.nodeOf(tenantId);
+    return node === undefined ? 'no node has the tenant' : this.#node(node).missing;
+  }
+
+  /** All servers that this process asks: with Citus the coordinator and the nodes that have tenants, by name. */
+  get servers(): { readonly name: string | undefined; readonly missing: string | undefined }[] {
+    return [this.#database, ...this.nodes];
+  }
+
+  get nodes(): { readonly name: string | undefined; readonly missing: string | undefined }[] {
+    return (this.#places?.nodes ?? []).map((node) => this.#node(node));
+  }
+
+  /** Throws Unreplicated while the server of DATABASE_URL has none, or the one that has the tenant. */
+  assert(tenantId?: string): void {
+    if (this.missing !== undefined) throw new Unreplicated(this.missing);
+    if (tenantId !== undefined) this.assertNear(tenantId);
+  }
+
+  /** Throws Unreplicated while the server that has the tenant has none. */
+  assertNear(tenantId: string): void {
+    const missing = this.missingFor(tenantId);
+    if (missing !== undefined) throw new Unreplicated(missing);
   }
 
   async stop(): Promise<void> {
     clearInterval(this.#timer);
-    await this.#asking;
+    await this.#asked();
   }
 
-  /** Never rejects: when the database does not answer, writes meet that fault themselves. */
-  #ask(): Promise<void> {
-    this.#asking ??= lacksStandby(this.#owner)
+  #node(node: number): Watched {
+    let watched = this.#nodes.get(node);
+    if (!watched) {
+      watched = new Watched(`node ${node}`, () => this.#standingOn(node));
+      this.#nodes.set(node, watched);
+    }
+    return watched;
+  }
+
+  /** Each server is asked by itself: one that hangs keeps nothing from the others. */
+  #look(): Promise<unknown> {
+    const nodes = this.#places?.nodes ?? [];
+    for (const node of this.#nodes.keys()) if (!nodes.includes(node)) this.#nodes.delete(node);
+    for (const watched of [this.#database, ...nodes.map((node) => this.#node(node))]) void watched.ask();
+    return this.#asked();
+  }
+
+  #asked(): Promise<unknown> {
+    return Promise.all([this.#database, ...this.#nodes.values()].map(({ asking }) => asking));
+  }
+}
+
+/** A server whose standbys are asked about. */
+class Watched {
+  readonly name: string | undefined;
+  readonly #standing: () => Promise<Standing>;
+  #missing: string | undefined = 'it has not said yet whether there is one';
+  asking: Promise<void> | undefined;
+
+  constructor(name: string | undefined, standing: () => Promise<Standing>) {
+    this.name = name;
+    this.#standing = standing;
+  }
+
+  get missing(): string | undefined {
+    return this.#missing === undefined || this.name === undefined ? this.#missing : `${this.name}: ${this.#missing}`;
+  }
+
+  /** Never rejects: when the server does not answer, writes meet that fault themselves. */
+  ask(): Promise<void> {
+    this.asking ??= this.#standing()
       .then(
-        (reason) => {
-          this.#missing = reason;
+        (standing) => {
+          this.#missing = lackOf(standing);
         },
         () => undefined,
       )
       .finally(() => {
-        this.#asking = undefined;
+        this.asking = undefined;
       });
-    return this.#asking;
+    return this.asking;
   }
 }

@@ -371,7 +371,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     unacknowledgedSeconds: () => appender.oldestMs / 1000,
     counts: config.roles.includes('worker') ? () => watch.counts : undefined,
     answers: db.elsewhere && (async () => ({ ...(await stores()).stores, all: !db.elsewhere!.away })),
-    replicated: db.replication && (() => db.replication!.missing === undefined),
+    standbys: db.replication && (() => db.replication!.servers),
     owned: several && (() => ({ tenants: several.owned, buckets: several.buckets })),
   });
   const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });

@@ -58,8 +58,8 @@ export class Metrics {
     counts: (() => Counts | undefined) | undefined;
     /** Beside a node of Citus only. */
     answers: (() => Promise<Readonly<Record<string, boolean>>>) | undefined;
-    /** Where a synchronous standby is demanded only. */
-    replicated: (() => boolean) | undefined;
+    /** Where a synchronous standby is demanded only: of each server, and why there is none. */
+    standbys: (() => readonly { readonly name: string | undefined; readonly missing: string | undefined }[]) | undefined;
     /** With several processes only. */
     owned: (() => { tenants: number; buckets: number }) | undefined;
   }): void {
@@ -87,7 +87,7 @@ export class Metrics {
         this.set(now.unacknowledgedSeconds());
       },
     });
-    const { counts, answers, replicated, owned } = now;
+    const { counts, answers, standbys, owned } = now;
     if (counts) {
       new Gauge({
         name: 'svc_proxies_silent',
@@ -141,13 +141,17 @@ export class Metrics {
         },
       });
     }
-    if (replicated) {
+    if (standbys) {
       new Gauge({
         name: 'svc_database_synchronous_standby',
-        help: 'Whether a synchronous standby of the database is there: 0 or 1',
+        help: 'Whether a synchronous standby of the database is there, with Citus of each of its servers: 0 or 1',
+        labelNames: ['server'],
         ...this.#to,
         collect() {
-          this.set(replicated() ? 1 : 0);
+          // a node that has no tenants any more is none of them
+          this.reset();
+          for (const { name, missing } of standbys())
+            this.set(name === undefined ? {} : { server: name }, missing === undefined ? 1 : 0);
         },
       });
     }

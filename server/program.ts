@@ -58,7 +58,10 @@ export async function createProgram(parts: Parts): Promise<Program> {
   const { config, log } = parts;
   // before anything is written: a commit without its standby waits for it
   const sessionUrl = sessionUrlOf(parts);
-  if (config.durability === 'replicated') await awaitStandby(sessionUrl);
+  if (config.durability === 'replicated') {
+    await awaitStandby(sessionUrl);
+    if (config.databaseNodeUrl) await awaitStandby(config.databaseNodeUrl);
+  }
   await migrate(sessionUrl);
   const claim = await claimDatabase(sessionUrl, {
     alone: !config.redisUrl,
@@ -259,7 +262,11 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
 }
 
 function liveStreams({ db }: Core): LiveStreams {
-  return new LiveStreams({ notices: db.notices, heads: (tenantIds) => headsOf(db, tenantIds) });
+  return new LiveStreams({
+    notices: db.notices,
+    heads: (tenantIds) => headsOf(db, tenantIds),
+    placeOf: (tenantId) => db.places?.nodeOf(tenantId),
+  });
 }
 
 /** Spans of decisions and holds; what sends them is loaded only where the operator has a collector. */

@@ -44,6 +44,9 @@ interface Listener {
 export class LiveStreams {
   readonly #listeners = new Set<Listener>();
   readonly #heads: (tenantIds: string[]) => Promise<Map<string, number>>;
+  readonly #placeOf: (tenantId: string) => unknown;
+  /** Where heads are being read. */
+  readonly #looking = new Set<unknown>();
   readonly #known = new Map<string, number>();
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
@@ -51,8 +54,11 @@ export class LiveStreams {
   constructor(parts: {
     notices: Pick<Notices, 'on'>;
     heads: (tenantIds: string[]) => Promise<Map<string, number>>;
+    /** The server that has a tenant, where there are several: one that says nothing keeps no other's tenants waiting. */
+    placeOf: (tenantId: string) => unknown;
   }) {
     this.#heads = parts.heads;
+    this.#placeOf = parts.placeOf;
     for (const [topic, shown] of Object.entries(HINTS) as [Topic, string][]) {
       parts.notices.on(topic, ({ tenantId, id }, own) => {
         // this process's own changes return as notices too
@@ -78,7 +84,7 @@ export class LiveStreams {
   /** Ends every stream; the browsers reconnect to another process. */
   close(): void {
     this.#closed = true;
-    clearTimeout(this.#timer);
+    this.#rest();
     for (const listener of this.#listeners) listener.end();
   }
 
@@ -125,26 +131,33 @@ export class LiveStreams {
   }
 
   #watch(): void {
-    this.#timer = setTimeout(async () => {
-      const tenants = [...new Set([...this.#listeners].map(({ tenantId }) => tenantId))];
-      try {
-        for (const [tenantId, seq] of await this.#heads(tenants)) {
-          if (this.#known.get(tenantId) === seq) continue;
-          this.#known.set(tenantId, seq);
-          for (const listener of this.#listeners) {
-            if (listener.tenantId === tenantId) listener.send('hint', { topic: 'events', id: '' });
-          }
-        }
-      } catch {
-        // the database is away: there is nothing to tell of, and the next look may find it
-      }
-      if (this.#listeners.size > 0 && !this.#closed) this.#watch();
-      else this.#rest();
+    this.#timer = setInterval(() => {
+      const tenants = new Set([...this.#listeners].map(({ tenantId }) => tenantId));
+      for (const [place, there] of Map.groupBy(tenants, this.#placeOf)) void this.#look(place, there);
     }, HEADS_MS);
   }
 
+  /** Never rejects. */
+  async #look(place: unknown, tenants: string[]): Promise<void> {
+    if (this.#looking.has(place)) return;
+    this.#looking.add(place);
+    try {
+      for (const [tenantId, seq] of await this.#heads(tenants)) {
+        if (this.#known.get(tenantId) === seq) continue;
+        this.#known.set(tenantId, seq);
+        for (const listener of this.#listeners) {
+          if (listener.tenantId === tenantId) listener.send('hint', { topic: 'events', id: '' });
+        }
+      }
+    } catch {
+      // the database is away: there is nothing to tell of, and the next look may find it
+    } finally {
+      this.#looking.delete(place);
+    }
+  }
+
   #rest(): void {
-    clearTimeout(this.#timer);
+    clearInterval(this.#timer);
     this.#timer = undefined;
     this.#known.clear();
   }

@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import { amongThese } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { RECORDS } from './loss.ts';
 import type { ChainName } from './record.ts';
@@ -12,13 +13,24 @@ import type { ChainName } from './record.ts';
 export const PLAN = `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
   set_config('enable_sort', 'off', true)`;
 
-/** The heads of the decision chains of these tenants, by tenant; a tenant without a record has none. */
-export async function headsOf(db: Pick<Database, 'owner'>, tenantIds: readonly string[]): Promise<Map<string, number>> {
-  const { rows } = await db.owner.query<{ tenant_id: string; seq: number }>(
-    `select tenant_id, seq from chain_head where chain = 'forensics' and tenant_id = any($1::text[])`,
-    [tenantIds],
-  );
-  return new Map(rows.map(({ tenant_id, seq }) => [tenant_id, seq]));
+/**
+ * The heads of the decision chains of these tenants, by tenant; a tenant without a record has none. On Citus, which has them on
+ * several servers, each statement is for those of one shard.
+ */
+export async function headsOf(
+  db: Pick<Database, 'nearOf' | 'places'>,
+  tenantIds: readonly string[],
+): Promise<Map<string, number>> {
+  const heads = new Map<string, number>();
+  for (const ofShard of Map.groupBy(tenantIds, (tenantId) => db.places?.shardOf(tenantId)).values()) {
+    const { rows } = await db
+      .nearOf(ofShard[0])
+      .query<{ tenant_id: string; seq: number }>(
+        `select h.tenant_id, h.seq from chain_head h where h.chain = 'forensics' ${amongThese(ofShard)('h')}`,
+      );
+    for (const { tenant_id, seq } of rows) heads.set(tenant_id, seq);
+  }
+  return heads;
 }
 
 /** The seq of the chain's last record; 0 when it has none. */

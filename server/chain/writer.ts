@@ -106,8 +106,7 @@ export class Writer {
     if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
     if (this.#stopped) throw unavailable('the server is shutting down');
     if (this.#down) throw unavailable('the database does not answer');
-    const missing = this.#options.db.replication?.missing;
-    if (missing !== undefined) throw unavailable(`no synchronous standby: ${missing}`);
+    this.#assertReplicated(tenantId);
     const inputBytes = inputBytesOf(events);
     if (
       this.#waitingEvents + events.length > this.#mailbox ||
@@ -117,6 +116,12 @@ export class Writer {
     }
     this.#askedAt = performance.now();
     return this.#inTime.of(this.#queued(tenantId, events, inputBytes));
+  }
+
+  /** What waits for a standby that is gone would keep a connection of the database until that is back. */
+  #assertReplicated(tenantId: string): void {
+    const missing = this.#options.db.replication?.missingFor(tenantId);
+    if (missing !== undefined) throw unavailable(`no synchronous standby: ${missing}`);
   }
 
   /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
@@ -196,6 +201,7 @@ export class Writer {
     const near = this.#options.db.nearOf(tenantId);
     const { checkpoints } = this.#options;
     checkpoints?.assertOpen(tenantId, 'forensics');
+    this.#assertReplicated(tenantId);
     try {
       const { rows } = await near.query<{ seq: number; hash: Buffer; fence: number }>(
         `insert into chain_head as h (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', 0, $2, 1)

@@ -52,7 +52,7 @@ export class Tenants {
       throw new AppError('CONFLICT', `the tenant with this id ${what} another installation`);
     }
     // only the owner may add tenants; the row commits before the first scoped transaction can refer to it
-    this.#db.replication?.assert();
+    this.#db.replication?.assert(tenantId);
     const { rowCount } = await this.#db.owner.query(
       'insert into tenant (tenant_id, name, created_at, demo) values ($1, $2, $3, $4) on conflict do nothing',
       [tenantId, input.name, now, input.demo ? 'filling' : null],

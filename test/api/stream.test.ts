@@ -1,39 +1,13 @@
 import { expect, test } from 'vitest';
 import { BODIES, event, makeWorld } from '../helpers/api.ts';
-import { type Credential, useServer } from '../helpers/server.ts';
+import { useServer } from '../helpers/server.ts';
+import { listen } from '../helpers/stream.ts';
 
 const server = useServer();
 
-/** Reads a stream until it has seen what is looked for. A stream that is silent for too long fails. */
-async function listen(who: Credential) {
-  const gone = new AbortController();
-  const response = await fetch(`${server.url}/v1/stream`, {
-    headers: { ...(who.key && { authorization: `Bearer ${who.key}` }), ...(who.cookie && { cookie: who.cookie }) },
-    signal: AbortSignal.any([gone.signal, AbortSignal.timeout(20_000)]),
-  });
-  expect(response.status).toBe(200);
-  expect(response.headers.get('content-type')).toBe('text/event-stream');
-  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let text = '';
-  return {
-    async until(part: string): Promise<void> {
-      while (!text.includes(part)) {
-        const { done, value } = await reader.read();
-        if (done) throw new Error(`the stream ended without ${part}: ${text}`);
-        text += value;
-      }
-    },
-    async end(): Promise<void> {
-      for (;;) if ((await reader.read()).done) return;
-    },
-    seen: () => text,
-    leave: () => gone.abort(),
-  };
-}
-
 test('sends hints about holds, policies, settings and decisions of its own tenant only', async () => {
   const [mine, other] = [await makeWorld(server), await makeWorld(server)];
-  const stream = await listen(mine.credential.admin);
+  const stream = await listen(server, mine.credential.admin);
   await stream.until('event: hello');
 
   await server.call(201, 'POST /v1/policies', other.tenant.admin, { ...BODIES['POST /v1/policies'], id: 'of-another' });
@@ -52,7 +26,7 @@ test('sends hints about holds, policies, settings and decisions of its own tenan
 test('ends with the session', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
-  const stream = await listen(person);
+  const stream = await listen(server, person);
   await stream.until('event: hello');
   await server.call(200, 'POST /auth/logout', person, {});
   await stream.end();

@@ -1,7 +1,7 @@
 import type pg from 'pg';
 import { objectionTo } from '../../../db/applied.ts';
 import { type Citus, citusOf } from '../../../db/citus.ts';
-import { lacksStandby } from '../../../db/replication.ts';
+import { lackOf, type Standing, standingOf, standingOfNode } from '../../../db/replication.ts';
 import { assertBeside } from '../../../db/session.ts';
 import type { Config } from '../../config.ts';
 import { readState } from '../installation.ts';
@@ -128,31 +128,44 @@ async function checkNode(client: pg.Client, url: string, report: Report): Promis
   }
 }
 
-/** What a failover would lose. */
+/** What a failover would lose. With Citus each server has standbys of its own. */
 async function checkReplicas(client: pg.Client, config: Config, report: Report): Promise<void> {
   if (!config.databaseUrl) return;
-  const { rows } = await client.query<{ names: string; sees: boolean; all: number }>(
-    `select current_setting('synchronous_standby_names') as names,
-       pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees,
-       (select count(*)::int from pg_stat_replication where state = 'streaming') as all`,
-  );
-  const { names, sees, all } = rows[0]!;
-  const lacks = await lacksStandby(client);
+  reportReplicas(await standingOf(client), config, report);
+  const { rows } = (await citusOf(client))
+    ? await client.query<{ node: number; at: string }>(
+        `select groupid as node, nodename || ':' || nodeport as at from pg_dist_node
+         where isactive and shouldhaveshards and noderole = 'primary' order by 2`,
+      )
+    : { rows: [] };
+  for (const { node, at } of rows) {
+    // one that does not answer was reported
+    const standing = await standingOfNode(client, node).catch(() => undefined);
+    if (standing) reportReplicas(standing, config, report, at);
+  }
+}
+
+/** `node`: where the server is a node of Citus. */
+function reportReplicas(standing: Standing, config: Config, report: Report, node?: string): void {
+  const { names, sees, streaming } = standing;
+  const lacks = lackOf(standing);
+  const say: Report = (level, check, detail, advice) =>
+    report(level, check, node === undefined ? detail : `${detail}, on ${node}`, advice);
   const durability = `SVC_DURABILITY=${config.durability}`;
   if (lacks === undefined) {
     const advice = 'set SVC_DURABILITY=replicated, so that the server is not ready without it';
-    if (config.durability === 'replicated') report('ok', 'replicas', `${durability}: a synchronous standby is there`);
-    else report('warn', 'replicas', 'a synchronous standby is there, and the server does not demand it', advice);
+    if (config.durability === 'replicated') say('ok', 'replicas', `${durability}: a synchronous standby is there`);
+    else say('warn', 'replicas', 'a synchronous standby is there, and the server does not demand it', advice);
   } else if (config.durability === 'replicated') {
     const advice = 'bring a standby back, or set synchronous_standby_names; until then nothing is acknowledged';
-    report('FAIL', 'replicas', `${durability}: ${lacks}`, advice);
-  } else if (all > 0) {
-    const detail = `${all} standbys, none synchronous: a failover may lose acknowledged records`;
-    report('warn', 'replicas', detail, 'set synchronous_standby_names, and SVC_DURABILITY=replicated');
+    say('FAIL', 'replicas', `${durability}: ${lacks}`, advice);
+  } else if (streaming > 0) {
+    const detail = `${streaming} standbys, none synchronous: a failover may lose acknowledged records`;
+    say('warn', 'replicas', detail, 'set synchronous_standby_names, and SVC_DURABILITY=replicated');
   } else if (names.trim() !== '' && sees) {
     const advice = 'bring it back: writes wait for it and are answered 503';
-    report('FAIL', 'replicas', `no standby of synchronous_standby_names (${names}) is there`, advice);
-  } else report('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
+    say('FAIL', 'replicas', `no standby of synchronous_standby_names (${names}) is there`, advice);
+  } else if (node === undefined) say('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
 }
 
 /** Room for the connections of the processes. */
