@@ -7,12 +7,14 @@ import {
   Outlet,
   redirect,
 } from '@tanstack/react-router';
-import { problemOf } from './lib/errors.tsx';
+import { countsOptions } from './lib/counts.ts';
 import { endLive } from './lib/live.ts';
 import { localPath } from './lib/local-path.ts';
 import { takeNext, tenantIn, withoutTenant } from './lib/next.ts';
+import { problemOf } from './lib/problem.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
+import { zoneNow } from './lib/time.ts';
 import { trpc } from './lib/trpc.ts';
 import { readAgent, readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
@@ -129,6 +131,11 @@ const overview = createRoute({
   ...below,
   path: '/',
   validateSearch: only(readOverviewSearch),
+  // what takes longest there
+  loader: ({ location }) => {
+    const { last = '24h' } = readOverviewSearch(location.search as Record<string, unknown>);
+    ask(countsOptions({}, last, { now: Date.now(), zone: zoneNow() }));
+  },
   component: lazy(() => import('./pages/overview/overview.tsx'), 'Overview'),
 });
 const start = createRoute({

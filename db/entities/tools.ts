@@ -28,6 +28,8 @@ export const ToolServer = defineEntity({
     mode: p.enum(DRIFT_MODES).nullable(),
     trust: p.integer().nullable(),
     checkArguments: p.boolean(),
+    /** The person who answers for it. Nothing reads it to decide. */
+    ownerId: p.string().nullable(),
     proposal: p.json<Proposal<ToolServerSettings>>().columnType('jsonb').nullable(),
     firstSeen: time(),
     lastSeen: time(),

@@ -17,6 +17,7 @@ export class Tools extends Migration {
         mode text check (mode in (${list(DRIFT_MODES)})),
         trust integer,
         check_arguments boolean not null default false,
+        owner_id text collate "C",
         proposal jsonb,
         first_seen timestamptz(3) not null,
         last_seen timestamptz(3) not null,

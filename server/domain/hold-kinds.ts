@@ -57,9 +57,9 @@ export const HOLD_KINDS = {
   },
   conditional: {
     label: 'Released by conditions',
-    description: 'other systems, or approvers, report that its conditions are satisfied',
-    heldFor: 'until its conditions are satisfied',
-    summary: 'held until {conditions} reported as satisfied',
+    description: 'other systems, or approvers, report that its conditions are met',
+    heldFor: 'until its conditions are met',
+    summary: 'held until {conditions} reported as met',
     summaryWithApprovals: ', and for {approvals}',
     strictness: 1,
     leastApprovals: 0,

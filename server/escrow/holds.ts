@@ -241,7 +241,7 @@ export class Holds {
     const evidence = input.evidence === undefined ? undefined : visible(input.evidence);
     return this.#change(tenantId, id, by, {
       reason: evidence || undefined,
-      detail: `${condition_id} is ${satisfied ? '' : 'not '}satisfied`,
+      detail: `${condition_id} is ${satisfied ? 'met' : 'not met'}`,
       seen: input.seen,
       event: async (em, hold, snapshot, at) => {
         const approved = snapshot.context.votes.some((vote) => vote.userId === userId && vote.decision === 'approve');

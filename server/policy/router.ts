@@ -203,6 +203,13 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
                 .describe(
                   'rules of the submitted text that are not for the request: these parts of the scope do not fit',
                 ),
+              set: z
+                .object({
+                  agent_labels: z.array(z.string()),
+                  tool_labels: z.array(z.string()),
+                  server_trust: z.int().nullable(),
+                })
+                .describe('what people set of the agent, the tool and its server, which conditions may read'),
             })
             .optional(),
         }),
@@ -219,6 +226,11 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           ...(trace && {
             trace: {
               ...trace,
+              set: {
+                ...trace.set,
+                agent_labels: [...trace.set.agent_labels],
+                tool_labels: [...trace.set.tool_labels],
+              },
               rules: trace.rules.map((rule) => ({ ...rule, conditions: rule.conditions.map(metIn) })),
             },
           }),

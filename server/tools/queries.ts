@@ -80,6 +80,8 @@ export interface DefinitionView {
 
 export interface ToolDetail extends ToolView {
   approved: { pin: string; definition: ToolDefinition; by: string | null; at: string | null } | null;
+  /** Who answers for its server. */
+  owner_id: string | null;
   /** The one to decide on: that waits, or that was asked for. */
   shown: { pin: string; definition: ToolDefinition; change: ToolChange } | null;
   definitions: DefinitionView[];
@@ -90,6 +92,7 @@ export interface ToolDetail extends ToolView {
 
 export interface ServerView extends ToolServerSettings {
   id: string;
+  owner_id: string | null;
   first_seen: string;
   last_seen: string;
   reviewed_at: string | null;
@@ -152,7 +155,7 @@ export class ToolQueries {
   /** With the definition of `pin`, or else the one that waits, beside the approved one. */
   async get(tenantId: string, { server, name }: ToolId, pin?: string): Promise<ToolDetail> {
     const em = this.#db.reader(tenantId);
-    const [rules, [row], tool, stored, names] = await Promise.all([
+    const [rules, [row], tool, stored, names, of] = await Promise.all([
       this.#rules(tenantId),
       this.#db.query<Row>(
         tenantId,
@@ -165,6 +168,7 @@ export class ToolQueries {
         tenantId,
         server,
       ]),
+      em.findOne(ToolServer, { id: server }),
     ]);
     if (!tool || !row) throw new AppError('NOT_FOUND', 'there is no such tool');
     const others = names.map((one) => one.name);
@@ -177,6 +181,7 @@ export class ToolQueries {
     const newest = stored.find((one) => one.pin === tool.pin) ?? stored[0];
     return {
       ...toolView(row),
+      owner_id: of?.ownerId ?? null,
       approved: approved
         ? {
             pin: approvedRow.pin,
@@ -253,6 +258,7 @@ export class ToolQueries {
       return {
         id: server.id,
         ...settingsOf(server),
+        owner_id: server.ownerId ?? null,
         first_seen: server.firstSeen.toISOString(),
         last_seen: server.lastSeen.toISOString(),
         reviewed_at: server.reviewedAt?.toISOString() ?? null,

@@ -1,6 +1,7 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import {
   Agent,
+  Member,
   type Proposal,
   Tool,
   ToolDefinitionEntity,
@@ -14,7 +15,7 @@ import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
 import { DRIFT_MODES } from '../domain/tools.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { visible } from '../lib/visible.ts';
@@ -178,7 +179,12 @@ export class Tools {
   async changeServer(
     tenantId: string,
     id: string,
-    patch: { [K in keyof ToolServerSettings]?: ToolServerSettings[K] | undefined },
+    {
+      owner_id,
+      ...patch
+    }: Partial<Record<'owner_id', string | null | undefined>> & {
+      [K in keyof ToolServerSettings]?: ToolServerSettings[K] | undefined;
+    },
     reason: string,
     by: By,
   ): Promise<void> {
@@ -193,10 +199,12 @@ export class Tools {
       }
       const before = settingsOf(server);
       const after = { ...before, ...withoutUndefined(patch) };
-      if (canonicalJson(before) === canonicalJson(after)) return;
+      const same = canonicalJson(before) === canonicalJson(after);
+      const owner = await this.#changeOwner(em, server, owner_id);
+      if (same && owner === undefined) return;
       const first = loosens(before, after) && this.#isFirst(server.proposal ?? undefined, after, rules, by, now);
       if (first) server.proposal = first;
-      else {
+      else if (!same) {
         server.proposal = null;
         server.mode = after.mode;
         server.trust = after.trust;
@@ -204,13 +212,31 @@ export class Tools {
       }
       await em.flush();
       await notify('tools', id);
-      if (!first) await notify('policies');
+      if (!first && !same) await notify('policies');
+      const changed = same
+        ? []
+        : [`${settingsInWords(before)} → ${settingsInWords(after)}${first ? ', waits for a second person' : ''}`];
       await this.#record(em, tenantId, { type: 'tool_server', id: visible(id) }, by, {
         action: 'tool_server.changed',
-        detail: `${settingsInWords(before)} → ${settingsInWords(after)}${first ? ', waits for a second person' : ''}`,
+        detail: [...changed, ...(owner === undefined ? [] : [owner])].join('; '),
         reason,
       });
     });
+  }
+
+  /** Who answers for a server, which decides nothing. Returns what changed, in words. */
+  async #changeOwner(
+    em: EntityManager,
+    server: ToolServerRow,
+    owner: string | null | undefined,
+  ): Promise<string | undefined> {
+    const before = server.ownerId ?? null;
+    if (owner === undefined || owner === before) return undefined;
+    if (owner !== null && (await em.count(Member, { id: owner, removedAt: null })) === 0) {
+      throw invalid('/owner_id', 'is not a member of this tenant');
+    }
+    server.ownerId = owner;
+    return `owner ${before ?? 'none'} → ${owner ?? 'none'}`;
   }
 
   /** What policies read as `principal.labels` of the agent, whatever key or token it comes with. */

@@ -68,9 +68,12 @@ const ToolOut = z.object(toolOut).meta({ id: 'Tool' });
 
 const ProposalOut = z.object({ by: z.string(), at: z.iso.datetime() });
 
+const owner = z.string().nullable().describe('the person who answers for the server');
+
 const ToolDetailOut = z
   .object({
     ...toolOut,
+    owner_id: owner,
     approved: z
       .object({ pin: Pin, definition: Definition, by: z.string().nullable(), at: z.iso.datetime().nullable() })
       .nullable(),
@@ -117,6 +120,7 @@ const ServerOut = z
   .object({
     id: z.string(),
     ...settings,
+    owner_id: owner,
     first_seen: z.iso.datetime(),
     last_seen: z.iso.datetime(),
     reviewed_at: z.iso.datetime().nullable().describe('when a tool of it was first approved'),
@@ -287,7 +291,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       {
         summary: 'Change what happens to changed tools of a server',
         description:
-          'What is not named stays. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.',
+          'What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.',
         tag,
         problems: ['CONFLICT', 'SELF_APPROVAL'],
       },
@@ -298,6 +302,10 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
           mode: settings.mode.optional(),
           trust: settings.trust.optional(),
           check_arguments: settings.check_arguments.optional(),
+          owner_id: text(200)
+            .nullable()
+            .optional()
+            .describe('the person who answers for the server; takes no second person, for nothing is decided by it'),
           reason,
         }),
       )

@@ -78,8 +78,8 @@ describeInBrowser('administration', () => {
     await open('/keys?kind=agents');
     await page.getByRole('heading', { name: 'No agent key yet' }).waitFor();
     await page.getByRole('button', { name: 'New agent key' }).first().click();
-    await page.getByRole('textbox', { name: 'Agent', exact: true }).fill('support-bot-1');
-    await page.getByRole('textbox', { name: 'Role', exact: true }).fill('support');
+    await page.getByRole('combobox', { name: 'Agent', exact: true }).fill('support-bot-1');
+    await page.getByRole('combobox', { name: 'Role', exact: true }).fill('support');
     await page.getByRole('button', { name: 'Create' }).click();
     const shown = page.getByRole('dialog', { name: 'Agent key created' });
     const key = (await shown.locator('pre').first().textContent())!;

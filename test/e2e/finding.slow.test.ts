@@ -325,7 +325,7 @@ describeInBrowser('finding decisions', () => {
     await drawer.getByRole('button', { name: 'Show the request' }).click();
     await drawer.getByRole('button', { name: 'Open in Try it' }).click();
     await page.waitForURL(/\/policies\/desk/);
-    expect(await page.getByRole('textbox', { name: 'Agent role' }).inputValue()).toBe('clerk');
+    expect(await page.getByRole('combobox', { name: 'Agent role' }).inputValue()).toBe('clerk');
     expect(await page.getByRole('textbox', { name: 'Arguments (JSON)' }).inputValue()).toContain('"amount": 900');
 
     // who may not see requests is not offered them

@@ -147,12 +147,16 @@ describeInBrowser('lists', () => {
     await page.getByRole('button', { name: /pay: Held, details/ }).waitFor();
     // on the overview each tile, kind of decision and name leads on
     await open('/?last=7d');
-    await page.getByRole('region', { name: 'Most denied in 7 days' }).getByText('none').first().waitFor();
-    await page.getByRole('region', { name: 'Holds opened in 7 days' }).getByText('1 waiting').waitFor();
-    // it is asked for when somebody comes near
+    // what is far down is asked for when somebody comes near
+    const denied = page.getByRole('region', { name: 'Most denied in 7 days' });
+    await denied.scrollIntoViewIfNeeded();
+    await denied.getByText('none').first().waitFor();
+    const holds = page.getByRole('region', { name: 'Holds opened in 7 days' });
+    await holds.scrollIntoViewIfNeeded();
+    await holds.getByText('1 waiting').waitFor();
     const unused = page.getByRole('region', { name: /^Rules without a decision/ });
     await unused.scrollIntoViewIfNeeded();
-    await unused.getByText('Each of the 2 rules was met.').waitFor();
+    await unused.getByText('Each of the 2 rules matched a decision.').waitFor();
     await assertAccessible();
     await look(page, 'overview');
     await page.getByRole('link', { name: 'Pending approvals' }).click();

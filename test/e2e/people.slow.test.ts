@@ -143,6 +143,19 @@ describeInBrowser('people', () => {
     await open('/team');
     await page.getByRole('button', { name: 'sofia@meridian.test' }).click();
     const drawer = page.getByRole('dialog', { name: 'sofia@meridian.test' });
+    // an arrow key in the field changes nothing yet
+    await drawer.getByLabel('Role').focus();
+    await page.keyboard.press('ArrowDown');
+    await expect.poll(() => drawer.getByLabel('Role').inputValue()).not.toBe('author');
+    const roles = async () => {
+      const { body } = await server.call<{ users: { id: string; roles: string[] }[] }>(
+        200,
+        'GET /v1/users',
+        tenant.admin,
+      );
+      return body.users.find((one) => one.id === id)?.roles;
+    };
+    expect(await roles()).toEqual(['author']);
     await drawer.getByLabel('Role').selectOption('approver');
     await drawer.getByRole('button', { name: 'Change the role' }).click();
     const change = page.getByRole('dialog', { name: 'Make sofia@meridian.test approver' });

@@ -63,8 +63,8 @@ const SCREENS: Record<string, Screen> = {
     who: 'tomas',
     prepare: async (page) => {
       await editor(page);
-      await page.getByRole('textbox', { name: 'Agent role' }).fill('payments');
-      await page.getByRole('textbox', { name: 'Tool' }).fill('wire_transfer');
+      await page.getByRole('combobox', { name: 'Agent role' }).fill('payments');
+      await page.getByRole('combobox', { name: 'Tool', exact: true }).fill('wire_transfer');
       await page.getByRole('combobox', { name: 'Action type' }).selectOption('payment');
       await page.getByRole('button', { name: 'Try this request' }).click();
       await page.getByText('Decided by').waitFor();

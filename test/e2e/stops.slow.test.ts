@@ -32,6 +32,8 @@ describeInBrowser('stops', () => {
     await open('/audit');
     await page.getByRole('button', { name: 'Stop…' }).click();
     const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Which').fill('bot');
+    await page.locator('datalist option[value="bot-7"]').waitFor({ state: 'attached' });
     await dialog.getByLabel('Which').fill('bot-7');
     expect(await dialog.getByRole('button', { name: 'Stop' }).isDisabled()).toBe(true);
     // what a person types on two lines is one for the server

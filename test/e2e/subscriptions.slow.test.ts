@@ -58,7 +58,7 @@ describeInBrowser('subscriptions', () => {
     // on a phone the page is as wide as the window, long keys and headers included
     const size = page.viewportSize()!;
     await page.setViewportSize({ width: 390, height: 844 });
-    await examples.getByText('a secret that everybody may know').waitFor();
+    await examples.getByText('a well-known secret').waitFor();
     expect(await page.evaluate('document.documentElement.scrollWidth')).toBe(390);
     await page.setViewportSize(size);
     await examples.getByRole('button', { name: 'Send this example' }).click();

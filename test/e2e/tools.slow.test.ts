@@ -93,7 +93,7 @@ describeInBrowser('tools', () => {
 
     await open('/tools/tool?server=crm&name=refund');
     await observe(tenant, { ...HOSTILE, title: 'Another' });
-    await page.getByText('The definition has changed again while you read').waitFor();
+    await page.getByText('The definition changed again while you were reading').waitFor();
     expect(await page.getByRole('button', { name: 'Approve', exact: true }).isDisabled()).toBe(true);
     await page.getByRole('button', { name: 'Read the newest' }).click();
     await page.getByRole('button', { name: 'Reject' }).click();
@@ -151,12 +151,16 @@ describeInBrowser('tools', () => {
     const form = page.getByRole('dialog', { name: 'Settings of crm' });
     await form.getByLabel('A call of a definition that nobody approved').selectOption('enforce');
     await form.getByLabel('Proxies check arguments').check();
+    await form.getByLabel('Owner').selectOption({ index: 1 });
     await form.getByLabel('Reason').fill('the review is done');
     await assertAccessible();
     await look(page, 'server-settings');
     await form.getByRole('button', { name: 'Save' }).click();
     await page.getByText('Enforce: deny').waitFor();
+    const card = page.getByRole('region', { name: 'Server crm' });
+    const [, owner] = /Owner: (.+)/.exec(await card.innerText())!;
     await page.getByRole('link', { name: 'pay' }).click();
+    await page.getByText(`which ${owner} answers for`).waitFor();
     await page.getByRole('link', { name: 'Draft a rule for it' }).click();
     await page.getByText('Tool::"pay\\u{22}\\u{202e}"').waitFor();
     await page.getByRole('button', { name: 'Create draft' }).click();

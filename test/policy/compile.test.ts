@@ -134,10 +134,10 @@ describe('compiling a policy', () => {
   it.each([
     ['@escrow("single")', 'held for 1 approval'],
     ['@escrow("multi_party") @approvals("3")', 'held for 3 approvals by different people'],
-    ['@escrow("conditional") @condition("kyc")', 'held until kyc is reported as satisfied'],
+    ['@escrow("conditional") @condition("kyc")', 'held until kyc is reported as met'],
     [
       '@escrow("conditional") @condition("kyc,legal") @approvals("1")',
-      'held until kyc, legal are reported as satisfied, and for 1 approval',
+      'held until kyc, legal are reported as met, and for 1 approval',
     ],
     ['@escrow("time_delayed") @delay("15m")', 'held for 15 minutes, then released unless it is rejected'],
     [

@@ -25,6 +25,7 @@ interface Tried {
     rules: { rule_id: string; conditions: { outcome: string }[] }[];
     more: number;
     unfit: object[];
+    set: object;
   };
 }
 
@@ -97,8 +98,25 @@ describe('a text that is tried', () => {
     expect(failed.trace!.rules.find(({ rule_id }) => rule_id === 'own#a')).toMatchObject({ line: 1, matched: false });
 
     // of what cannot be read nothing is said, and nothing without being asked
-    expect((await ask({ action_type: 'unknown' })).trace).toEqual({ rules: [], more: 0, unfit: [] });
+    expect((await ask({ action_type: 'unknown' })).trace).toMatchObject({ rules: [], more: 0, unfit: [] });
     expect(await tryOut({ dsl_source })).not.toHaveProperty('trace');
+  });
+
+  test('says what people set, which no request says', async () => {
+    const other = await server.tenant();
+    const admin = await other.person('admin');
+    await server.call(200, 'PUT /v1/agents/a/labels', admin, { labels: ['senior'] });
+    await server.call(200, 'PUT /v1/tool-servers/shop', admin, { trust: 70, reason: 'as agreed' });
+    const ask = async (more: object) => {
+      const body = {
+        dsl_source: 'permit(principal, action, resource);',
+        trace: true,
+        request: { ...request, ...more },
+      };
+      return (await server.call<Tried>(200, 'POST /v1/policies/try', admin, body)).body.trace!.set;
+    };
+    expect(await ask({ tool_server: 'shop' })).toEqual({ agent_labels: ['senior'], tool_labels: [], server_trust: 70 });
+    expect(await ask({ agent_id: 'b' })).toEqual({ agent_labels: [], tool_labels: [], server_trust: null });
   });
 
   test('of many rules is traced within bounds', async () => {

@@ -373,6 +373,32 @@ describe('a decision', () => {
     ]);
   });
 
+  test('one admin says who of the members answers for a server, and nothing is decided by that', async () => {
+    await tenant.set({ approval_required: true });
+    await observe([REFUND]);
+    const admin = await tenant.person('admin');
+    const owner = await tenant.member({ email: 'olga@example.test', roles: ['viewer'] });
+    const stranger = await (await server.tenant()).member({ email: 'sam@example.test', roles: ['viewer'] });
+    const put = async (status: number, body: object) =>
+      (await server.call(status, 'PUT /v1/tool-servers/crm', admin, body)).body;
+    const seq = async () => (await server.call(200, 'GET /v1/policies/bundle', proxy)).headers.get('x-svc-bundle-seq');
+    const before = await seq();
+    await put(400, { owner_id: stranger });
+    expect(await put(200, { owner_id: owner })).toMatchObject({ owner_id: owner, mode: 'default', proposal: null });
+    expect(await get()).toMatchObject({ owner_id: owner });
+    expect(await seq()).toBe(before);
+    // beside what takes two people, which waits
+    const waits = { owner_id: null, mode: 'default', proposal: { by: admin.userId, what: { mode: 'off' } } };
+    expect(await put(200, { owner_id: null, mode: 'off' })).toMatchObject(waits);
+    expect(await put(200, { owner_id: owner })).toMatchObject({ ...waits, owner_id: owner });
+    const { body } = await server.call<{ records: { detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=tool_server.changed',
+      tenant.admin,
+    );
+    expect(body.records.map(({ detail }) => detail).at(-1)).toBe(`owner none → ${owner}`);
+  });
+
   test('milder settings of a server take two people as well, stricter ones do not', async () => {
     await tenant.set({ approval_required: true });
     const [one, two] = [await tenant.person('admin'), await tenant.person('admin')];

@@ -1,8 +1,9 @@
 import { CompletionContext } from '@codemirror/autocomplete';
 import { EditorState } from '@codemirror/state';
 import { expect, test } from 'vitest';
+import type { KnownNames } from '../../web/lib/name-kinds.ts';
 import { complete } from '../../web/ui/editor/cedar.ts';
-import { completeNames, type Names } from '../../web/ui/editor/names.ts';
+import { completeNames } from '../../web/ui/editor/names.ts';
 
 const schema = {
   type: 'object',
@@ -15,7 +16,7 @@ const schema = {
 };
 /** Of a tool whose server would like to write the policy. */
 const HOSTILE = { type: 'object', properties: { 'a") && ("\\': { type: 'string' } } };
-const NAMES: Names = {
+const NAMES: KnownNames = {
   tools: async (part) =>
     [
       { name: 'refund', server: 'shop', status: 'approved', labels: ['money'] },

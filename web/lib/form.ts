@@ -1,5 +1,5 @@
 import { type FormErrors, type UseFormInput, useForm } from '@mantine/form';
-import { problemOf } from './errors.tsx';
+import { problemOf } from './problem.ts';
 
 /** The key of form errors that belong to no field. */
 const FORM = 'form';

@@ -1,5 +1,6 @@
 import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query';
-import { isSignedOut, toastProblem } from './errors.tsx';
+import { toastProblem } from './errors.tsx';
+import { isSignedOut } from './problem.ts';
 
 /** Called when an answer says that the session ended; set by the router. */
 export const onSignedOut: { go: () => void } = { go: () => undefined };

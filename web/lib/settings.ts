@@ -7,7 +7,7 @@ export type SettingsPatch = Omit<Inputs['settings']['change'], 'reason'>;
 
 /** Reports that a change was stored but is not in force yet. */
 export const toastWaits = (): void =>
-  toastDone('Another person must approve this', 'The change waits under Settings; nothing holds yet.');
+  toastDone('Another person must approve this', 'The change waits under Settings; nothing has changed yet.');
 
 /** Updates the cache from the answer to a change, and reports whether it is in force or pending. */
 export function keepSettings({ waiting, ...settings }: Answers['settings']['change'], done = 'Saved'): void {

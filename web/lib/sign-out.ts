@@ -1,5 +1,6 @@
-import { isSignedOut, toastProblem } from './errors.tsx';
+import { toastProblem } from './errors.tsx';
 import { endLive, pauseLive } from './live.ts';
+import { isSignedOut } from './problem.ts';
 import { queryClient } from './query.ts';
 import { api } from './trpc.ts';
 

@@ -4,7 +4,7 @@ import type { Zone } from './moment.ts';
 
 export type { Zone };
 
-export const useZone: () => [Zone, (zone: Zone) => void] = keptChoice<Zone>('svc-zone', ['local', 'utc']).use;
+export const { use: useZone, read: zoneNow } = keptChoice<Zone>('svc-zone', ['local', 'utc']);
 
 /** A moment in full, such as `2026-11-21 16:04:09 UTC`. */
 export function fullTime(at: string | Date, zone: Zone): string {

@@ -1,9 +1,10 @@
 import { Button, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
 import { getRouteApi } from '@tanstack/react-router';
 import { useEffect, useState } from 'react';
-import { problemOf, toastProblem } from '../lib/errors.tsx';
+import { toastProblem } from '../lib/errors.tsx';
 import { useServerForm } from '../lib/form.ts';
 import { rememberNext } from '../lib/next.ts';
+import { problemOf } from '../lib/problem.ts';
 import { Mark } from '../ui/mark.tsx';
 import { Notice } from '../ui/notice.tsx';
 

@@ -45,7 +45,7 @@ export function actionText({ action_type, tool_name, tool_server }: Action): str
 export const named = (text: string): string =>
   /^[\w.:/@-]+$/.test(text) ? text : `“${visible(text).replaceAll(/[“”]/g, '"')}”`;
 
-/** Who wants to act, and upon what: on one line. */
+/** Who wants to act, and on what: on one line. */
 export function ActionTarget({
   action: { agent_id, agent_role, method, resource },
 }: {

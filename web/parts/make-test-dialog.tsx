@@ -51,7 +51,7 @@ function Form({
     pointers: { unmasked: '/mask' },
   });
   const others = (Object.keys(DECISION) as Decision[]).filter((one) => one !== decision);
-  if (ids.length === 0) return <Text>There is no policy yet whose suite could have the test.</Text>;
+  if (ids.length === 0) return <Text>There is no policy yet to add the test to.</Text>;
   return (
     <form
       onSubmit={form.onSubmit(async ({ policy, should, unmasked }) => {
@@ -72,7 +72,7 @@ function Form({
       <Stack gap="sm">
         <NativeSelect
           label="Test suite of"
-          description="The editor of its tests opens with the new test. Nothing is saved yet."
+          description="The editor opens with the new test. Nothing is saved yet."
           data={ids}
           {...form.getInputProps('policy')}
         />

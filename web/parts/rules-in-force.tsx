@@ -34,7 +34,9 @@ export function RulesInForce({ of, nothing }: { of: Inputs['rules']['list']; not
             <RuleList rules={named} />
             {any.length > 0 ? (
               <details className="more" open={named.length === 0 && any.length < 6}>
-                <summary>{count(any.length, 'rule that names', 'rules that name')} nobody in particular</summary>
+                <summary>
+                  {count(any.length, 'rule')} for any {'agent_id' in of ? 'agent' : 'tool'}
+                </summary>
                 <RuleList rules={any} />
               </details>
             ) : null}

@@ -1,11 +1,13 @@
 import '@mantine/core/styles/Checkbox.css';
-import { Checkbox, Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
+import { Checkbox, Modal, NativeSelect, Stack, Textarea } from '@mantine/core';
 import { STOP_KINDS, STOP_MODES, type StopKind, type StopMode } from '../../server/domain/stops.ts';
 import { toastDone } from '../lib/errors.tsx';
 import { asReason, useServerForm } from '../lib/form.ts';
+import type { NameKind } from '../lib/known-names.ts';
 import { queryClient } from '../lib/query.ts';
 import { api, trpc } from '../lib/trpc.ts';
 import { FormFoot } from '../ui/form.tsx';
+import { NameInput } from '../ui/name-input.tsx';
 import { KIND_WORDS } from './stops.tsx';
 
 const ORDER = [
@@ -17,6 +19,15 @@ const ORDER = [
   'proxy',
   'tenant',
 ] as const satisfies readonly StopKind[];
+
+/** What is offered while the target is typed. */
+const NAMED: Partial<Record<StopKind, NameKind>> = {
+  agent: 'agent',
+  role: 'role',
+  tool: 'tool',
+  tool_server: 'tool_server',
+  proxy: 'proxy',
+};
 
 type Target = { kind: StopKind; id: string } | undefined;
 
@@ -79,12 +90,11 @@ function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
           {...form.getInputProps('target_kind')}
         />
         {target_kind === 'tenant' ? null : (
-          <TextInput
+          <NameInput
+            kind={NAMED[target_kind as StopKind]}
             label="Which"
             required
             maxLength={200}
-            autoComplete="off"
-            spellCheck={false}
             data-autofocus
             {...form.getInputProps('target_id')}
           />

@@ -1,7 +1,7 @@
 import { Button, Text } from '@mantine/core';
-import { useIntersection } from '@mantine/hooks';
 import { useQuery } from '@tanstack/react-query';
-import { useRef, useState } from 'react';
+import { useState } from 'react';
+import { useNear } from '../lib/near.ts';
 import { trpc } from '../lib/trpc.ts';
 import { count } from '../lib/words.ts';
 import { Line } from '../ui/hostile.tsx';
@@ -16,16 +16,13 @@ const FEW = 5;
 
 /** Rules that nothing has met: those that are not needed any more, or that do not say what somebody meant. */
 export function UnusedRules() {
-  // the server looks through many decisions for it, so it is asked for when somebody comes near
-  const { ref, entry } = useIntersection({ rootMargin: '200px' });
-  const near = useRef(false);
-  near.current ||= entry?.isIntersecting ?? false;
-  const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000, enabled: near.current }));
+  const { ref, near } = useNear();
+  const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000, enabled: near }));
   const [all, setAll] = useState(false);
   return (
     <Panel id="unused-title" title={`Rules without a decision in ${DAYS} days`}>
       <div ref={ref} style={{ minHeight: 130 }}>
-        {near.current ? (
+        {near ? (
           <Shown query={query} lines={4}>
             {({ rules, more, of, looked_at, complete }) => (
               <>
@@ -33,7 +30,7 @@ export function UnusedRules() {
                   {rules.length === 0
                     ? of === 0
                       ? 'No policy is live.'
-                      : `Each of the ${count(of, 'rule')} was met.`
+                      : `Each of the ${count(of, 'rule')} matched a decision.`
                     : `${(rules.length + more).toLocaleString()} of ${count(of, 'rule')}.`}
                   {complete
                     ? null

@@ -1,7 +1,7 @@
 import { Button, Group } from '@mantine/core';
 import { IconCompassOff, IconLock, IconPlugConnectedX } from '@tabler/icons-react';
 import type { ErrorComponentProps } from '@tanstack/react-router';
-import { problemOf } from '../lib/errors.tsx';
+import { detailOf, problemOf } from '../lib/problem.ts';
 import { PageLink } from './link.tsx';
 import { EmptyState, ErrorState } from './states.tsx';
 
@@ -39,9 +39,9 @@ export function Broken({ error, reset }: ErrorComponentProps) {
       </EmptyState>
     );
   }
-  const { code, detail } = problemOf(error);
+  const { code } = problemOf(error);
   if (code === 'NOT_FOUND') return <NotFound />;
-  if (code === 'FORBIDDEN' || code === 'KEY_SCOPE') return <Forbidden detail={detail} />;
+  if (code === 'FORBIDDEN' || code === 'KEY_SCOPE') return <Forbidden detail={detailOf(error)} />;
   return (
     <div style={{ maxWidth: 640, margin: '32px auto' }}>
       <ErrorState error={error} />

@@ -1,7 +1,7 @@
 import { Button, Skeleton, Stack, Text, Title } from '@mantine/core';
 import type { IconAlertTriangle } from '@tabler/icons-react';
 import type { ReactNode } from 'react';
-import { problemOf } from '../lib/errors.tsx';
+import { problemOf } from '../lib/problem.ts';
 import { Hostile } from './hostile.tsx';
 import { Notice } from './notice.tsx';
 

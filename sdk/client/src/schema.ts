@@ -1636,7 +1636,7 @@ export interface paths {
         get?: never;
         /**
          * Change what happens to changed tools of a server
-         * @description What is not named stays. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
+         * @description What is not named stays. The owner is a member whom others ask about its tools. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
          */
         put: operations["tools-changeServer"];
         post?: never;
@@ -1896,7 +1896,7 @@ export interface paths {
         put?: never;
         /**
          * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing.
          */
         post: operations["escrow-satisfy"];
         delete?: never;
@@ -4806,6 +4806,8 @@ export interface components {
              * @description by the hour
              */
             last_seen: string;
+            /** @description the person who answers for the server */
+            owner_id: string | null;
             approved: {
                 /** @description the hash of a definition */
                 pin: string;
@@ -4879,6 +4881,8 @@ export interface components {
             trust: number | null;
             /** @description proxies check the arguments of calls against the schema of the tool */
             check_arguments: boolean;
+            /** @description the person who answers for the server */
+            owner_id: string | null;
             /** Format: date-time */
             first_seen: string;
             /** Format: date-time */
@@ -5034,8 +5038,6 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
-                /** @description the person or the key; not shown to agent keys */
-                reported_by?: string;
             }[];
             /** @description not shown to agent keys */
             votes?: {
@@ -5557,8 +5559,6 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
-                /** @description the person or the key; not shown to agent keys */
-                reported_by?: string;
             }[];
             /** Format: date-time */
             created_at: string;
@@ -9727,6 +9727,12 @@ export interface operations {
                                 line: number;
                                 parts: ("principal" | "action" | "resource")[];
                             }[];
+                            /** @description what people set of the agent, the tool and its server, which conditions may read */
+                            set: {
+                                agent_labels: string[];
+                                tool_labels: string[];
+                                server_trust: number | null;
+                            };
                         };
                     };
                 };
@@ -13167,6 +13173,8 @@ export interface operations {
                     trust?: number | null;
                     /** @description proxies check the arguments of calls against the schema of the tool */
                     check_arguments?: boolean;
+                    /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
+                    owner_id?: string | null;
                     /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
@@ -13530,7 +13538,7 @@ export interface operations {
                     action_summary: string;
                     action_hash: string;
                     /**
-                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems, or approvers, report that its conditions are satisfied; time_delayed: released at its time unless an approver rejects it before
+                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems report that its conditions are met; time_delayed: released at its time unless an approver rejects it before
                      * @enum {string}
                      */
                     hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
@@ -14144,10 +14152,7 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: {
-                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
-                Origin?: components["parameters"]["Origin"];
-            };
+            header?: never;
             path: {
                 id: string;
             };
@@ -14165,10 +14170,7 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
-                    /** @description needed of a person */
                     evidence?: string;
-                    /** @description of the hold as it was read */
-                    shown_hash?: string;
                 };
             };
         };
@@ -14189,7 +14191,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            409: components["responses"]["INVALID_STATUS"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];

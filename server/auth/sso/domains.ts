@@ -332,7 +332,8 @@ export class Domains {
     try {
       found = await this.#egress.txt(txtName(domain));
     } catch (error) {
-      if (error instanceof EgressError) return `DNS gave no answer (${error.failure})`;
+      if (error instanceof EgressError)
+        return error.failure === 'TIMEOUT' ? 'DNS did not answer in time' : 'DNS could not answer';
       throw error;
     }
     if (found.includes(txtValue(token))) return undefined;

@@ -60,7 +60,7 @@ function tryOut(job: Extract<AuthorJob, { kind: 'try' }>): Trial {
     return {
       errors: [],
       verdict,
-      ...(job.trace && { trace: traceOf(content, statements, job.request, verdict) }),
+      ...(job.trace && { trace: traceOf(content, statements, job.request, verdict, engine) }),
       hits: match.hits.map(({ id, policy_id, effect, annotations }) => {
         const line = lines.get(id);
         return {
@@ -83,7 +83,9 @@ function traceOf(
   own: readonly CompiledStatement[],
   request: ActionRequest,
   { rule_id, rule_ids }: Verdict,
+  { registry }: PolicyEngine,
 ): Trace {
+  const { agent_labels = [], tool_labels = [], trust = null } = registry.attributes(request);
   const named = [...(rule_id === null ? [] : [rule_id]), ...rule_ids];
   const { rules, more } = explain({ content, request, named });
   const statements = new Map(content.policies.map((statement) => [statement.id, statement]));
@@ -101,6 +103,7 @@ function traceOf(
     }),
     more,
     unfit: unfitting(content, own, request),
+    set: { agent_labels, tool_labels, server_trust: trust },
   };
 }
 

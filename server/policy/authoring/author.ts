@@ -81,6 +81,8 @@ export interface Trace extends Omit<Explained, 'rules'> {
     line?: number;
   })[];
   unfit: ReturnType<typeof unfitting>;
+  /** What people set of the agent, the tool and its server. */
+  set: { agent_labels: readonly string[]; tool_labels: readonly string[]; server_trust: number | null };
 }
 export type AuthorResult =
   | Compilation

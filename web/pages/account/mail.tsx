@@ -3,7 +3,8 @@ import { Checkbox, NativeSelect, Paper, Stack, Text, Title } from '@mantine/core
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { MAIL_KINDS, type MailKind } from '../../../server/domain/mail.ts';
-import { problemOf, toastDone } from '../../lib/errors.tsx';
+import { toastDone } from '../../lib/errors.tsx';
+import { problemOf } from '../../lib/problem.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';

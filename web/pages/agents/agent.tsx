@@ -46,7 +46,7 @@ function Agent({ id }: { id: string }) {
       lead={
         practice
           ? 'People who asked in place of an agent, for practice: nothing acted on the answers.'
-          : 'An agent, by key or by token'
+          : 'An agent, with a key or a token'
       }
       actions={
         practice ? undefined : (
@@ -99,8 +99,8 @@ function Agent({ id }: { id: string }) {
               of={{ agent_id: id, ...(query.data.roles.length > 0 && { agent_roles: query.data.roles.join(',') }) }}
               nothing={
                 query.data.roles.length > 0
-                  ? 'No live rule is for it: everything that it asks is denied.'
-                  : 'No live rule is for it by its id. None of its roles is known, and rules for roles may permit what it asks.'
+                  ? 'No live rule is for it: everything it asks for is denied.'
+                  : 'No live rule is for it by its id. None of its roles is known, and rules for roles may permit what it asks for.'
               }
             />
           ) : null}
@@ -121,7 +121,7 @@ function Facts({ agent }: { agent: Answers['tools']['agent'] }) {
       <dt>Roles</dt>
       <dd>{roles.length > 0 ? <Hostile text={roles.join(', ')} /> : <span className="dim">none known</span>}</dd>
       <dt>Owners</dt>
-      <dd>{owners.length > 0 ? owners.map(name).join(', ') : <span className="dim">nobody owns a key of it</span>}</dd>
+      <dd>{owners.length > 0 ? owners.map(name).join(', ') : <span className="dim">nobody owns its keys</span>}</dd>
       <dt>Labels</dt>
       <dd>
         {labels.map((label) => (

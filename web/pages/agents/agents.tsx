@@ -40,7 +40,7 @@ export function Agents() {
   return (
     <Page
       title="Agents"
-      lead="Who acts, by key or by token, and the labels that policies read of them. An agent appears here with its first key, its first decision or its first label."
+      lead="Who acts, with a key or a token, and the labels that policies read. An agent appears here with its first key, its first decision or its first label."
       docs={[['tools#labels-and-trust', 'About labels']]}
     >
       <search className="bar" aria-label="Filter agents">
@@ -59,7 +59,7 @@ export function Agents() {
             <NothingMatches icon={IconRobot} title="No agents match the filters" clear={clear} />
           ) : (
             <EmptyState icon={IconRobot} title="No agents yet">
-              <p>Make an agent a key, or let it come with a token of an issuer that this organization trusts.</p>
+              <p>Create a key for an agent, or let it use tokens of an issuer that this organization trusts.</p>
               {me.has('admin') ? (
                 <PageLink to="/keys" search={{ kind: 'agents' }}>
                   Agent keys

@@ -186,7 +186,7 @@ function HowToCheck() {
         Verify it independently
       </Title>
       <Text c="dimmed" mb="sm">
-        A package needs no network and no trust in this server, only the public key: get that on another way, and
+        A package needs no network and no trust in this server, only the public key: get that some other way, and
         compare its fingerprint with the one of the package.
       </Text>
       <CodeBlock text={checkCommands(window.location.origin)} label="commands" />

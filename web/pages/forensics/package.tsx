@@ -79,7 +79,7 @@ export function PackagePage() {
             Verify it
           </Title>
           <Text c="dimmed" mb="sm">
-            Take the public key from somewhere else than the package, and compare its fingerprint with the one above.
+            Get the public key from somewhere other than the package, and compare its fingerprint with the one above.
           </Text>
           <CodeBlock text={checkCommands(window.location.origin, `${made.package_id}.tar`)} label="commands" />
         </Paper>

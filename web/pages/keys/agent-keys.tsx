@@ -1,16 +1,17 @@
-import { Button, Modal, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Modal, Stack, Text } from '@mantine/core';
 import { IconRobot } from '@tabler/icons-react';
-import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
+import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
 import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { AgentLink } from '../../parts/names.tsx';
+import { PersonSelect } from '../../parts/person-select.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
-import { TextFilter } from '../../ui/filters.tsx';
 import { FormFoot } from '../../ui/form.tsx';
+import { NameInput } from '../../ui/name-input.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
@@ -126,16 +127,6 @@ function CreateAgentKey({
   onMade: (key: string) => void;
 }) {
   const me = useMe();
-  const [q, setQ] = useState<string>();
-  const found = useQuery(
-    trpc.users.list.queryOptions(
-      { q, limit: 50 },
-      { enabled: opened, staleTime: 60_000, placeholderData: keepPreviousData },
-    ),
-  );
-  const nameOf = usePeople();
-  const people = found.data?.users ?? [];
-  const more = (found.data?.total ?? 0) > people.length;
   const form = useServerForm({
     initialValues: { agent_id: '', agent_role: '', owner_id: me.id, days: '' },
     pointers: { days: '/expires_at' },
@@ -152,7 +143,7 @@ function CreateAgentKey({
       },
     }),
   );
-  const { agent_id, agent_role, owner_id } = form.values;
+  const { agent_id, agent_role } = form.values;
   return (
     <Modal opened={opened} onClose={close} title={<strong>New agent key</strong>}>
       <form
@@ -166,7 +157,8 @@ function CreateAgentKey({
         )}
       >
         <Stack gap="sm">
-          <TextInput
+          <NameInput
+            kind="agent"
             label="Agent"
             description="Its id in decisions, such as support-bot-1: letters, digits and . _ : @ / + = | ~ -"
             required
@@ -174,28 +166,17 @@ function CreateAgentKey({
             data-autofocus
             {...form.getInputProps('agent_id')}
           />
-          <TextInput
+          <NameInput
+            kind="role"
             label="Role"
             description={'The name that policies use: AgentRole::"support"'}
             required
             maxLength={200}
             {...form.getInputProps('agent_role')}
           />
-          {q !== undefined || more ? (
-            <TextFilter label="Find the owner by name or email" value={q} onChange={setQ} />
-          ) : null}
-          <NativeSelect
+          <PersonSelect
             label="Owner"
-            description={
-              more
-                ? `The owner cannot vote on the agent’s holds. Showing ${people.length} of ${found.data?.total} people.`
-                : 'The owner cannot vote on the agent’s holds'
-            }
-            data={[
-              // the selected owner stays in the list, whatever the search finds
-              ...(people.some(({ id }) => id === owner_id) ? [] : [{ value: owner_id, label: nameOf(owner_id) }]),
-              ...people.map(({ id, name }) => ({ value: id, label: name })),
-            ]}
+            description="The owner cannot vote on the agent’s holds"
             {...form.getInputProps('owner_id')}
           />
           <ExpiryField {...form.getInputProps('days')} />

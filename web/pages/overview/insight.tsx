@@ -1,6 +1,7 @@
 import { Group, Paper, Text, Title } from '@mantine/core';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { LAST, type Last } from '../../lib/moment.ts';
+import { useNear } from '../../lib/near.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { money } from '../../lib/words.ts';
@@ -27,33 +28,41 @@ export default function Insight({ last, span }: { last: Last; span: string }) {
   );
 }
 
+/** The room of what nobody has come near. */
+const Unseen = () => <div className="not-near" />;
+
 function MostDenied({ last, span }: { last: Last; span: string }) {
   const filter = { decision: 'deny', last } as const;
-  const query = useCounts({ decision: 'deny' }, last, 1);
+  const { ref, near } = useNear();
+  const query = useCounts({ decision: 'deny' }, last, { buckets: 1, enabled: near });
   return (
-    <Paper mt="md" component="section" aria-labelledby="denied-title" data-tone="bad">
+    <Paper ref={ref} mt="md" component="section" aria-labelledby="denied-title" data-tone="bad">
       <Title order={2} id="denied-title" mb="sm">
         Most denied in {span}
       </Title>
-      <Shown query={query} lines={5}>
-        {(counts) => (
-          <div className="thirds">
-            <TopValues
-              {...{ counts, filter }}
-              facet="tool_name"
-              title="Tools"
-              name={(name) => <ToolLink name={name} plain />}
-            />
-            <TopValues
-              {...{ counts, filter }}
-              facet="agent_id"
-              title="Agents"
-              name={(id) => <AgentLink id={id} plain />}
-            />
-            <TopValues {...{ counts, filter }} facet="rule_id" title="Rules" name={(id) => <RuleLink id={id} />} />
-          </div>
-        )}
-      </Shown>
+      {near ? (
+        <Shown query={query} lines={5}>
+          {(counts) => (
+            <div className="thirds">
+              <TopValues
+                {...{ counts, filter }}
+                facet="tool_name"
+                title="Tools"
+                name={(name) => <ToolLink name={name} plain />}
+              />
+              <TopValues
+                {...{ counts, filter }}
+                facet="agent_id"
+                title="Agents"
+                name={(id) => <AgentLink id={id} plain />}
+              />
+              <TopValues {...{ counts, filter }} facet="rule_id" title="Rules" name={(id) => <RuleLink id={id} />} />
+            </div>
+          )}
+        </Shown>
+      ) : (
+        <Unseen />
+      )}
     </Paper>
   );
 }
@@ -61,30 +70,35 @@ function MostDenied({ last, span }: { last: Last; span: string }) {
 type Summary = Answers['escrow']['summary'];
 
 function HoldFigures({ last, span }: { last: Last; span: string }) {
+  const { ref, near } = useNear();
   const query = useQuery(
     trpc.escrow.summary.queryOptions(
       { hours: LAST[last] / 3_600_000 },
-      { placeholderData: keepPreviousData, refetchInterval: 30_000 },
+      { placeholderData: keepPreviousData, refetchInterval: 30_000, enabled: near },
     ),
   );
   return (
-    <Paper component="section" aria-labelledby="holds-title">
+    <Paper ref={ref} component="section" aria-labelledby="holds-title">
       <Title order={2} id="holds-title" mb="sm">
         Holds opened in {span}
       </Title>
-      <Shown query={query} lines={5}>
-        {(summary) => (
-          <>
-            <Figures summary={summary} />
-            <Money summary={summary} />
-            {summary.complete_since ? (
-              <Text size="sm" c="dimmed" mt="xs">
-                Of those opened before <When at={summary.complete_since} exact /> not all are counted.
-              </Text>
-            ) : null}
-          </>
-        )}
-      </Shown>
+      {near ? (
+        <Shown query={query} lines={5}>
+          {(summary) => (
+            <>
+              <Figures summary={summary} />
+              <Money summary={summary} />
+              {summary.complete_since ? (
+                <Text size="sm" c="dimmed" mt="xs">
+                  Not all of those opened before <When at={summary.complete_since} exact /> are counted.
+                </Text>
+              ) : null}
+            </>
+          )}
+        </Shown>
+      ) : (
+        <Unseen />
+      )}
     </Paper>
   );
 }

@@ -193,12 +193,12 @@ function Fleet() {
     >
       {noted(query, () =>
         proxies.length === 0
-          ? 'agents ask the control plane'
+          ? 'no proxies: agents ask this server'
           : stale > 0
             ? `${count(stale, 'proxy is', 'proxies are')} silent`
             : well
               ? 'all enforce what was approved'
-              : 'some still fetch it',
+              : 'some have not fetched it yet',
       )}
     </Tile>
   );

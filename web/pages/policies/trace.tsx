@@ -67,19 +67,22 @@ const PART = { principal: 'agent', action: 'action', resource: 'tool' } as const
 
 /** What the request met, rule by rule: the conditions of those that are for it, and why the others are not. */
 export function TraceView({ trace, goTo }: { trace: Trace; goTo: (line: number) => void }) {
-  const { rules, more, unfit } = trace;
+  const { rules, more, unfit, set } = trace;
   return (
     <section aria-label="Rule by rule" className="trace">
       {rules.map((rule) => (
-        <RuleText key={rule.rule_id} rule={rule}>
-          {rule.line === undefined ? (
-            <PageLink to="/policies/$id" params={{ id: rule.policy_id }} className="mono">
-              {rule.rule_id}
-            </PageLink>
-          ) : (
-            <Line id={rule.rule_id} line={rule.line} goTo={goTo} />
-          )}
-        </RuleText>
+        <div key={rule.rule_id}>
+          <RuleText rule={rule}>
+            {rule.line === undefined ? (
+              <PageLink to="/policies/$id" params={{ id: rule.policy_id }} className="mono">
+                {rule.rule_id}
+              </PageLink>
+            ) : (
+              <Line id={rule.rule_id} line={rule.line} goTo={goTo} />
+            )}
+          </RuleText>
+          <SetValues cedar={rule.cedar} set={set} />
+        </div>
       ))}
       {more > 0 ? (
         <Text size="sm" className="dim">
@@ -98,6 +101,20 @@ export function TraceView({ trace, goTo }: { trace: Trace; goTo: (line: number) 
       )}
     </section>
   );
+}
+
+/** What people set, where the rule reads it: the request does not say it. */
+function SetValues({ cedar, set: { agent_labels, tool_labels, server_trust } }: { cedar: string; set: Trace['set'] }) {
+  const read = [
+    ['principal.labels', agent_labels.join(', ') || 'none'],
+    ['resource.labels', tool_labels.join(', ') || 'none'],
+    ['resource.server.trust', server_trust === null ? 'not set' : String(server_trust)],
+  ].filter(([name]) => cedar.includes(name!));
+  return read.map(([name, value]) => (
+    <Text key={name} size="sm" className="dim">
+      <code>{name}</code>: {value}
+    </Text>
+  ));
 }
 
 function Line({ id, line, goTo }: { id: string; line: number; goTo: (line: number) => void }) {

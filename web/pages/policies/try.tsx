@@ -9,9 +9,11 @@ import { type HandedRequest, requestFor, requestTaken } from '../../lib/handed-r
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { NameInput } from '../../ui/name-input.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
 import { Questions } from './questions.tsx';
+import { ToolArguments } from './tool-arguments.tsx';
 import { type Question, TraceView, type Tried, useTrace } from './trace.tsx';
 
 type Result = Tried;
@@ -22,12 +24,18 @@ type Form = {
   agent_role: string;
   action_type: string;
   tool_name: string;
+  tool_server: string;
   method: string;
   resource: string;
   estimated_value: string;
   value_currency: string;
   risk_score: string;
   arguments: string;
+  context: string;
+  session: string;
+  /** Of the request that it was filled with; there is no field for them. */
+  session_id: string;
+  tool_pin: string;
 };
 
 const EMPTY: Form = {
@@ -35,47 +43,66 @@ const EMPTY: Form = {
   agent_role: '',
   action_type: 'tool_call',
   tool_name: '',
+  tool_server: '',
   method: '',
   resource: '',
   estimated_value: '',
   value_currency: '',
   risk_score: '',
   arguments: '{\n  "amount": 20\n}',
+  context: '',
+  session: '',
+  session_id: '',
+  tool_pin: '',
 };
+/** The fields that are JSON objects. */
+const OBJECTS = ['arguments', 'context', 'session'] as const;
+/** The fields that are folded away. */
+const MORE = ['tool_server', 'method', 'resource', 'estimated_value', 'risk_score', 'context', 'session'] as const;
 
-/** The arguments of the request. Throws an error with a readable message if the text is not a JSON object. */
-function argumentsOf(text: string): Record<string, unknown> {
+/** Throws an error with a readable message if the text is not a JSON object. */
+function objectOf(text: string): Record<string, unknown> {
   if (text.trim() === '') return {};
-  const args: unknown = JSON.parse(text);
-  if (typeof args !== 'object' || args === null || Array.isArray(args)) throw new Error('must be a JSON object');
-  return args as Record<string, unknown>;
+  const value: unknown = JSON.parse(text);
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw new Error('must be a JSON object');
+  return value as Record<string, unknown>;
 }
 
-/** The request of a form whose arguments are a JSON object. */
-function requestOf(values: Form) {
-  const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = values;
+/** The request of a form whose objects are JSON. */
+function requestOf(values: Form): Question['request'] {
+  const { agent_id, agent_role, action_type, tool_name, estimated_value, risk_score } = values;
+  const texts = (['tool_server', 'method', 'resource', 'value_currency', 'session_id', 'tool_pin'] as const).flatMap(
+    (name) => (values[name] ? [[name, values[name]]] : []),
+  );
   return {
-    agent_id,
-    agent_role,
-    action_type,
-    tool_name,
-    arguments: argumentsOf(values.arguments),
-    ...(method && { method }),
-    ...(resource && { resource }),
-    ...(values.estimated_value && { estimated_value: Number(values.estimated_value) }),
-    ...(value_currency && { value_currency }),
-    ...(values.risk_score && { risk_score: Number(values.risk_score) }),
+    ...{ agent_id, agent_role, action_type, tool_name, arguments: objectOf(values.arguments) },
+    ...Object.fromEntries(texts),
+    ...(values.context.trim() && { context: objectOf(values.context) }),
+    ...(values.session.trim() && { session: objectOf(values.session) }),
+    ...(estimated_value && { estimated_value: Number(estimated_value) }),
+    ...(risk_score && { risk_score: Number(risk_score) }),
   };
 }
 
-/** A request as the form has it; what the form has no field for is left out. */
+/** A request as the form has it. */
 function formOf(request: HandedRequest): Partial<Form> {
   const texts = Object.keys(EMPTY).flatMap((name) => {
     const value = request[name];
-    return typeof value === 'string' || typeof value === 'number' ? [[name, String(value)]] : [];
+    if (typeof value === 'string' || typeof value === 'number') return [[name, String(value)]];
+    return typeof value === 'object' && value !== null ? [[name, JSON.stringify(value, null, 2)]] : [];
   });
-  return { ...Object.fromEntries(texts), arguments: JSON.stringify(request.arguments ?? {}, null, 2) };
+  return { arguments: '{}', ...Object.fromEntries(texts) };
 }
+
+const and = (...parts: string[]) => parts.filter(Boolean).join(' and ');
+
+const JSON_FIELD = {
+  autosize: true,
+  minRows: 2,
+  maxRows: 12,
+  styles: { input: { fontFamily: 'var(--mantine-font-family-monospace)', fontSize: '0.8125rem' } },
+  spellCheck: false,
+};
 
 /** Tries a request against the text: the decision and the rule behind it. Nothing is recorded. */
 export function TryIt({
@@ -106,16 +133,19 @@ export function TryIt({
   useEffect(requestTaken, []);
   const form = useServerForm<Form>({
     initialValues,
-    validate: {
-      arguments: (text) => {
-        try {
-          argumentsOf(text);
-          return null;
-        } catch (error) {
-          return `The arguments are not a JSON object: ${(error as Error).message}`;
-        }
-      },
-    },
+    validate: Object.fromEntries(
+      OBJECTS.map((name) => [
+        name,
+        (text: string) => {
+          try {
+            objectOf(text);
+            return null;
+          } catch (error) {
+            return `This is not a JSON object: ${(error as Error).message}`;
+          }
+        },
+      ]),
+    ),
   });
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const own = settings.data?.action_types;
@@ -132,7 +162,7 @@ export function TryIt({
     try {
       return question(values);
     } catch {
-      // the field says what is wrong with the arguments
+      // the field says what is wrong with it
       return undefined;
     }
   });
@@ -163,25 +193,19 @@ export function TryIt({
       <form onSubmit={form.onSubmit(run)}>
         <Stack gap="xs">
           <Group grow gap="xs">
-            <TextInput label="Agent" required {...form.getInputProps('agent_id')} />
-            <TextInput label="Agent role" required {...form.getInputProps('agent_role')} />
+            <NameInput kind="agent" label="Agent" required {...form.getInputProps('agent_id')} />
+            <NameInput kind="role" label="Agent role" required {...form.getInputProps('agent_role')} />
           </Group>
           <Group grow gap="xs">
-            <TextInput label="Tool" required {...form.getInputProps('tool_name')} />
+            <NameInput kind="tool" label="Tool" required {...form.getInputProps('tool_name')} />
             <NativeSelect label="Action type" data={types} {...form.getInputProps('action_type')} />
           </Group>
-          <Textarea
-            label="Arguments (JSON)"
-            autosize
-            minRows={3}
-            maxRows={12}
-            styles={{ input: { fontFamily: 'var(--mantine-font-family-monospace)', fontSize: '0.8125rem' } }}
-            spellCheck={false}
-            {...form.getInputProps('arguments')}
-          />
-          <details>
+          <Textarea {...JSON_FIELD} label="Arguments (JSON)" minRows={3} {...form.getInputProps('arguments')} />
+          <ToolArguments tool={form.values.tool_name} fill={(text) => form.setFieldValue('arguments', text)} />
+          <details open={MORE.some((name) => form.values[name] !== '') || undefined}>
             <summary>More fields</summary>
             <Stack gap="xs" mt="xs">
+              <NameInput kind="tool_server" label="Tool server" {...form.getInputProps('tool_server')} />
               <Group grow gap="xs">
                 <TextInput label="Method" placeholder="POST" {...form.getInputProps('method')} />
                 <TextInput label="Resource" placeholder="https://… or /path" {...form.getInputProps('resource')} />
@@ -196,8 +220,34 @@ export function TryIt({
                   {...form.getInputProps('risk_score')}
                 />
               </Group>
+              <Textarea
+                {...JSON_FIELD}
+                label="Context (JSON)"
+                description="What the caller says beside the arguments"
+                {...form.getInputProps('context')}
+              />
+              <Textarea
+                {...JSON_FIELD}
+                label="Session (JSON)"
+                description="What is known of the session before this call, such as its facts and calls"
+                placeholder='{ "call_count": 3, "called": ["read_customer"] }'
+                {...form.getInputProps('session')}
+              />
             </Stack>
           </details>
+          {form.values.session_id || form.values.tool_pin ? (
+            <Text size="sm" c="dimmed">
+              With the {and(form.values.session_id && 'session id', form.values.tool_pin && 'tool definition')} of the
+              request that filled this form.{' '}
+              <Button
+                size="compact-xs"
+                variant="default"
+                onClick={() => form.setValues({ session_id: '', tool_pin: '' })}
+              >
+                Leave out
+              </Button>
+            </Text>
+          ) : null}
           <Button type="submit" leftSection={<IconPlayerPlay size={16} />} loading={attempt.isPending}>
             Try this request
           </Button>

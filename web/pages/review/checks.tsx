@@ -60,7 +60,7 @@ interface Known {
   threads: number;
 }
 
-const UNKNOWN = 'could not be found out: load the page again';
+const UNKNOWN = 'could not be checked: reload the page';
 
 export function checksOf({ lint, run, breaks, simulation, threads }: Known): Check[] {
   return [textCheck(lint), testCheck(run), othersCheck(breaks), simulationCheck(simulation), threadCheck(threads)];
@@ -79,7 +79,7 @@ function textCheck(lint: Known['lint']): Check {
       words: `${count(warnings.length, 'warning')}; line ${warnings[0].line}: ${warnings[0].message}`,
     };
   }
-  return { ...check, state: 'passed', words: 'compiles; no rule is impossible, and no name is in doubt' };
+  return { ...check, state: 'passed', words: 'compiles, without impossible rules or doubtful names' };
 }
 
 function testCheck(run: Known['run']): Check {
@@ -121,8 +121,8 @@ function simulationCheck(simulation: Known['simulation']): Check {
     .reduce((sum, group) => sum + group.count, 0);
   const words = [
     changed === 0 ? 'none would change' : `${changed.toLocaleString()} would change`,
-    ...(opened > 0 ? [`${opened.toLocaleString()} would be allowed that were denied or held`] : []),
-    ...(unknown > 0 ? [`${unknown.toLocaleString()} cannot be told`] : []),
+    ...(opened > 0 ? [`${opened.toLocaleString()} that were denied or held would be allowed`] : []),
+    ...(unknown > 0 ? [`${unknown.toLocaleString()} cannot be simulated`] : []),
     ...(current ? [] : ['the live policies have changed since']),
   ].join('; ');
   return {

@@ -155,7 +155,7 @@ export function PendingReview({
         You have {comments}, which only you can see.{' '}
         {decides
           ? 'They are sent with your decision, or now without one.'
-          : 'There is no review to decide by now. They stay here until you send or delete them.'}
+          : 'There is no review to decide any more. They stay here until you send or delete them.'}
       </Text>
       {elsewhere.length === 0 ? null : (
         <Stack gap="sm" mb="sm">

@@ -78,7 +78,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
     >
       {reviewed === policy.version ? null : (
         <Notice tone="wait" title={`Version ${policy.version} is newer than the one you are reviewing`} urgent>
-          Version {reviewed} can no longer be decided. This is what has changed since:
+          Version {reviewed} can no longer be approved. This is what has changed since:
           <div style={{ margin: '10px 0' }}>
             <Versions id={id} from={reviewed} to={policy.version} />
           </div>

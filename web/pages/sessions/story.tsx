@@ -82,7 +82,7 @@ function What({ item, agents, whole }: { item: StoryItem; agents: boolean; whole
     case 'report':
       return (
         <>
-          A condition of <HoldLink hold={item.hold} /> was reported as {item.condition.satisfied ? '' : 'not '}satisfied
+          A condition of <HoldLink hold={item.hold} /> was reported as {item.condition.satisfied ? 'met' : 'not met'}
           <More>
             <Hostile text={item.condition.condition_id} />
           </More>

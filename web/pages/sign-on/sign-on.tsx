@@ -2,7 +2,7 @@ import '@mantine/core/styles/Switch.css';
 import { Button, Group, Stack, Switch, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { problemOf } from '../../lib/errors.tsx';
+import { problemOf } from '../../lib/problem.ts';
 import { useMe } from '../../lib/session.ts';
 import { keepSettings } from '../../lib/settings.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';

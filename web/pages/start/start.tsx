@@ -67,7 +67,8 @@ export function Start() {
       {practiced ? (
         <Notice tone="ok" title="That is all there is to it">
           Each of these decisions is now in the chain. See <Link to="/decisions">all decisions</Link>, or write{' '}
-          <Link to="/policies">more policies</Link>. On actions of real agents the people of their keys do not vote:{' '}
+          <Link to="/policies">more policies</Link>. People who made or own the key of a real agent cannot vote on its
+          actions:{' '}
           <Link to="/team" search={{ tab: 'invitations' }}>
             invite a second person
           </Link>

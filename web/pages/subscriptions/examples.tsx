@@ -75,8 +75,8 @@ export function Examples({ subscription }: { subscription: Subscription }) {
             <CodeBlock text={pretty(body)} label="example body" maxHeight={420} />
             {secret === null ? null : (
               <Text size="sm" mt="xs">
-                Signed here with a secret that everybody may know, <code>{secret}</code>, for the body without these
-                line breaks. What is sent is signed with the secret of this subscription.
+                Signed here with a well-known secret, <code>{secret}</code>, for the body without these line breaks.
+                What is sent is signed with the secret of this subscription.
               </Text>
             )}
           </>

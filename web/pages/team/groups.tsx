@@ -91,7 +91,7 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
           keepSettings(await confirmed(() => api.settings.change.mutate({ approver_groups: rest, reason })));
         }}
       >
-        Policies that require this group open holds that no one can release. Votes on open holds are recounted
+        Policies that require this group open holds that no one can release. Votes on open holds are counted again
         immediately.
       </ConfirmDialog>
     </>
@@ -170,7 +170,7 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
           {...form.getInputProps('reason')}
         />
         <Text size="sm" c="dimmed">
-          Votes on open holds are recounted immediately.
+          Votes on open holds are counted again immediately.
         </Text>
         <FormFoot
           action="Save"

@@ -162,10 +162,10 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
       >
         {chosen ? (
           <>
-            {person.name} is {held ?? 'without a role'} and becomes {chosen}: {ROLE[chosen]}. It holds at once, in every
-            session.
+            {person.name} is {held ?? 'without a role'} and becomes {chosen}: {ROLE[chosen]}. It takes effect at once,
+            in every session.
             {held === 'admin' && chosen !== 'admin'
-              ? ' Their keys, open invitations and waiting changes of settings end.'
+              ? ' Their keys, open invitations and waiting settings changes end.'
               : ''}
           </>
         ) : null}

@@ -14,6 +14,7 @@ import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { PersonSelect } from '../../parts/person-select.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { choicesOf, FilterBar } from '../../ui/filter-bar.tsx';
@@ -130,7 +131,7 @@ export function Tools() {
             header: 'Change',
             cell: ({ change, status, same_arguments_as: [twin] }) => (
               <>
-                {status !== 'changed' ? null : change.kind === 'introduced' ? 'new behavior' : 'other words'}
+                {status !== 'changed' ? null : change.kind === 'introduced' ? 'new behavior' : 'only reworded'}
                 {twin !== undefined && status === 'pending' ? (
                   <span className="dim">
                     {' '}
@@ -192,6 +193,12 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
         {MODES[server.mode]}
         {server.trust === null ? '' : `, trust ${server.trust}`}
         {server.check_arguments ? ', arguments checked' : ''}
+        {server.owner_id === null ? null : (
+          <>
+            <br />
+            Owner: {name(server.owner_id)}
+          </>
+        )}
       </Text>
       <Group gap={6}>
         {counts.map((status) => (
@@ -237,18 +244,20 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
       mode: wanted.mode as string,
       trust: (wanted.trust ?? '') as number | string,
       check_arguments: wanted.check_arguments,
+      owner_id: server.owner_id ?? '',
       reason: '',
     },
   });
   return (
     <form
-      onSubmit={form.onSubmit(async ({ mode, trust, check_arguments, reason }) => {
+      onSubmit={form.onSubmit(async ({ mode, trust, check_arguments, owner_id, reason }) => {
         try {
           const after = await api.tools.changeServer.mutate({
             server: server.id,
             mode: mode as Server['mode'],
             trust: trust === '' ? null : Number(trust),
             check_arguments,
+            owner_id: owner_id || null,
             reason: asReason(reason),
           });
           await queryClient.invalidateQueries(trpc.tools.pathFilter());
@@ -276,6 +285,12 @@ function ServerForm({ server, onDone }: { server: Server; onDone: () => void }) 
         <Checkbox
           label="Proxies check arguments against the approved schema"
           {...form.getInputProps('check_arguments', { type: 'checkbox' })}
+        />
+        <PersonSelect
+          label="Owner"
+          description="Whom others ask about its tools. It decides nothing"
+          none="nobody"
+          {...form.getInputProps('owner_id')}
         />
         <ReasonField {...form.getInputProps('reason')} />
         <FormFoot fault={form.fault} action="Save" busy={form.submitting} onCancel={onDone} />

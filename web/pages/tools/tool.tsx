@@ -176,7 +176,8 @@ function Shown({ tool }: { tool: Tool }) {
       tab="Tool"
       lead={
         <>
-          of the server <Hostile text={server} />.{' '}
+          of the server <Hostile text={server} />
+          {tool.owner_id === null ? ', which has no owner' : `, which ${person(tool.owner_id)} answers for`}.{' '}
           <PageLink to="/tools" search={{ server }}>
             Its tools
           </PageLink>
@@ -193,8 +194,8 @@ function Shown({ tool }: { tool: Tool }) {
       }
     >
       {moved ? (
-        <Notice tone="wait" title="The definition has changed again while you read" urgent>
-          What you see can no longer be decided.{' '}
+        <Notice tone="wait" title="The definition changed again while you were reading" urgent>
+          You can no longer decide on this one.{' '}
           <Button size="compact-xs" onClick={() => window.location.reload()}>
             Read the newest
           </Button>
@@ -206,7 +207,7 @@ function Shown({ tool }: { tool: Tool }) {
           title={
             change.kind === 'introduced'
               ? 'This is not the tool that was approved'
-              : 'The tool says in other words what was approved'
+              : 'Only the wording of the tool changed since it was approved'
           }
         >
           <Reasons change={read.change} />
@@ -214,7 +215,7 @@ function Shown({ tool }: { tool: Tool }) {
       ) : null}
       {read && decided === 'undecided' && !approved ? (
         <Notice tone="wait" title="Nobody has reviewed this tool">
-          Policies may permit it by its name or its server all the same. Read what it says of itself.
+          Policies may permit it by its name or its server all the same. Read what it says about itself.
           {read.change.reasons.length > 0 ? <Reasons change={read.change} /> : null}
         </Notice>
       ) : null}
@@ -227,7 +228,7 @@ function Shown({ tool }: { tool: Tool }) {
               </PageLink>
             </span>
           ))}
-          A tool that comes back under another name looks like this.
+          A renamed tool looks like this.
         </Notice>
       ) : null}
       <Paper mb="md" component="section" aria-labelledby="definition">
@@ -311,7 +312,7 @@ function Decide({ tool, read, moved }: { tool: Tool; read: Tool['shown']; moved:
           )}
           {standing === 'rejected' ? null : (
             <Button variant="default" onClick={() => open('reject')} disabled={moved}>
-              {standing === 'approved' ? 'Take the approval back' : 'Reject'}
+              {standing === 'approved' ? 'Withdraw the approval' : 'Reject'}
             </Button>
           )}
         </Group>
@@ -420,7 +421,7 @@ function Labels({ tool }: { tool: Tool }) {
 
 const STANDING: Record<Tool['definitions'][number]['standing'], [word: string, tone: Tone]> = {
   approved: ['approved', 'ok'],
-  accepted: ['same in other words', 'ok'],
+  accepted: ['only reworded', 'ok'],
   rejected: ['rejected', 'bad'],
   undecided: ['not decided', 'wait'],
 };
@@ -429,7 +430,7 @@ function Definitions({ tool }: { tool: Tool }) {
   return (
     <Paper component="section" aria-labelledby="definitions">
       <Title order={2} id="definitions" size="h3" mb="xs">
-        Definitions that were seen
+        Definitions seen
       </Title>
       <ul className="plain-list">
         {tool.definitions.map(({ pin, standing, first_seen }) => (
@@ -437,7 +438,7 @@ function Definitions({ tool }: { tool: Tool }) {
             <Tag tone={STANDING[standing][1]}>{STANDING[standing][0]}</Tag>{' '}
             <span className="dim">
               since <When at={first_seen} />
-              {pin === tool.pin ? ', seen last' : ''}
+              {pin === tool.pin ? ', the latest' : ''}
             </span>
             <div>
               <Id value={pin} length={24} />

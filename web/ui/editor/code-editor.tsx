@@ -15,12 +15,12 @@ import {
 } from '@codemirror/view';
 import { IconAlertTriangle, IconCircleCheck, IconCircleX } from '@tabler/icons-react';
 import { useEffect, useImperativeHandle, useRef, useState } from 'react';
-import { queryClient } from '../../lib/query.ts';
-import { api, trpc } from '../../lib/trpc.ts';
+import { NAMES } from '../../lib/known-names.ts';
+import { api } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
 import { cedar, complete, helpFor } from './cedar.ts';
 import { look } from './look.ts';
-import { completeNames, type Names } from './names.ts';
+import { completeNames } from './names.ts';
 
 export interface Problem {
   line: number;
@@ -29,46 +29,6 @@ export interface Problem {
   severity: 'error' | 'warning';
   fix?: { title: string; line: number; column: number; length: number; text: string } | undefined;
 }
-
-/** For so long, what was asked for while somebody types is not asked again. */
-const KEPT = { staleTime: 60_000, retry: false };
-
-/** The tenant's names. What cannot be answered now is not offered. */
-const NAMES: Names = {
-  tools: async (part) => {
-    const input = { ...(part && { q: part.slice(0, 100) }), limit: 50 };
-    const answer = await queryClient.fetchQuery(trpc.tools.list.queryOptions(input, KEPT)).catch(() => undefined);
-    return answer?.tools ?? [];
-  },
-  servers: async () => {
-    const answer = await queryClient.fetchQuery(trpc.tools.servers.queryOptions({}, KEPT)).catch(() => undefined);
-    return (answer?.servers ?? []).map(({ id, trust, counts }) => ({
-      ...{ id, trust },
-      tools: Object.values(counts).reduce((sum, one) => sum + one, 0),
-    }));
-  },
-  agents: async (part) => {
-    const input = { ...(part && { q: part.slice(0, 200) }), limit: 50 };
-    const answer = await queryClient.fetchQuery(trpc.tools.agents.queryOptions(input, KEPT)).catch(() => undefined);
-    return answer?.agents ?? [];
-  },
-  schemas: async (name) => {
-    const of = (await NAMES.tools(name)).filter((tool) => tool.name === name).slice(0, 3);
-    const found = of.map(({ server }) => queryClient.fetchQuery(trpc.tools.get.queryOptions({ server, name }, KEPT)));
-    const tools = await Promise.allSettled(found);
-    return tools.flatMap((one) =>
-      one.status === 'fulfilled' ? [(one.value.approved ?? one.value.shown)?.definition.inputSchema] : [],
-    );
-  },
-  lists: async () => {
-    const answer = await queryClient.fetchQuery(trpc.lists.list.queryOptions({}, KEPT)).catch(() => undefined);
-    return answer?.lists.map(({ name }) => name) ?? [];
-  },
-  groups: async () => {
-    const answer = await queryClient.fetchQuery(trpc.settings.get.queryOptions({}, KEPT)).catch(() => undefined);
-    return Object.keys(answer?.approver_groups ?? {});
-  },
-};
 
 /** How far tests reach a line. A line may have several. */
 export interface ReachMark {

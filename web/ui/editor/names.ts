@@ -3,23 +3,13 @@ import { HOLD_KIND_NAMES, HOLD_KINDS } from '../../../server/domain/hold-kinds.t
 import { visible } from '../../../server/lib/visible.ts';
 import { argumentsOf } from '../../../server/policy/language/argument-kinds.ts';
 import type { TagKind } from '../../../server/policy/language/head.ts';
+import { KIND_WORDS, type KnownNames } from '../../lib/name-kinds.ts';
 
 /** `text` is what is written within the quotes, when that is not the label alone; one that `goesOn` does not close them. */
 type Offer = Completion & { text?: string; goesOn?: true };
 
 /** A name within quotes: tools chose some, and nothing in one may end the text that it stands in. */
 const escaped = (name: string) => JSON.stringify(name).slice(1, -1);
-
-/** What the tenant has, for completion: each may be asked at every key, and answers with nothing where it cannot. */
-export interface Names {
-  tools(part: string): Promise<readonly { name: string; server: string; status: string; labels: readonly string[] }[]>;
-  servers(): Promise<readonly { id: string; tools: number; trust: number | null }[]>;
-  agents(part: string): Promise<readonly { id: string; roles: readonly string[]; labels: readonly string[] }[]>;
-  /** Of the tools with this name, one for each server. */
-  schemas(tool: string): Promise<readonly unknown[]>;
-  lists(): Promise<readonly string[]>;
-  groups(): Promise<readonly string[]>;
-}
 
 /** What stands in quotes before the cursor. */
 const OPEN = '((?:[^"\\\\\\n]|\\\\.)*)$';
@@ -37,7 +27,6 @@ const ESCROW = at('@escrow\\(');
 const SEVERITY = at('@severity\\(');
 const QUORUM = at('@quorum\\(');
 
-const KIND: Record<TagKind, string> = { str: 'text', num: 'number', bool: 'true or false', list: 'list of texts' };
 const STATUS: Record<string, string> = {
   approved: 'its definition is approved',
   changed: 'its definition changed since it was approved',
@@ -47,7 +36,7 @@ const STATUS: Record<string, string> = {
 };
 
 /** The names of the tenant, where one stands in quotes. Tools and agents chose some: what cannot be seen is not offered. */
-export async function completeNames(context: CompletionContext, names: Names): Promise<CompletionResult | null> {
+export async function completeNames(context: CompletionContext, names: KnownNames): Promise<CompletionResult | null> {
   const result = async (pattern: RegExp, offered: (typed: string, match: string) => Promise<Offer[]>) => {
     const match = context.matchBefore(pattern);
     if (!match) return undefined;
@@ -179,7 +168,7 @@ interface Argument {
 }
 
 /** The arguments of the tools that the statement around the cursor is about. */
-async function readable({ state, pos }: CompletionContext, names: Names): Promise<Argument[]> {
+async function readable({ state, pos }: CompletionContext, names: KnownNames): Promise<Argument[]> {
   const text = state.doc.toString();
   const start = text.lastIndexOf(';', pos - 1) + 1;
   const end = text.indexOf(';', pos);
@@ -199,7 +188,7 @@ function ofArguments(all: readonly Argument[], fits: (kinds: readonly TagKind[])
     .filter(({ kinds }) => fits(kinds))
     .map(({ tool, key, kinds }) => ({
       label: key,
-      detail: kinds.map((kind) => KIND[kind]).join(' or '),
+      detail: kinds.map((kind) => KIND_WORDS[kind]).join(' or '),
       info: `An argument of the tool ${visible(tool)}, as its schema says.`,
       type: 'property',
     }));

@@ -1,0 +1,63 @@
+import { isPlain } from '../../server/lib/visible.ts';
+import type { KnownNames } from './name-kinds.ts';
+import { queryClient } from './query.ts';
+import { trpc } from './trpc.ts';
+
+/** For so long, what was asked for while somebody types is not asked again. */
+const KEPT = { staleTime: 60_000, retry: false };
+
+/** The tenant's names. What cannot be answered now is not offered. */
+export const NAMES: KnownNames = {
+  tools: async (part) => {
+    const input = { ...(part && { q: part.slice(0, 100) }), limit: 50 };
+    const answer = await queryClient.fetchQuery(trpc.tools.list.queryOptions(input, KEPT)).catch(() => undefined);
+    return answer?.tools ?? [];
+  },
+  servers: async () => {
+    const answer = await queryClient.fetchQuery(trpc.tools.servers.queryOptions({}, KEPT)).catch(() => undefined);
+    return (answer?.servers ?? []).map(({ id, trust, counts }) => ({
+      ...{ id, trust },
+      tools: Object.values(counts).reduce((sum, one) => sum + one, 0),
+    }));
+  },
+  agents: async (part) => {
+    const input = { ...(part && { q: part.slice(0, 200) }), limit: 50 };
+    const answer = await queryClient.fetchQuery(trpc.tools.agents.queryOptions(input, KEPT)).catch(() => undefined);
+    return answer?.agents ?? [];
+  },
+  schemas: async (name) => {
+    const of = (await NAMES.tools(name)).filter((tool) => tool.name === name).slice(0, 3);
+    const found = of.map(({ server }) => queryClient.fetchQuery(trpc.tools.get.queryOptions({ server, name }, KEPT)));
+    const tools = await Promise.allSettled(found);
+    return tools.flatMap((one) =>
+      one.status === 'fulfilled' ? [(one.value.approved ?? one.value.shown)?.definition.inputSchema] : [],
+    );
+  },
+  lists: async () => {
+    const answer = await queryClient.fetchQuery(trpc.lists.list.queryOptions({}, KEPT)).catch(() => undefined);
+    return answer?.lists.map(({ name }) => name) ?? [];
+  },
+  groups: async () => {
+    const answer = await queryClient.fetchQuery(trpc.settings.get.queryOptions({}, KEPT)).catch(() => undefined);
+    return Object.keys(answer?.approver_groups ?? {});
+  },
+};
+
+export type NameKind = 'agent' | 'role' | 'tool' | 'tool_server' | 'proxy';
+
+const LISTS: Record<NameKind, (part: string) => Promise<readonly string[]>> = {
+  agent: async (part) => (await NAMES.agents(part)).map(({ id }) => id),
+  role: async (part) => (await NAMES.agents(part)).flatMap(({ roles }) => roles),
+  tool: async (part) => (await NAMES.tools(part)).map(({ name }) => name),
+  tool_server: async () => (await NAMES.servers()).map(({ id }) => id),
+  proxy: async () => {
+    const answer = await queryClient.fetchQuery(trpc.proxies.list.queryOptions({}, KEPT)).catch(() => undefined);
+    return answer?.proxies.map(({ proxy_id }) => proxy_id) ?? [];
+  },
+};
+
+/** Names of one kind that may be meant, each once. Agents and tools chose some: one that a browser would show misread is not offered. */
+export async function namesLike(kind: NameKind, part: string): Promise<string[]> {
+  const all = await LISTS[kind](part.trim());
+  return [...new Set(all)].filter(isPlain).sort();
+}
