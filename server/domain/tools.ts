@@ -39,18 +39,18 @@ export const MOST_LABELS = 20;
 export const CHANGE_REASONS = {
   schema_widened: 'it accepts more than before',
   required_dropped: 'an argument is not required any more',
-  default_changed: 'another value is used where an argument is left out',
-  hint_changed: 'it describes its own risk otherwise',
+  default_changed: 'an argument that is left out gets another value',
+  hint_changed: 'it describes its own risk differently',
   address_added: 'a text names a new address',
-  instruction_added: 'a text has new words that instruct',
+  instruction_added: 'a text has a new word of instruction',
   tool_mentioned: 'a text names another tool',
   hidden_characters: 'a text has characters that cannot be seen, or that turn the direction of writing',
   lookalike_characters: 'a word mixes alphabets that look alike',
   other_script: 'a text has new words that are not in Latin letters, which this comparison cannot judge',
   text_grown: 'its texts are much longer',
   narrowed: 'it accepts less than before',
-  output_changed: 'its results are described otherwise',
-  wording: 'other words',
+  output_changed: 'its results are described differently',
+  wording: 'different wording',
 } as const;
 export type ChangeCode = keyof typeof CHANGE_REASONS;
 

@@ -381,7 +381,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       tag,
       problems: ['NOT_FOUND'],
     })
-      .input(z.strictObject({ ...Id, from: Version, to: Version }))
+      .input(z.strictObject({ ...Id, from: z.int().min(0).max(2_147_483_647).describe('0: nothing'), to: Version }))
       .output(
         z.object({
           policy_id: z.string(),

@@ -391,21 +391,21 @@ export class PolicyTexts {
 
   /** What changed between two versions: as text, and rule by rule. */
   async diff(tenantId: string, id: string, from: number, to: number) {
-    const [old, recent] = await Promise.all([
-      this.#queries.revision(tenantId, id, from),
-      this.#queries.revision(tenantId, id, to),
-    ]);
+    const textOf = async (version: number) =>
+      version === 0 ? '' : (await this.#queries.revision(tenantId, id, version)).dslSource;
+    const [old, recent] = await Promise.all([textOf(from), textOf(to)]);
     const changes = await this.#ask((language) =>
       language.diff(tenantId, {
         policyId: id,
-        from: { name: `version ${from}`, text: old.dslSource },
-        to: { name: `version ${to}`, text: recent.dslSource },
+        from: { name: from === 0 ? 'nothing' : `version ${from}`, text: old },
+        to: { name: `version ${to}`, text: recent },
       }),
     );
     const [was, now] = await Promise.all(
-      [old, recent].map(async ({ dslSource }) => {
+      [old, recent].map(async (text) => {
+        if (text === '') return new Map<string, string>();
         // an old text may not compile by now: then its rules have no words
-        const { statements } = await this.validate(tenantId, dslSource, id);
+        const { statements } = await this.validate(tenantId, text, id);
         return new Map(statements.map((one) => [one.id, one.summary.text]));
       }),
     );

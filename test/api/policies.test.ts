@@ -748,12 +748,22 @@ describe('a review', () => {
     expect(body.rules).toEqual([
       {
         ...{ rule_id: 'p#small', change: 'changed' },
-        was: expect.stringContaining('lessThan(decimal("50.0"))'),
-        now: expect.stringMatching(/^Permits any agent: any action with the tool "refund", when .*75\.0/),
+        was: expect.stringContaining('when amount is less than 50.'),
+        now: expect.stringMatching(
+          /^Permits any agent: any action with the tool "refund", when amount is less than 75\./,
+        ),
       },
       { rule_id: 'p#new', change: 'added', was: null, now: expect.stringContaining('in the role "support"') },
       { rule_id: 'p#gone', change: 'removed', was: expect.stringMatching(/^Denies/), now: null },
     ]);
+    // a first version is compared with nothing
+    const first = await server.call<{ rules: object[] }>(200, 'GET /v1/policies/p/diff?from=0&to=1', admin);
+    expect(first.body.rules).toEqual(
+      ['small', 'gone'].map((id) => ({
+        ...{ rule_id: `p#${id}`, change: 'added', was: null },
+        now: expect.stringMatching(/^(Permits|Denies)/),
+      })),
+    );
   });
 
   test('tells an author what obviously fixes a text', async () => {

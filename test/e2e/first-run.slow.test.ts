@@ -13,6 +13,7 @@ describeInBrowser('a new tenant', () => {
     const tenant = await server.tenant();
     const visitor = await browser.visitor(await tenant.person('admin'));
     const { page } = visitor;
+    const began = Date.now();
     let clicks = 0;
     const click = async (what: Locator) => {
       await what.click();
@@ -47,6 +48,7 @@ describeInBrowser('a new tenant', () => {
     await click(page.getByRole('button', { name: 'Send it again: it is approved' }));
     await page.getByText('That is all there is to it').waitFor();
     expect(clicks).toBe(8);
+    expect(Date.now() - began).toBeLessThan(180_000);
 
     // and all of it is recorded as what it was
     const records = await sql<{ decision: string; agent: string }>(

@@ -20,6 +20,8 @@ describeInBrowser('a policy', () => {
 
     const { page } = author;
     await author.open('/policies/new?template=blank');
+    // the highest of their roles, however they are stored
+    await page.getByText(/^approver · /).waitFor();
     await page.getByLabel('Id').fill('reading');
     await write(author, '@reson("x")\npermit(principal, action, resource == Tool::"read");');
     await page.getByRole('button', { name: /did you mean @reason/ }).waitFor();
@@ -178,6 +180,14 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await write(visitor, dsl_source.replace('50.0', '10.0'));
     await page.getByText('1 of 1 test failed').waitFor();
     await page.getByText('Not saved (Ctrl+S saves)').waitFor();
+    // and what would be saved is compared with what is
+    await page.getByRole('button', { name: 'Show changes' }).click();
+    const unsaved = page.getByRole('dialog', { name: 'Changes that are not saved' });
+    await unsaved.getByText('version 1 → what you wrote').waitFor();
+    await expect.poll(() => unsaved.innerText()).toMatch(/"50\.0"[\s\S]*"10\.0"/);
+    await visitor.assertAccessible();
+    await unsaved.getByRole('button', { name: 'Cancel' }).click();
+    await unsaved.waitFor({ state: 'detached' });
     await write(visitor, dsl_source);
     await page.getByText('1 test passed').waitFor();
 
@@ -295,7 +305,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('compiles, without impossible rules').waitFor();
     await checks.getByText('this version has none').waitFor();
     const rules = page.getByRole('list', { name: 'Rules that differ' });
-    await rules.getByText(/^Permits agents in the role "clerk".*75\.0/).waitFor();
+    await rules.getByText(/^Permits agents in the role "clerk".*when amount is less than 75\./).waitFor();
 
     await page.getByRole('button', { name: 'Comment on line 3 of the text' }).waitFor();
     await page.getByRole('button', { name: 'Comment on removed line 2 of the text' }).click();
@@ -327,7 +337,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('none is open').waitFor();
     await submit(rule('60.0'));
     await page.getByRole('button', { name: 'Review version 3' }).click();
-    await rules.getByText(/60\.0/).waitFor();
+    await rules.getByText(/when amount is less than 60\./).waitFor();
   });
 
   test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
@@ -493,5 +503,11 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await approver.page.getByRole('heading', { name: 'No policies match the filters' }).waitFor();
     await approver.page.getByRole('button', { name: 'Clear the filters' }).click();
     await approver.page.getByRole('link', { name: 'guard' }).waitFor();
+    const names = () => approver.page.getByRole('cell').getByRole('link').allInnerTexts();
+    await approver.page.getByLabel('Sort').selectOption('by name');
+    await approver.page.getByRole('table', { name: 'Policies by name' }).waitFor();
+    await expect.poll(names).toEqual(['guard', 'other']);
+    await approver.page.getByLabel('Name or text contains').fill('OTH');
+    await expect.poll(names).toEqual(['other']);
   });
 });

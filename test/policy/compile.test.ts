@@ -121,11 +121,11 @@ describe('compiling a policy', () => {
       @rate("5/h") @mask("$.iban") forbid(principal, action, resource) when { context has host };`);
     expect(statements.map(({ summary }) => summary.text)).toEqual([
       'Permits agents in the role "payer": payment or any read action with the tools of the server "bank", ' +
-        'when context has amount && context.amount.greaterThan(decimal("10.0")), unless context has path. ' +
+        'when the stated value is more than 10, unless the path is known. ' +
         'Then: held for 2 approvals (1 of finance, 1 of security) by different people; ' +
         'the hold expires after 90 minutes; once released it must be used within 15 minutes. Reason: big',
       'Denies the agent "x": payment with the tool "wire". Reason: never',
-      'Where another rule permits it, restricts any agent: any action with any tool, when context has host. ' +
+      'Where another rule permits it, restricts any agent: any action with any tool, when the host is known. ' +
         'Then: at most 5 per hour for each agent; $.iban masked.',
     ]);
     expect(statements.map(({ summary }) => summary.kind)).toEqual(['permit', 'forbid', 'guardrail']);

@@ -1,9 +1,12 @@
 import { useQuery } from '@tanstack/react-query';
-import { hasRole, type Role } from '../../server/domain/principal.ts';
+import { hasRole, ROLES, type Role } from '../../server/domain/principal.ts';
 import { queryClient } from './query.ts';
 import { trpc } from './trpc.ts';
 
 export const meOptions = () => trpc.auth.me.queryOptions({}, { staleTime: 60_000 });
+
+/** The highest role of a person, which includes the lower ones. */
+export const topRole = (roles: readonly Role[]): Role | undefined => ROLES.findLast((role) => roles.includes(role));
 
 /** The signed-in person. Pages within the shell require one. */
 export function useMe() {

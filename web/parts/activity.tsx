@@ -13,7 +13,7 @@ type Facet = 'tool_name' | 'agent_id' | 'rule_id';
 const FACETS: Record<Facet, { title: string; name: (value: string) => ReactNode }> = {
   tool_name: { title: 'Tools', name: (name) => <ToolLink name={name} plain /> },
   agent_id: { title: 'Agents', name: (id) => <AgentLink id={id} plain /> },
-  rule_id: { title: 'Rules that decided', name: (id) => <RuleLink id={id} /> },
+  rule_id: { title: 'Rules that decided', name: (id) => <RuleLink id={id} plain /> },
 };
 
 /** What an agent did, or what was done with a tool: over time, and with what. */

@@ -35,11 +35,16 @@ export const ToolLink = ({
 );
 
 /** A rule of a policy leads to the rules of its policy; those of the server itself have none. */
-export const RuleLink = ({ id }: { id: string }) => {
+export const RuleLink = ({ id, plain = false }: { id: string; plain?: boolean }) => {
   const policy = id.slice(0, Math.max(0, id.indexOf('#')));
   if (policy === '') return <Hostile text={id} />;
   return (
-    <PageLink to="/policies/$id" params={{ id: policy }} search={{ tab: 'rules' }}>
+    <PageLink
+      to="/policies/$id"
+      params={{ id: policy }}
+      search={{ tab: 'rules' }}
+      {...(plain && { c: 'inherit', inherit: true })}
+    >
       <Hostile text={id} />
     </PageLink>
   );

@@ -17,7 +17,7 @@ import { Fragment, useEffect, useRef } from 'react';
 import { type Keys, keysList, useKeys } from '../lib/keys.ts';
 import { later } from '../lib/later.tsx';
 import { startLive, useLive } from '../lib/live.ts';
-import { useMe } from '../lib/session.ts';
+import { topRole, useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
 import { useZone } from '../lib/time.ts';
 import { trpc } from '../lib/trpc.ts';
@@ -191,7 +191,7 @@ function Person() {
         {me.name || me.email}
       </Link>
       <Text size="xs" c="dimmed" px={8} className="cut">
-        {me.roles.at(-1) ?? 'no role'} · {me.tenant}
+        {topRole(me.roles) ?? 'no role'} · {me.tenant}
       </Text>
       <Group gap={2} mt={6} px={4}>
         <ActionIcon

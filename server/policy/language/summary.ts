@@ -3,6 +3,7 @@ import { type Annotations, DAY_SECONDS, type LimitKey } from '../../domain/annot
 import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
 import { visible } from '../../lib/visible.ts';
 import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
+import { conditionWords } from './condition-words.ts';
 import { preamble, type Token } from './scan.ts';
 
 /** One statement in plain words, for readers who do not know Cedar. */
@@ -13,8 +14,10 @@ export interface StatementSummary {
   tools: string;
   /** The clauses as written, without comments and line breaks. */
   conditions: string[];
+  /** The same in words, where there are some for them. */
+  said: string[];
   obligations: string[];
-  /** The whole statement in one or two sentences. */
+  /** The whole statement in one or two sentences, its clauses in words where there are some for them. */
   text: string;
 }
 
@@ -31,12 +34,17 @@ export function summarize(
   const conditions = clauses(statement, source);
   const obligations = obligationWords(annotations);
 
-  const what = `${who}: ${actions} with ${tools}${conditions.map((clause) => `, ${clause}`).join('')}`;
+  const said = conditions.map((clause, n) => {
+    const { kind: word, body } = est.conditions[n]!;
+    const words = conditionWords(body);
+    return words === undefined ? clause : `${word} ${words}`;
+  });
+  const what = `${who}: ${actions} with ${tools}${said.map((clause) => `, ${clause}`).join('')}`;
   const lead = { permit: 'Permits', forbid: 'Denies', guardrail: 'Where another rule permits it, restricts' }[kind];
   const because =
     annotations.reason === undefined ? '' : ` Reason: ${visible(annotations.reason.replace(/\s+/g, ' ').trim())}`;
   const bound = obligations.length > 0 ? ` Then: ${obligations.join('; ')}.` : '';
-  return { kind, who, actions, tools, conditions, obligations, text: `${lead} ${what}.${bound}${because}` };
+  return { kind, who, actions, tools, conditions, said, obligations, text: `${lead} ${what}.${bound}${because}` };
 }
 
 type Scope = PolicyJson['principal'] | PolicyJson['resource'];

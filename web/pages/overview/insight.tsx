@@ -56,7 +56,12 @@ function MostDenied({ last, span }: { last: Last; span: string }) {
                 title="Agents"
                 name={(id) => <AgentLink id={id} plain />}
               />
-              <TopValues {...{ counts, filter }} facet="rule_id" title="Rules" name={(id) => <RuleLink id={id} />} />
+              <TopValues
+                {...{ counts, filter }}
+                facet="rule_id"
+                title="Rules"
+                name={(id) => <RuleLink id={id} plain />}
+              />
             </div>
           )}
         </Shown>

@@ -34,7 +34,7 @@ export function Rules({ id }: { id: string }) {
   );
 }
 
-function Summary({ who, actions, tools, conditions, obligations }: StatementSummary) {
+function Summary({ who, actions, tools, conditions, said, obligations }: StatementSummary) {
   return (
     <dl className="facts" style={{ marginTop: 8 }}>
       <dt>Who</dt>
@@ -47,9 +47,10 @@ function Summary({ who, actions, tools, conditions, obligations }: StatementSumm
         <>
           <dt>Only</dt>
           <dd>
-            {conditions.map((clause) => (
-              <div key={clause} className="mono">
-                {clause}
+            {conditions.map((clause, n) => (
+              <div key={clause}>
+                {said[n] === clause ? null : said[n]}
+                <div className={said[n] === clause ? 'mono' : 'mono dim'}>{clause}</div>
               </div>
             ))}
           </dd>

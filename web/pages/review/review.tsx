@@ -181,7 +181,7 @@ function Reviewed({
         <Title order={2} id="changes" mb="xs">
           Changes
         </Title>
-        {before === null ? null : <RuleChanges id={id} from={before} to={version} />}
+        <RuleChanges id={id} from={before ?? 0} to={version} />
         <Shown query={texts.both}>
           {({ old, next }) => {
             const shared = { policy, threads, comments };
@@ -287,7 +287,7 @@ function RuleChanges({ id, from, to }: { id: string; from: number; to: number })
             )}
             {now === null ? null : (
               <p>
-                <span className="dim">Now: </span>
+                {change === 'added' ? null : <span className="dim">Now: </span>}
                 <Hostile text={now} />
               </p>
             )}

@@ -5,7 +5,7 @@ import { useState } from 'react';
 import { ROLES, type Role } from '../../../server/domain/principal.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
-import { useMe } from '../../lib/session.ts';
+import { topRole, useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { SessionList } from '../../parts/session-list.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -21,10 +21,6 @@ export const ROLE: Record<Role, string> = {
   approver: 'also approves policies and votes on holds',
   admin: 'also manages people, keys and settings',
 };
-
-/** The highest role of a person, which includes the lower ones. */
-export const topRole = (person: Pick<Person, 'roles'>): Role | undefined =>
-  ROLES.findLast((role) => person.roles.includes(role));
 
 /**
  * Gives a person this role and no higher one. The new role is granted before the others are revoked, so a failure in
@@ -55,7 +51,7 @@ export function PersonDrawer({ person, onClose }: { person: Person | undefined; 
 function Body({ person, onClose }: { person: Person; onClose: () => void }) {
   const me = useMe();
   const [removing, setRemoving] = useState(false);
-  const held = topRole(person);
+  const held = topRole(person.roles);
   const [chosen, choose] = useState<Role>();
   const [changing, setChanging] = useState(false);
   const again = () => queryClient.invalidateQueries(trpc.users.pathFilter());
@@ -84,20 +80,24 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         <dt>Keys</dt>
         <dd>{person.keys === 0 ? 'none' : `${person.keys} active; they stop working when the person is removed`}</dd>
       </dl>
-      <Group align="flex-end" gap="xs" wrap="nowrap">
-        <NativeSelect
-          style={{ flex: 1 }}
-          label="Role"
-          description={ROLE[chosen ?? held ?? 'viewer']}
-          value={chosen ?? held ?? ''}
-          onChange={(event) => choose(event.currentTarget.value as Role)}
-          data={[...(held ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
-        />
-        {/* an arrow key in the field chooses, and changes nothing yet */}
-        <Button disabled={!chosen || chosen === held} onClick={() => setChanging(true)}>
-          Change the role
-        </Button>
-      </Group>
+      <div>
+        <Group align="flex-end" gap="xs" wrap="nowrap">
+          <NativeSelect
+            style={{ flex: 1 }}
+            label="Role"
+            value={chosen ?? held ?? ''}
+            onChange={(event) => choose(event.currentTarget.value as Role)}
+            data={[...(held ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
+          />
+          {/* an arrow key in the field chooses, and changes nothing yet */}
+          <Button disabled={!chosen || chosen === held} onClick={() => setChanging(true)}>
+            Change the role
+          </Button>
+        </Group>
+        <Text size="sm" c="dimmed" mt={4}>
+          {chosen ?? held ?? 'viewer'} {ROLE[chosen ?? held ?? 'viewer']}
+        </Text>
+      </div>
       <section aria-label="Sessions">
         <Group justify="space-between">
           <Title order={3} size="h4">

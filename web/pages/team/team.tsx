@@ -3,6 +3,7 @@ import { IconPlus, IconUsers } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
+import { topRole } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
 import { NothingMatches, TextFilter } from '../../ui/filters.tsx';
@@ -13,7 +14,7 @@ import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { ApproverGroups } from './groups.tsx';
 import { Invitations, InviteDialog } from './invitations.tsx';
-import { type Person, PersonDrawer, topRole } from './person.tsx';
+import { type Person, PersonDrawer } from './person.tsx';
 
 const route = getRouteApi('/app/team');
 export const TABS = { members: 'Members', invitations: 'Invitations', groups: 'Approver groups' } as const;
@@ -115,7 +116,7 @@ function Members() {
           {
             header: 'Role',
             cell: (row) => {
-              const role = topRole(row);
+              const role = topRole(row.roles);
               return role ? (
                 <Tag tone={role === 'admin' ? 'limit' : 'info'}>{role}</Tag>
               ) : (

@@ -200,7 +200,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
           </>
         )}
       </Text>
-      <Group gap={6}>
+      <Group gap={6} ml={-7}>
         {counts.map((status) => (
           <Button
             key={status}
