@@ -37,11 +37,15 @@ async function troubled(tenant: TestTenant, receiver: Receiver): Promise<{ desti
   await server.call(200, 'POST /v1/policies/urgent/break-glass', await tenant.person('admin'), glass);
   await sql(
     server,
-    `update forensic_record set line = replace(line, '"decision":"deny"', '"decision":"allow"')
+    `update forensic_record set line = replace(line, '"agent_role":"clerk"', '"agent_role":"chief"')
      where tenant_id = $1 and seq = 3`,
     [tenant.id],
   );
   await server.call(200, 'GET /v1/forensics/verify', await tenant.person('viewer'));
+  await sql(server, `update audit_record set line = replace(line, 'an incident', 'no incident') where tenant_id = $1`, [
+    tenant.id,
+  ]);
+  await server.call(200, 'GET /v1/audit/verify', await tenant.person('viewer'));
   const failing = async () => {
     const { body } = await server.call(200, `GET /v1/subscriptions/${subscription.id}`, tenant.admin);
     return body.failing_since;
@@ -62,9 +66,10 @@ describeInBrowser('the overview', () => {
       const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
       await open('/');
       const matters = page.getByRole('region', { name: 'Needs attention' }).getByRole('listitem');
-      await expect.poll(() => matters.count()).toBe(4);
+      await expect.poll(() => matters.count()).toBe(5);
       const steps = [
-        [/did not verify/, '/forensics'],
+        [/chain of decisions did not verify/, '/forensics'],
+        [/audit log did not verify/, '/audit'],
         [/urgent was enforced without approval/, '/review/urgent'],
         [/1 proxy is silent/, '/proxies/proxy?id=edge-1'],
         [/does not accept events/, `/subscriptions/${destination}`],
@@ -76,7 +81,7 @@ describeInBrowser('the overview', () => {
       await matters.filter({ hasText: 'silent' }).getByRole('link').click();
       await page.getByRole('heading', { name: 'It is silent' }).or(page.getByText('It is silent')).first().waitFor();
       await page.goBack();
-      await matters.nth(3).waitFor();
+      await matters.nth(4).waitFor();
 
       /** Where each of them leads, which has one link. */
       const hrefs = async (selector: string) => {

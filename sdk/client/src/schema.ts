@@ -10742,6 +10742,7 @@ export interface operations {
     "policies-diff": {
         parameters: {
             query: {
+                /** @description 0: nothing */
                 from: number;
                 to: number;
             };

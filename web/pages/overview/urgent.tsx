@@ -16,6 +16,8 @@ export const useDestinations = () => {
   return useQuery(trpc.subscriptions.list.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }));
 };
 
+const NAME = { forensics: 'chain of decisions', audit: 'audit log' } as const;
+
 interface Matter {
   key: string;
   what: ReactNode;
@@ -30,23 +32,25 @@ export function Urgent() {
   const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
   const proxies = useFleet();
   const destinations = useDestinations();
-  const { record: last, query: verified } = useLastVerified('forensics');
+  const verified = { forensics: useLastVerified('forensics'), audit: useLastVerified('audit') };
 
   const matters: Matter[] = [];
   for (const { chain, noticed_at } of closed.data?.closed ?? []) {
     matters.push({
       key: `closed ${chain}`,
-      what: `The ${chain === 'audit' ? 'audit log' : 'chain of decisions'} is closed: records that were acknowledged are missing`,
+      what: `The ${NAME[chain === 'audit' ? 'audit' : 'forensics']} is closed: records that were acknowledged are missing`,
       since: noticed_at,
       next: <DocsLink path="restore">What an operator does</DocsLink>,
     });
   }
-  if (last?.action === 'forensics.verification_failed') {
+  for (const chain of ['forensics', 'audit'] as const) {
+    const { record: last } = verified[chain];
+    if (last?.action !== 'forensics.verification_failed') continue;
     matters.push({
-      key: 'chain',
-      what: 'The chain of decisions did not verify: stored records were changed',
+      key: `broken ${chain}`,
+      what: `The ${NAME[chain]} did not verify: stored records were changed`,
       since: last.created_at,
-      next: <PageLink to="/forensics">See where it breaks</PageLink>,
+      next: <PageLink to={chain === 'audit' ? '/audit' : '/forensics'}>See where it breaks</PageLink>,
     });
   }
   for (const { id, open_review } of glass.data?.policies ?? []) {
@@ -93,7 +97,9 @@ export function Urgent() {
     });
   }
   // with one of these unknown, an empty list would say that all is well
-  const failed = [closed, glass, proxies, destinations, verified].filter(({ data, error }) => error && !data);
+  const failed = [closed, glass, proxies, destinations, verified.forensics.query, verified.audit.query].filter(
+    ({ data, error }) => error && !data,
+  );
   if (failed.length > 0) {
     matters.push({
       key: 'failed',

@@ -263,9 +263,11 @@ function Outcome({ result, goTo }: { result: Result; goTo: (line: number) => voi
   const { verdict, live, hits, errors, detail } = result;
   if (!verdict) {
     return (
-      <Notice tone="bad" title="The text has errors">
-        Line {errors[0]?.line}: {errors[0]?.message}
-      </Notice>
+      <div style={{ marginTop: 12 }}>
+        <Notice tone="bad" title="The text has errors">
+          Line {errors[0]?.line}: {errors[0]?.message}
+        </Notice>
+      </div>
     );
   }
   return (
