@@ -7,7 +7,7 @@ import {
   Outlet,
   redirect,
 } from '@tanstack/react-router';
-import { countsOptions } from './lib/counts.ts';
+import { countsOptions, listCountsOptions } from './lib/counts.ts';
 import { endLive } from './lib/live.ts';
 import { localPath } from './lib/local-path.ts';
 import { takeNext, tenantIn, withoutTenant } from './lib/next.ts';
@@ -19,7 +19,7 @@ import { trpc } from './lib/trpc.ts';
 import { readAgent, readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
-import { readSearch } from './pages/decisions/search.ts';
+import { filterOf, readSearch } from './pages/decisions/search.ts';
 import { readListSearch } from './pages/lists/search.ts';
 import { readOverviewSearch } from './pages/overview/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
@@ -134,7 +134,7 @@ const overview = createRoute({
   // what takes longest there
   loader: ({ location }) => {
     const { last = '24h' } = readOverviewSearch(location.search as Record<string, unknown>);
-    ask(countsOptions({}, last, { now: Date.now(), zone: zoneNow() }));
+    ask(countsOptions({}, last, { now: Date.now(), zone: zoneNow(), facets: 'none' }));
   },
   component: lazy(() => import('./pages/overview/overview.tsx'), 'Overview'),
 });
@@ -147,6 +147,11 @@ const decisions = createRoute({
   ...below,
   path: '/decisions',
   validateSearch: only(readSearch),
+  loader: ({ location }) => {
+    const { last, ...filter } = filterOf(readSearch(location.search as Record<string, unknown>));
+    // the last hours begin when the page is there
+    if (!last) ask(listCountsOptions(filter, zoneNow()));
+  },
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
 });
 const decision = createRoute({

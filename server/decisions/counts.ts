@@ -73,6 +73,7 @@ interface CountsQuery extends EventFilters {
   until?: string | undefined;
   buckets: number;
   utc_offset: number;
+  facets?: 'all' | 'none' | undefined;
 }
 
 export function countsProcedure(db: Reads) {
@@ -93,6 +94,10 @@ export function countsProcedure(db: Reads) {
         until: timestamp.optional().describe('received before this time'),
         buckets: z.int().min(1).max(MOST_BUCKETS).default(60).describe('the most steps; there may be fewer'),
         utc_offset: z.int().min(-840).max(840).default(0).describe('minutes: steps begin on full hours and days there'),
+        facets: z
+          .enum(['all', 'none'])
+          .default('all')
+          .describe('none: only over time, which reads no record where the numbers over time are exact without it'),
       }),
     )
     .output(EventCounts)
@@ -123,18 +128,21 @@ export async function countEvents(
     const since = Math.min(until - 1, query.since === undefined ? (oldest ?? until - 3_600_000) : timeIn(query.since));
     const { edges, seconds } = edgesOf(since, until, query.buckets, query.utc_offset);
     const times = edges.map((edge) => new Date(edge));
-    const sample = await sampleOf(client, { tenantId, first, last }, query, options);
+    const byKind = async () =>
+      countKinds(client, tenantId, await startsOf(client, tenantId, { times, end, first, last }), last);
+    const early = query.facets === 'none' && isCountedByKind(query) && last >= first ? await byKind() : undefined;
+    const sample =
+      early?.complete === 0
+        ? { records: last - first + 1, looked: 0, isSample: false, scale: (count: number) => count }
+        : await sampleOf(client, { tenantId, first, last }, query, options);
     const { records, looked, isSample, scale } = sample;
-    const found = records === 0 ? [] : await facetsOf(client, sample, times);
+    const found = records === 0 || !('read' in sample) ? [] : await facetsOf(client, sample, times);
 
     const none = () => Object.fromEntries(DECISIONS.map((decision) => [decision, 0])) as Record<Decision, number>;
     const buckets = edges.map(none);
     for (const { bucket, decision, count } of found)
       if (bucket !== null) buckets[bucket - 1]![decision as Decision] = scale(count);
-    const exact =
-      isSample && isCountedByKind(query)
-        ? await countKinds(client, tenantId, await startsOf(client, tenantId, { times, end, first, last }), last)
-        : undefined;
+    const exact = early ?? (isSample && isCountedByKind(query) ? await byKind() : undefined);
     const isExact = exact?.complete === 0;
     if (isExact) {
       for (const [n, kinds] of exact.kinds.entries()) {
@@ -146,7 +154,9 @@ export async function countEvents(
     }
     const sums = DECISIONS.map((decision) => buckets.reduce((sum, bucket) => sum + bucket[decision], 0));
     const facet = (name: Facet) =>
-      found.flatMap(({ field, value, count }) => (field === name ? [{ value: value ?? '', count: scale(count) }] : []));
+      (query.facets === 'none' ? [] : found).flatMap(({ field, value, count }) =>
+        field === name ? [{ value: value ?? '', count: scale(count) }] : [],
+      );
     return {
       since: new Date(since).toISOString(),
       until: new Date(until).toISOString(),
@@ -154,7 +164,7 @@ export async function countEvents(
       records,
       counted: looked,
       matching: sums.reduce((sum, count) => sum + count, 0),
-      estimated: { buckets: isSample && !isExact, facets: isSample },
+      estimated: { buckets: isSample && !isExact, facets: isSample && query.facets !== 'none' },
       buckets: times.map((time, n) => ({ at: time.toISOString(), ...buckets[n]! })),
       facets: {
         ...(Object.fromEntries(FACETS.map((name) => [name, facet(name)])) as EventCounts['facets']),

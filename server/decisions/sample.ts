@@ -7,7 +7,7 @@ import { conditions, type EventFilters, hasMore } from './search.ts';
  * Which records of a range are looked at to count its decisions, in bounded work however long the chain is. Up to so many
  * are counted one by one. Of more, a sample is counted that is spread evenly over the range, and the numbers are estimates.
  */
-const MOST_COUNTED = 10_000;
+const MOST_COUNTED = 5_000;
 const SAMPLE = 5_000;
 export const SAMPLED = `Ranges with more than ${MOST_COUNTED.toLocaleString('en')} candidates are estimated from ${SAMPLE.toLocaleString('en')} records that are spread evenly over the range`;
 

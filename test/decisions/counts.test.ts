@@ -110,6 +110,15 @@ test('of many, a sample that is spread evenly says how many there may be, and th
   const all = await countEvents(box.db, tenantId, range, bounds);
   expect(all).toMatchObject({ records: 120, counted: 40, matching: 120, estimated: { buckets: false, facets: true } });
   expect(sum(all.buckets, 'deny')).toBe(5);
+  // without the fields no record is read for what an index and the positions say
+  const over = await countEvents(box.db, tenantId, { ...range, facets: 'none' }, bounds);
+  expect(over).toMatchObject({ records: 120, counted: 0, matching: 120, estimated: { buckets: false, facets: false } });
+  expect(over.buckets).toEqual(all.buckets);
+  expect(over.facets).toMatchObject({ agent_id: [], decision: all.facets.decision });
+  const few = await countEvents(box.db, tenantId, { ...range, facets: 'none', decision: 'deny' });
+  expect(few).toMatchObject({ counted: 0, matching: 5 });
+  const odds = await countEvents(box.db, tenantId, { ...range, facets: 'none', rule_id: 'odd' }, bounds);
+  expect(odds).toMatchObject({ counted: 40, matching: 60, estimated: { buckets: true, facets: false } });
   const denied = await countEvents(box.db, tenantId, { ...range, decision: 'allow' }, bounds);
   expect(denied).toMatchObject({ matching: 101, estimated: { buckets: false, facets: true } });
   const notAllowed = await countEvents(box.db, tenantId, { ...range, not_decision: ['allow', 'deny'] }, bounds);

@@ -4,6 +4,12 @@ import { trpc } from './trpc.ts';
 
 export type CountsFilter = Omit<Filter, 'last' | 'since' | 'until'>;
 
+/** How finely they are counted over time, and whether by field, too. */
+export interface CountsAbout {
+  buckets?: number | undefined;
+  facets?: 'all' | 'none' | undefined;
+}
+
 /** So often they are counted again. */
 export const AGAIN_MS = 30_000;
 /** So often the time that is counted moves on; what came meanwhile is counted too. */
@@ -13,14 +19,24 @@ export const MOVES_MS = 600_000;
 export const countsOptions = (
   filter: CountsFilter,
   last: Last,
-  { now, zone, buckets = 40 }: { now: number; zone: Zone; buckets?: number | undefined },
+  { now, zone, buckets = 40, facets = 'all' }: CountsAbout & { now: number; zone: Zone },
 ) =>
   trpc.events.counts.queryOptions(
     {
       ...filter,
       since: sinceOf(last, Math.floor(now / MOVES_MS) * MOVES_MS),
       buckets,
-      utc_offset: zone === 'utc' ? 0 : -new Date().getTimezoneOffset(),
+      facets,
+      utc_offset: offsetOf(zone),
     },
     { staleTime: AGAIN_MS },
   );
+
+/** The bars of a week are two hours long, those of a day a quarter of an hour. */
+const BARS = 100;
+
+/** What the page of decisions counts: all that its list shows. */
+export const listCountsOptions = (filter: Omit<Filter, 'last'>, zone: Zone) =>
+  trpc.events.counts.queryOptions({ ...filter, buckets: BARS, utc_offset: offsetOf(zone) }, { staleTime: AGAIN_MS });
+
+const offsetOf = (zone: Zone) => (zone === 'utc' ? 0 : -new Date().getTimezoneOffset());

@@ -36,7 +36,7 @@ export function Histogram({
 function Summary({ counts: { records, counted, matching, estimated } }: { counts: Counts }) {
   const all = records.toLocaleString();
   const number = matching.toLocaleString();
-  if (!estimated.facets) {
+  if (!estimated.facets && !estimated.buckets) {
     return (
       <Text size="sm">
         <strong>{number}</strong>
@@ -52,9 +52,13 @@ function Summary({ counts: { records, counted, matching, estimated } }: { counts
       </strong>
       {matching === records ? null : ` of ${all}`} decisions.{' '}
       <span className="dim">
-        {estimated.buckets ? 'The bars and ' : 'The bars are exact. '}
-        {estimated.buckets ? 'the' : 'The'} numbers beside the list are estimated from {counted.toLocaleString()}{' '}
-        records spread evenly over this time; rare values may be missing. A shorter time is counted exactly.
+        {!estimated.facets
+          ? 'The bars'
+          : estimated.buckets
+            ? 'The bars and the numbers beside the list'
+            : 'The bars are exact. The numbers beside the list'}{' '}
+        are estimated from {counted.toLocaleString()} records spread evenly over this time; rare values may be missing.
+        A shorter time is counted exactly.
       </span>
     </Text>
   );

@@ -2,7 +2,7 @@ import { Text } from '@mantine/core';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import type { Decision } from '../../server/domain/decision.ts';
-import { AGAIN_MS, type CountsFilter, countsOptions, MOVES_MS } from '../lib/counts.ts';
+import { AGAIN_MS, type CountsAbout, type CountsFilter, countsOptions, MOVES_MS } from '../lib/counts.ts';
 import type { Last } from '../lib/moment.ts';
 import { useNow, useZone } from '../lib/time.ts';
 import { PageLink } from '../ui/link.tsx';
@@ -17,16 +17,16 @@ const KINDS = Object.keys(DECISION) as Decision[];
 export function useCounts(
   filter: CountsFilter,
   last: Last,
-  { buckets, enabled = true }: { buckets?: number; enabled?: boolean } = {},
+  { enabled = true, ...about }: CountsAbout & { enabled?: boolean } = {},
 ) {
   const [zone] = useZone();
-  const options = countsOptions(filter, last, { now: useNow(MOVES_MS), zone, buckets });
+  const options = countsOptions(filter, last, { now: useNow(MOVES_MS), zone, ...about });
   return useQuery({ ...options, enabled, placeholderData: keepPreviousData, refetchInterval: AGAIN_MS });
 }
 
 /** What was decided over time: a bar, a pull over several, and each kind of decision lead to the decisions themselves. */
-export function Outcomes({ filter, last }: { filter: CountsFilter; last: Last }) {
-  const query = useCounts(filter, last);
+export function Outcomes({ filter, last, facets }: { filter: CountsFilter; last: Last } & Pick<CountsAbout, 'facets'>) {
+  const query = useCounts(filter, last, { facets });
   const navigate = useNavigate();
   return (
     <Shown query={query} lines={8}>

@@ -2372,7 +2372,7 @@ export interface paths {
         };
         /**
          * Count the decisions in a range by time and by field
-         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 10,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
+         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`. The numbers of each decision over time are exact up to 50,000 of each that is not `allow`, as long as no other filter is set.
          */
         get: operations["events-counts"];
         put?: never;
@@ -2392,7 +2392,7 @@ export interface paths {
         };
         /**
          * Count the decisions in a range by the values of one or two fields
-         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 10,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`.
+         * @description Without `since`, from the first record; without `until`, up to now. Ranges with more than 5,000 candidates are estimated from 5,000 records that are spread evenly over the range: see `estimated`.
          */
         get: operations["events-groups"];
         put?: never;
@@ -6929,9 +6929,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-nua1fa",
+                     *       "tenant_id": "t1-k27azn",
                      *       "user": {
-                     *         "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *         "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7026,14 +7026,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m852ehazksjm6qb7n2nx4fhs",
+                     *           "id": "ses_01m8cf90ywdmm1p3jbwtjdh1em",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T20:44:35.551Z",
-                     *           "last_seen_at": "2026-11-23T20:44:35.551Z",
-                     *           "expires_at": "2026-11-24T20:44:35.551Z"
+                     *           "created_at": "2026-11-26T17:43:27.452Z",
+                     *           "last_seen_at": "2026-11-26T17:43:27.452Z",
+                     *           "expires_at": "2026-11-27T17:43:27.452Z"
                      *         }
                      *       ]
                      *     }
@@ -7143,14 +7143,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m852ehazksjm6qb7n2nx4fhs",
+                     *           "id": "ses_01m8cf90ywdmm1p3jbwtjdh1em",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-23T20:44:35.551Z",
-                     *           "last_seen_at": "2026-11-23T20:44:35.551Z",
-                     *           "expires_at": "2026-11-24T20:44:35.551Z"
+                     *           "created_at": "2026-11-26T17:43:27.452Z",
+                     *           "last_seen_at": "2026-11-26T17:43:27.452Z",
+                     *           "expires_at": "2026-11-27T17:43:27.452Z"
                      *         }
                      *       ]
                      *     }
@@ -7269,7 +7269,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "id": "usr_01m8cf8zy7r7rf35wspgmwgata",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7277,13 +7277,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T20:44:35.247Z",
+                     *           "created_at": "2026-11-26T17:43:26.407Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7291,8 +7291,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-23T20:44:35.481Z",
-                     *           "last_login": "2026-11-23T20:44:35.551Z",
+                     *           "created_at": "2026-11-26T17:43:27.092Z",
+                     *           "last_login": "2026-11-26T17:43:27.452Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7341,7 +7341,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *       "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7349,8 +7349,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-23T20:44:35.481Z",
-                     *       "last_login": "2026-11-23T20:44:35.551Z",
+                     *       "created_at": "2026-11-26T17:43:27.092Z",
+                     *       "last_login": "2026-11-26T17:43:27.452Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7524,14 +7524,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m852eka4evjwkt2n15hf1jar",
+                     *           "id": "inv_01m8cf97z4g9jxbym9686chpf9",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-23T20:44:37.572Z",
-                     *           "sent_at": "2026-11-23T20:44:37.572Z",
-                     *           "expires_at": "2026-11-30T20:44:37.572Z"
+                     *           "created_at": "2026-11-26T17:43:34.628Z",
+                     *           "sent_at": "2026-11-26T17:43:34.628Z",
+                     *           "expires_at": "2026-12-03T17:43:34.628Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7802,25 +7802,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m852ek6xqrwp6tkb1kkgmy57",
+                     *           "id": "key_01m8cf9746bkepg5xvg1mrbhet",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *           "created_at": "2026-11-23T20:44:37.470Z"
+                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "created_at": "2026-11-26T17:43:33.766Z"
                      *         },
                      *         {
-                     *           "id": "key_01m852eh831x780j1kyz54zfab",
+                     *           "id": "key_01m8cf90k9t01xat9r6w9x0cj5",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:35.463Z",
-                     *           "last_used_at": "2026-11-23T20:44:35.745Z"
+                     *           "created_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:27.083Z",
+                     *           "last_used_at": "2026-11-26T17:43:27.775Z"
                      *         }
                      *       ]
                      *     }
@@ -7877,14 +7877,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m852es52trmexgm3wv3tx7sh",
+                     *       "id": "key_01m8cf9yh6s0nynzx4t36tzg4q",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-23T20:44:43.555Z"
+                     *       "created_at": "2026-11-26T17:43:57.736Z"
                      *     }
                      */
                     "application/json": {
@@ -8034,24 +8034,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
+                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "owner_id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T20:44:37.483Z",
+                     *           "created_at": "2026-11-26T17:43:33.779Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m852ehde7vsh9z62mhw3gk63",
+                     *           "id": "agk_01m8cf90zpkw4x801jcy5029fk",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-23T20:44:35.631Z",
-                     *           "last_used_at": "2026-11-23T20:44:36.938Z",
+                     *           "created_at": "2026-11-26T17:43:27.479Z",
+                     *           "last_used_at": "2026-11-26T17:43:30.530Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8110,13 +8110,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m852es68eqynepsxt7tmfmkx",
+                     *       "id": "agk_01m8cf9yhn7fpjcvr8by3b5cpp",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *       "created_at": "2026-11-23T20:44:43.593Z"
+                     *       "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *       "created_at": "2026-11-26T17:43:57.750Z"
                      *     }
                      */
                     "application/json": {
@@ -8265,7 +8265,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-nua1fa",
+                     *       "audience": "https://control.example/tenants/t1-k27azn",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8281,7 +8281,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-23T20:44:37.676Z",
+                     *           "created_at": "2026-11-26T17:43:37.138Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8423,25 +8423,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *           "id": "usr_01m8cf8zy7r7rf35wspgmwgata",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *           "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
+                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m852ek6xqrwp6tkb1kkgmy57",
+                     *           "id": "key_01m8cf9746bkepg5xvg1mrbhet",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8681,11 +8681,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m852ekccdz66153qxs0ze91e",
+                     *           "id": "stc_01m8cf99k94jqgxntea591qdya",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *           "created_at": "2026-11-23T20:44:37.644Z",
+                     *           "proposed_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "created_at": "2026-11-26T17:43:36.297Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8840,7 +8840,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-nua1fa"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-k27azn"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9349,9 +9349,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:35.746Z",
-                     *           "updated_at": "2026-11-23T20:44:37.836Z",
+                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:27.776Z",
+                     *           "updated_at": "2026-11-26T17:43:38.637Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9442,9 +9442,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *       "created_at": "2026-11-23T20:44:43.172Z",
-                     *       "updated_at": "2026-11-23T20:44:43.172Z",
+                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *       "created_at": "2026-11-26T17:43:57.151Z",
+                     *       "updated_at": "2026-11-26T17:43:57.151Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -9985,9 +9985,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *       "created_at": "2026-11-23T20:44:35.746Z",
-                     *       "updated_at": "2026-11-23T20:44:37.836Z",
+                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *       "created_at": "2026-11-26T17:43:27.776Z",
+                     *       "updated_at": "2026-11-26T17:43:38.637Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -9995,28 +9995,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:37.836Z",
+                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:38.637Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:35.746Z",
+                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:27.776Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *             "decided_at": "2026-11-23T20:44:36.874Z"
+                     *             "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *             "decided_at": "2026-11-26T17:43:30.406Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *               "decided_at": "2026-11-23T20:44:36.874Z"
+                     *               "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *               "decided_at": "2026-11-26T17:43:30.406Z"
                      *             }
                      *           ]
                      *         }
@@ -10196,9 +10196,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *       "created_at": "2026-11-23T20:44:35.746Z",
-                     *       "updated_at": "2026-11-23T20:44:43.479Z",
+                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *       "created_at": "2026-11-26T17:43:27.776Z",
+                     *       "updated_at": "2026-11-26T17:43:57.636Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10627,20 +10627,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *       "created_at": "2026-11-23T20:44:35.746Z",
+                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *       "created_at": "2026-11-26T17:43:27.776Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *         "decided_at": "2026-11-23T20:44:36.874Z"
+                     *         "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *         "decided_at": "2026-11-26T17:43:30.406Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "decided_at": "2026-11-23T20:44:36.874Z"
+                     *           "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "decided_at": "2026-11-26T17:43:30.406Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -10866,6 +10866,7 @@ export interface operations {
                      *             "actions": "any action",
                      *             "tools": "the tool \"write\"",
                      *             "conditions": [],
+                     *             "said": [],
                      *             "obligations": [],
                      *             "text": "Permits any agent: any action with the tool \"write\"."
                      *           }
@@ -11175,7 +11176,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m852eke9gshjegk0455cna9b",
+                     *           "id": "qst_01m8cf9aryw9e3mc4ehyrn3y18",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11183,8 +11184,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *           "created_at": "2026-11-23T20:44:37.705Z"
+                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "created_at": "2026-11-26T17:43:37.502Z"
                      *         }
                      *       ]
                      *     }
@@ -11356,7 +11357,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T20:44:37.836Z",
+                     *           "written_at": "2026-11-26T17:43:38.637Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11408,12 +11409,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-23T20:44:37.836Z"
+                     *           "written_at": "2026-11-26T17:43:38.637Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-24T20:44:38.760Z",
+                     *       "since": "2026-10-27T17:43:44.375Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11602,16 +11603,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-24T20:44:37.622Z",
-                     *         "to": "2026-11-23T20:44:37.622Z"
+                     *         "from": "2026-10-27T17:43:36.036Z",
+                     *         "to": "2026-11-26T17:43:36.036Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-23T20:44:37.622Z",
+                     *       "created_at": "2026-11-26T17:43:36.036Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-23T20:44:37.622Z",
+                     *       "finished_at": "2026-11-26T17:43:36.036Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11770,16 +11771,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-24T20:44:37.622Z",
-                     *             "to": "2026-11-23T20:44:37.622Z"
+                     *             "from": "2026-10-27T17:43:36.036Z",
+                     *             "to": "2026-11-26T17:43:36.036Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-23T20:44:37.622Z",
+                     *           "created_at": "2026-11-26T17:43:36.036Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-23T20:44:37.622Z",
+                     *           "finished_at": "2026-11-26T17:43:36.036Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11871,8 +11872,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *             "created_at": "2026-11-23T20:44:37.424Z",
+                     *             "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *             "created_at": "2026-11-26T17:43:33.511Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -11933,8 +11934,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *         "created_at": "2026-11-23T20:44:37.424Z",
+                     *         "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *         "created_at": "2026-11-26T17:43:33.511Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -11949,8 +11950,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:37.424Z",
+                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:33.511Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11963,8 +11964,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m852eh1fh9bdjzjbpgmchejn",
-                     *           "created_at": "2026-11-23T20:44:37.385Z",
+                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "created_at": "2026-11-26T17:43:32.638Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12391,9 +12392,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m852eh831x780j1kyz54zfab",
-                     *           "first_seen_at": "2026-11-23T20:44:37.736Z",
-                     *           "last_seen_at": "2026-11-23T20:44:37.736Z",
+                     *           "key_id": "key_01m8cf90k9t01xat9r6w9x0cj5",
+                     *           "first_seen_at": "2026-11-26T17:43:37.995Z",
+                     *           "last_seen_at": "2026-11-26T17:43:37.995Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12463,7 +12464,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-23T20:44:37.729Z",
+                     *           "since": "2026-11-26T17:43:37.978Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12545,18 +12546,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m852ehde7vsh9z62mhw3gk63",
-                     *           "key_hash": "sha256:4bf015499acfc9802727bfc88f8641db2c0275282ef29f5e498355b9848de283",
+                     *           "id": "agk_01m8cf90zpkw4x801jcy5029fk",
+                     *           "key_hash": "sha256:2f06538493e07319924c143fa3048cfb5ea3fe0d8f1fc11a1696bf53b879ecef",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m852eh1fh9bdjzjbpgmchejn"
+                     *           "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata"
                      *         },
                      *         {
-                     *           "id": "agk_01m852ek7a3fbc1wv3jcsgf5yq",
-                     *           "key_hash": "sha256:555d71d216d90743987f87813abbbbbe1f1526d329b22b438de7685b9ab8680f",
+                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
+                     *           "key_hash": "sha256:f55f020745a819dd66ea7f15e4611b1c04720a51123640cca5838ee1a3407ba9",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m852eh8sb46z77jysj1ggbf9"
+                     *           "owner_id": "usr_01m8cf90kmsznyrywffjgvxz53"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12707,8 +12708,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-23T20:44:37.343Z",
-                     *           "last_seen": "2026-11-23T20:44:37.343Z"
+                     *           "first_seen": "2026-11-26T17:43:31.736Z",
+                     *           "last_seen": "2026-11-26T17:43:31.736Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12765,8 +12766,9 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-23T20:44:37.343Z",
-                     *       "last_seen": "2026-11-23T20:44:37.343Z",
+                     *       "first_seen": "2026-11-26T17:43:31.736Z",
+                     *       "last_seen": "2026-11-26T17:43:31.736Z",
+                     *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -12797,9 +12799,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-23T20:44:37.343Z",
-                     *           "last_seen": "2026-11-23T20:44:37.343Z",
-                     *           "reported_by": "key_01m852eh831x780j1kyz54zfab",
+                     *           "first_seen": "2026-11-26T17:43:31.736Z",
+                     *           "last_seen": "2026-11-26T17:43:31.736Z",
+                     *           "reported_by": "key_01m8cf90k9t01xat9r6w9x0cj5",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13114,8 +13116,9 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-23T20:44:37.343Z",
-                     *           "last_seen": "2026-11-23T20:44:37.343Z",
+                     *           "owner_id": null,
+                     *           "first_seen": "2026-11-26T17:43:31.736Z",
+                     *           "last_seen": "2026-11-26T17:43:31.736Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13240,7 +13243,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-23T20:44:37.726Z",
+                     *           "last_seen": "2026-11-26T17:43:37.806Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13306,10 +13309,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-23T20:44:37.726Z",
+                     *       "last_seen": "2026-11-26T17:43:37.806Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m852eh1fh9bdjzjbpgmchejn"
+                     *         "usr_01m8cf8zy7r7rf35wspgmwgata"
                      *       ]
                      *     }
                      */
@@ -13414,11 +13417,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m852ejwam74c8gjcznnv8369",
+                     *           "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m852ehde7vsh9z62mhw3gk63",
+                     *           "opened_by": "agk_01m8cf90zpkw4x801jcy5029fk",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13440,8 +13443,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-23T21:44:37.130Z",
-                     *           "created_at": "2026-11-23T20:44:37.130Z",
+                     *           "expires_at": "2026-11-26T18:43:31.007Z",
+                     *           "created_at": "2026-11-26T17:43:31.007Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13455,10 +13458,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m852eh1fh9bdjzjbpgmchejn"
+                     *             "usr_01m8cf8zy7r7rf35wspgmwgata"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:8ee903aec2b2d0513ab42068c3308d555ba67aa9a10f8343549f6ed3de04ae39"
+                     *           "shown_hash": "sha256:9064f67aace1e193dd84c901543f162afe85a6c0502427789e7d0ed54fac4a0d"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13638,7 +13641,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-23T21:44:37.130Z"
+                     *           "next_expires_at": "2026-11-26T18:43:31.007Z"
                      *         }
                      *       ]
                      *     }
@@ -13826,7 +13829,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T20:44:39.461Z",
+                     *       "since": "2026-11-25T17:43:49.652Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -13882,11 +13885,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m852ejwam74c8gjcznnv8369",
+                     *       "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m852ehde7vsh9z62mhw3gk63",
+                     *       "opened_by": "agk_01m8cf90zpkw4x801jcy5029fk",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -13908,8 +13911,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-23T21:44:37.130Z",
-                     *       "created_at": "2026-11-23T20:44:37.130Z",
+                     *       "expires_at": "2026-11-26T18:43:31.007Z",
+                     *       "created_at": "2026-11-26T17:43:31.007Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -13923,10 +13926,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m852eh1fh9bdjzjbpgmchejn"
+                     *         "usr_01m8cf8zy7r7rf35wspgmwgata"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:8ee903aec2b2d0513ab42068c3308d555ba67aa9a10f8343549f6ed3de04ae39"
+                     *       "shown_hash": "sha256:9064f67aace1e193dd84c901543f162afe85a6c0502427789e7d0ed54fac4a0d"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14276,15 +14279,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m852ekdfhdxhhb1cpx8tzf5r",
+                     *           "id": "stp_01m8cf9ae23zg2m650tpm0jrmv",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *           "created_at": "2026-11-23T20:44:37.683Z",
+                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "created_at": "2026-11-26T17:43:37.349Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14412,15 +14415,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m852ekdfhdxhhb1cpx8tzf5r",
+                     *       "id": "stp_01m8cf9ae23zg2m650tpm0jrmv",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *       "created_at": "2026-11-23T20:44:37.683Z",
+                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *       "created_at": "2026-11-26T17:43:37.349Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14431,7 +14434,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-23T20:44:37.736Z"
+                     *             "last_seen_at": "2026-11-26T17:43:37.995Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14527,7 +14530,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m852ekasy8ndvsjvkc2g2tsz",
+                     *           "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14538,8 +14541,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-23T20:44:37.593Z",
-                     *           "updated_at": "2026-11-23T20:44:37.593Z"
+                     *           "created_at": "2026-11-26T17:43:34.946Z",
+                     *           "updated_at": "2026-11-26T17:43:34.946Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14658,7 +14661,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m852ekasy8ndvsjvkc2g2tsz",
+                     *       "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14669,8 +14672,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-23T20:44:37.593Z",
-                     *       "updated_at": "2026-11-23T20:44:37.593Z"
+                     *       "created_at": "2026-11-26T17:43:34.946Z",
+                     *       "updated_at": "2026-11-26T17:43:34.946Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -14937,12 +14940,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795467422,v1=982ba8c38b82c1f3966e0f30536296c29a15561a04b89cd3dde595722015e68b",
+                     *         "x-svc-signature": "t=1795715030,v1=7331cc5463625354cc547b12c418e9ea3928fb2484c3c02b0c9defc33b7a2c9e",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795467422",
-                     *         "webhook-signature": "v1,cu+4COqe+uGrQrAuS9hktak8hcKWgZKV4Uq05B762lM="
+                     *         "webhook-timestamp": "1795715030",
+                     *         "webhook-signature": "v1,kmiVHg2oQFPlKw8oUSOgTyZcST1EbcxdlaXjZOqTvLQ="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6zygxx\",\"test\":true,\"created_at\":\"2026-11-23T20:57:02.419Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-23T21:57:02.419Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-k27azn\",\"test\":true,\"created_at\":\"2026-11-26T17:43:50.621Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-26T18:43:50.621Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15046,8 +15049,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T20:57:02.459Z",
-                     *       "until": "2026-11-23T20:57:02.459Z",
+                     *       "since": "2026-11-25T17:43:50.711Z",
+                     *       "until": "2026-11-26T17:43:50.711Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15058,7 +15061,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T20:00:00.000Z",
+                     *           "at": "2026-11-25T17:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15067,7 +15070,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-22T21:00:00.000Z",
+                     *           "at": "2026-11-25T18:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15122,8 +15125,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_39e716s",
-                     *           "subscription_id": "sub_01m853570c4q99d9v5239e716s",
+                     *           "id": "dlv_34pq2g5",
+                     *           "subscription_id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15133,7 +15136,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-23T20:56:58.990Z",
+                     *           "created_at": "2026-11-26T17:43:37.745Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15183,8 +15186,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_39e716s",
-                     *       "subscription_id": "sub_01m853570c4q99d9v5239e716s",
+                     *       "id": "dlv_34pq2g5",
+                     *       "subscription_id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15194,7 +15197,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-23T20:56:58.990Z",
+                     *       "created_at": "2026-11-26T17:43:37.745Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15310,7 +15313,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m853570c4q99d9v5239e716s",
+                     *           "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15571,13 +15574,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m852es7abeky6020j2z3rjec",
+                     *       "event_id": "evt_01m8cf9ykagpmbfrb5sf02d51n",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:c85afb85d76feaf29a978795e536ffe05f939d484c314de26f691c593bcf906f",
+                     *       "bundle_hash": "sha256:d53e6ba9f1e870788a92ac081b1b022b35a1a8eb497489e7bd8e4fbd8ea56555",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 23141
+                     *       "evaluation_us": 68304
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15716,13 +15719,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m852es8smmq7wmk428qeesf6",
+                     *       "event_id": "evt_01m8cf9yqyz3xfd0f5sncffa4r",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:c85afb85d76feaf29a978795e536ffe05f939d484c314de26f691c593bcf906f",
+                     *       "bundle_hash": "sha256:d53e6ba9f1e870788a92ac081b1b022b35a1a8eb497489e7bd8e4fbd8ea56555",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 433
+                     *       "evaluation_us": 3376
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15860,11 +15863,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-23T20:56:59.001Z",
-                     *       "last_at": "2026-11-23T20:56:59.001Z",
+                     *       "first_at": "2026-11-26T17:43:37.806Z",
+                     *       "last_at": "2026-11-26T17:43:37.806Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-24134-4",
+                     *           "id": "event-19200-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -15877,11 +15880,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T20:56:59.001Z",
+                     *           "created_at": "2026-11-26T17:43:37.806Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-24134-5",
+                     *           "id": "event-19200-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -15894,7 +15897,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T20:56:59.001Z",
+                     *           "created_at": "2026-11-26T17:43:37.806Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -15969,7 +15972,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-31939-5",
+                     *           "id": "event-19200-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -15982,10 +15985,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T20:44:37.726Z"
+                     *           "created_at": "2026-11-26T17:43:37.806Z"
                      *         },
                      *         {
-                     *           "id": "event-31939-4",
+                     *           "id": "event-19200-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -15998,12 +16001,12 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-23T20:44:37.726Z"
+                     *           "created_at": "2026-11-26T17:43:37.806Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
                      *       "has_more": false,
-                     *       "end_cursor": "ZXZlbnRzLTE6YXNjOjk"
+                     *       "end_cursor": "ZXZlbnRzLTE6YXNjOjQ"
                      *     }
                      */
                     "application/json": {
@@ -16047,12 +16050,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-22T20:44:39.962Z",
-                     *       "until": "2026-11-23T20:44:39.962Z",
+                     *       "since": "2026-11-25T17:43:52.660Z",
+                     *       "until": "2026-11-26T17:43:52.660Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-22T20:44:39.962Z",
+                     *           "at": "2026-11-25T17:43:52.660Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16060,7 +16063,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-22T21:44:39.962Z",
+                     *           "at": "2026-11-25T18:43:52.660Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16071,7 +16074,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-23T20:44:37.726Z"
+                     *         "at": "2026-11-26T17:43:37.806Z"
                      *       }
                      *     }
                      */
@@ -16114,6 +16117,7 @@ export interface operations {
                 until?: string;
                 buckets?: number;
                 utc_offset?: number;
+                facets?: "all" | "none";
             };
             header?: never;
             path?: never;
@@ -16132,8 +16136,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-23T20:44:37.319Z",
-                     *       "until": "2026-11-23T20:44:40.159Z",
+                     *       "since": "2026-11-26T17:43:31.685Z",
+                     *       "until": "2026-11-26T17:43:52.762Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16144,15 +16148,15 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-23T20:44:37.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-26T17:43:31.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-23T20:44:38.000Z",
+                     *           "at": "2026-11-26T17:43:32.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16292,8 +16296,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-23T20:26:42.262Z",
-                     *           "last_at": "2026-11-23T20:26:42.262Z"
+                     *           "first_at": "2026-11-26T17:43:37.806Z",
+                     *           "last_at": "2026-11-26T17:43:37.806Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16305,8 +16309,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-23T20:26:41.855Z",
-                     *           "last_at": "2026-11-23T20:26:41.855Z"
+                     *           "first_at": "2026-11-26T17:43:31.685Z",
+                     *           "last_at": "2026-11-26T17:43:31.685Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16349,7 +16353,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m852ejpcsmgkv090d4kzh708",
+                     *       "id": "evt_01m8cf93z713gy6grxymqsjt0q",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16361,32 +16365,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 288152,
-                     *       "created_at": "2026-11-23T20:44:37.319Z",
+                     *       "evaluation_us": 1040785,
+                     *       "created_at": "2026-11-26T17:43:31.685Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m852ejwam74c8gjcznnv8369",
-                     *       "key_id": "agk_01m852ehde7vsh9z62mhw3gk63",
+                     *       "escrow_id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
+                     *       "key_id": "agk_01m8cf90zpkw4x801jcy5029fk",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-23T20:44:36.940Z",
+                     *       "timestamp": "2026-11-26T17:43:30.535Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:ea1390525d63151bfc93a50cfd18973f6e728f080a9d3e507c2a62bfd6097937",
-                     *       "input_hash": "sha256:0009578357ccf7a8a6bc3615957ddd3e600c3a7264654a2037f484e081a92d13",
-                     *       "action_ref": "sha256:146baa80b44228836ed51a248a219709466026b4e665899bd74839345f6b4cd9",
-                     *       "trace_id": "51ceefaf028ab571a50496ca3a67d3b5",
-                     *       "span_id": "d01be3c3b030e1f5",
+                     *       "ask_commit": "sha256:bfc02f12f74752bd83df55e7be0b0102af29128814bf4234cc814ee300cd9e40",
+                     *       "input_hash": "sha256:d57e4db90f4ac0a5ff62105f4beb5d9bddd07073fb713c67ab4933057a98e846",
+                     *       "action_ref": "sha256:0ae56b9c0c418aa592a4cb05ec10253ff472e4af9127c5cda5dd54c98db3c874",
+                     *       "trace_id": "ff6d699ecf1ec7da874193851db5a827",
+                     *       "span_id": "6f010c639c8eca27",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:a9072e00cfee465ce85ace15a7867a204087088e9f70e1489cfc66e063b13dd4"
+                     *         "bundle_hash": "sha256:01c85c77988bd6ae9376fd6f5a93e3f8c4ead9d53c76cf5c16d0c773a9e7457e"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5",
-                     *         "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
+                     *         "prev_hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc",
+                     *         "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16427,7 +16431,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m852ejpcsmgkv090d4kzh708",
+                     *       "event_id": "evt_01m8cf93z713gy6grxymqsjt0q",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16482,13 +16486,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m852ejpcsmgkv090d4kzh708",
+                     *       "event_id": "evt_01m8cf93z713gy6grxymqsjt0q",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T20:44:36.940Z",
-                     *         "owner": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *         "now": "2026-11-26T17:43:30.535Z",
+                     *         "owner": "usr_01m8cf8zy7r7rf35wspgmwgata",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16497,8 +16501,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-23T20:44:36.940Z",
-                     *         "owner": "usr_01m852eh1fh9bdjzjbpgmchejn",
+                     *         "now": "2026-11-26T17:43:30.535Z",
+                     *         "owner": "usr_01m8cf8zy7r7rf35wspgmwgata",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16740,10 +16744,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
-                     *       "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-nua1fa/forensics\n2\n6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b\n\n— control.test A6OmHSR+MI/PmeJlvQVyKjfLCo+WQ4TbH9bRm4+XkLlNHTcntvDkrq9DIXlrdB+IDQ3zQXUf7jj0UGn6i4ZVkuWGjQ0=\n",
-                     *       "created_at": "2026-11-23T20:44:37.512Z"
+                     *       "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
+                     *       "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-k27azn/forensics\n2\n2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9\n\n— control.test Y3EbJlCtxrbEvJTucoT5RPRMkDO3hvT5Ng+ZDWB6kq7OX1f8kDHILWTad3qC9e0Fw4PZ2Ei6LWrwwt1xO0Q48XDFZwM=\n",
+                     *       "created_at": "2026-11-26T17:43:33.803Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -16786,10 +16790,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
-                     *           "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-nua1fa/forensics\n2\n6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b\n\n— control.test A6OmHSR+MI/PmeJlvQVyKjfLCo+WQ4TbH9bRm4+XkLlNHTcntvDkrq9DIXlrdB+IDQ3zQXUf7jj0UGn6i4ZVkuWGjQ0=\n",
-                     *           "created_at": "2026-11-23T20:44:37.512Z"
+                     *           "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
+                     *           "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-k27azn/forensics\n2\n2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9\n\n— control.test Y3EbJlCtxrbEvJTucoT5RPRMkDO3hvT5Ng+ZDWB6kq7OX1f8kDHILWTad3qC9e0Fw4PZ2Ei6LWrwwt1xO0Q48XDFZwM=\n",
+                     *           "created_at": "2026-11-26T17:43:33.803Z"
                      *         }
                      *       ]
                      *     }
@@ -16881,18 +16885,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-23T20:44:37.319Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a\",\"received_at\":\"2026-11-23T20:44:37.319Z\",\"seq\":1,\"tenant_id\":\"t1-nua1fa\",\"v\":1}",
-                     *           "hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5",
-                     *           "computed_hash": "92c55591182aad7a84acc973305bbd9e7de6c3c10b2f7f064567abdb8e0d38b5"
+                     *           "received_at": "2026-11-26T17:43:31.685Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510\",\"received_at\":\"2026-11-26T17:43:31.685Z\",\"seq\":1,\"tenant_id\":\"t1-k27azn\",\"v\":1}",
+                     *           "hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc",
+                     *           "computed_hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m852ejpcsmgkv090d4kzh708",
-                     *           "received_at": "2026-11-23T20:44:37.319Z",
-                     *           "line": "{\"action_ref\":\"sha256:146baa80b44228836ed51a248a219709466026b4e665899bd74839345f6b4cd9\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:ea1390525d63151bfc93a50cfd18973f6e728f080a9d3e507c2a62bfd6097937\",\"bundle_hash\":\"sha256:a9072e00cfee465ce85ace15a7867a204087088e9f70e1489cfc66e063b13dd4\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m852ejwam74c8gjcznnv8369\",\"evaluation_us\":288152,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m852ejpcsmgkv090d4kzh708\",\"input_hash\":\"sha256:0009578357ccf7a8a6bc3615957ddd3e600c3a7264654a2037f484e081a92d13\",\"key_id\":\"agk_01m852ehde7vsh9z62mhw3gk63\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-23T20:44:37.319Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"d01be3c3b030e1f5\",\"tenant_id\":\"t1-nua1fa\",\"timestamp\":\"2026-11-23T20:44:36.940Z\",\"tool_name\":\"pay\",\"trace_id\":\"51ceefaf028ab571a50496ca3a67d3b5\",\"v\":1}",
-                     *           "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
-                     *           "computed_hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b"
+                     *           "id": "evt_01m8cf93z713gy6grxymqsjt0q",
+                     *           "received_at": "2026-11-26T17:43:31.685Z",
+                     *           "line": "{\"action_ref\":\"sha256:0ae56b9c0c418aa592a4cb05ec10253ff472e4af9127c5cda5dd54c98db3c874\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:bfc02f12f74752bd83df55e7be0b0102af29128814bf4234cc814ee300cd9e40\",\"bundle_hash\":\"sha256:01c85c77988bd6ae9376fd6f5a93e3f8c4ead9d53c76cf5c16d0c773a9e7457e\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8cf94dz6ss9jj25a4hqhcz3\",\"evaluation_us\":1040785,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8cf93z713gy6grxymqsjt0q\",\"input_hash\":\"sha256:d57e4db90f4ac0a5ff62105f4beb5d9bddd07073fb713c67ab4933057a98e846\",\"key_id\":\"agk_01m8cf90zpkw4x801jcy5029fk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-26T17:43:31.685Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"6f010c639c8eca27\",\"tenant_id\":\"t1-k27azn\",\"timestamp\":\"2026-11-26T17:43:30.535Z\",\"tool_name\":\"pay\",\"trace_id\":\"ff6d699ecf1ec7da874193851db5a827\",\"v\":1}",
+                     *           "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
+                     *           "computed_hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9"
                      *         }
                      *       ]
                      *     }
@@ -17101,12 +17105,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m852ep240bjeh1vha2tvmznq",
+                     *           "id": "aud_01m8cf9t4frx603p9mb0z1ym8z",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-23T20:44:40.388Z",
+                     *           "created_at": "2026-11-26T17:43:53.231Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *             "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17114,21 +17118,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m852ejpcsmgkv090d4kzh708"
+                     *             "id": "evt_01m8cf93z713gy6grxymqsjt0q"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m852ep1kr7p3m39gnxq58gsc",
-                     *           "prev_hash": "7bac3ee9576341149ae5f9af18f46d364e24b78029f7df60569a6468cd534795",
-                     *           "hash": "111d694c63eabebdca5f5095eee0402d81727f2525e60fd9f9f479184ad44e20"
+                     *           "request_id": "req_01m8cf9t475ksj0g3gq9fjvqv4",
+                     *           "prev_hash": "2c5df5c06094a193bc070f90048e2328eba568ecbd6b6efccb26a9c7c09c7244",
+                     *           "hash": "779f776126bcfa1bfd7f0caea6d327ead12276be80e072fca56976944c04deca"
                      *         },
                      *         {
-                     *           "id": "aud_01m852ekjrycft7k4fp5d6t6hg",
+                     *           "id": "aud_01m8cf9c0zrwe89ytbrjsse2az",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-23T20:44:37.848Z",
+                     *           "created_at": "2026-11-26T17:43:38.783Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m852eh831x780j1kyz54zfab",
+                     *             "id": "key_01m8cf90k9t01xat9r6w9x0cj5",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17141,9 +17145,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m852ekg77qy23by1qfk2hs7q",
-                     *           "prev_hash": "a845bede14a03892095af2a4dfa67bb47b10fbb155f4ecfb3c99822d99588e2b",
-                     *           "hash": "7bac3ee9576341149ae5f9af18f46d364e24b78029f7df60569a6468cd534795"
+                     *           "request_id": "req_01m8cf9beprda7ef582gw7ftb6",
+                     *           "prev_hash": "0b18bf33f7603108abbbfa34a0b70b9be705d50b023dcc6bfe07e05dbb75fd8e",
+                     *           "hash": "2c5df5c06094a193bc070f90048e2328eba568ecbd6b6efccb26a9c7c09c7244"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17188,12 +17192,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m852ekecm5t181s6scfmc14e",
+                     *       "id": "aud_01m8cf9av88ajne7zsjmkehw14",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-23T20:44:37.708Z",
+                     *       "created_at": "2026-11-26T17:43:37.576Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m852eh8sb46z77jysj1ggbf9",
+                     *         "id": "usr_01m8cf90kmsznyrywffjgvxz53",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17201,13 +17205,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m852eke9gshjegk0455cna9b"
+                     *         "id": "qst_01m8cf9aryw9e3mc4ehyrn3y18"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m852eke6m84vf48g9p3trf30",
-                     *       "prev_hash": "55cf7ec7ef2b92c57609db9ca746d246bb18617f2e4e3e77fd6e9cc9e3f4eeb0",
-                     *       "hash": "a845bede14a03892095af2a4dfa67bb47b10fbb155f4ecfb3c99822d99588e2b"
+                     *       "request_id": "req_01m8cf9arph1jvxb8ybqt33bwj",
+                     *       "prev_hash": "370d641cbabf4b01f5b68773a0b695ad1b0906f8de0d0b705067b668a9cb19dd",
+                     *       "hash": "0b18bf33f7603108abbbfa34a0b70b9be705d50b023dcc6bfe07e05dbb75fd8e"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17308,20 +17312,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m852esanaftre3qs9bj7ywws",
+                     *       "package_id": "pkg_01m8cf9ywadxjr7wnmx6th4rsy",
                      *       "purpose": "x",
-                     *       "from": "2026-10-23T20:44:43.733Z",
-                     *       "to": "2026-11-23T20:44:43.733Z",
+                     *       "from": "2026-10-26T17:43:58.090Z",
+                     *       "to": "2026-11-26T17:43:58.090Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:2a30f7332e3a4c5d632ee4d3736e7b849ed6226490f588ac0ef26ee63658e4a2",
-                     *       "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *       "package_hash": "sha256:827748714779fe78b4f9205a162afcecd531fdd28d49971374e7d08a53a6b5d7",
+                     *       "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *       "created_at": "2026-11-23T20:44:43.733Z"
+                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *       "created_at": "2026-11-26T17:43:58.090Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17421,20 +17425,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m852ek7w14nm6xnejtppz5g1",
+                     *           "package_id": "pkg_01m8cf9750pb4ayy0g755r1vae",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-23T20:44:37.500Z",
-                     *           "to": "2026-11-23T20:44:37.500Z",
+                     *           "from": "2026-10-26T17:43:33.792Z",
+                     *           "to": "2026-11-26T17:43:33.792Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:da67598f06772f7c397f6307174e1c8e10ded88a4ca67efd32cb1d936162b239",
-                     *           "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *           "package_hash": "sha256:513e37fd0c32d4bc3166c60046b88a2c3240389a49b2515a29943463779a8888",
+                     *           "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *           "created_at": "2026-11-23T20:44:37.500Z"
+                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "created_at": "2026-11-26T17:43:33.792Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17480,30 +17484,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m852ek7w14nm6xnejtppz5g1",
+                     *       "package_id": "pkg_01m8cf9750pb4ayy0g755r1vae",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-23T20:44:37.500Z",
-                     *       "to": "2026-11-23T20:44:37.500Z",
+                     *       "from": "2026-10-26T17:43:33.792Z",
+                     *       "to": "2026-11-26T17:43:33.792Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:da67598f06772f7c397f6307174e1c8e10ded88a4ca67efd32cb1d936162b239",
-                     *       "public_key_fingerprint": "sha256:6ca08a5ffa99764ad5cfc2f511355898ce718a43b12a253ad87f0551370d554a",
+                     *       "package_hash": "sha256:513e37fd0c32d4bc3166c60046b88a2c3240389a49b2515a29943463779a8888",
+                     *       "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m852eh8sb46z77jysj1ggbf9",
-                     *       "created_at": "2026-11-23T20:44:37.500Z",
+                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *       "created_at": "2026-11-26T17:43:33.792Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "5464124f3329878d623ef06772eaa5dc04368c44d626f49831787e3559a3a8cc"
+                     *           "sha256": "c72c09aa6466e2b55d5a20cb2d399b85566210d2311757338a57b89f17304cb5"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "607a0aae9555bb71732965b0d55fd3a3179770eb6342f5739deaf2a6cb0f8086"
+                     *           "sha256": "b7bf42970ed69a1893e25a2c9d196a1ff778acb6ed2d26ae16df92956ee14be7"
                      *         }
                      *       ]
                      *     }
@@ -17914,7 +17918,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m852ejwam74c8gjcznnv8369",
+                     *       "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -17990,7 +17994,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_39e716s",
+                     *       "id": "dlv_34pq2g5",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18572,8 +18576,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "4S-1QaCN6t56vuBlkahcOSKylzphxKsQL-fjJmuAboU",
-                     *           "kid": "vNa2jDYDSYaLPULXDkfxcBwVSZMVoN8b1Eg_9b6xe8Q",
+                     *           "x": "3jDACeP9wrJChwGfruFrtEFSF_v7pM1696ho2i-mYkM",
+                     *           "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -18777,12 +18781,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "0590e7c508266d321add439d685320009bba2c93b52795fa5d0f1fba6d8e6eab"
+                     *         "hash": "cdfd2d5c181ee6d78d6cafde36b9159cc2bb3f25b45f382ad5a759c204918799"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "6e1970155ba68b13230644523295686e2d5d310a9459c5c2f8dd1d1c31f9242b",
-                     *         "created_at": "2026-11-23T20:44:37.512Z"
+                     *         "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
+                     *         "created_at": "2026-11-26T17:43:33.803Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -18824,9 +18828,13 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "ee8d3cc36c33f17a3091e1a68ca5deae481a0ef1d2c7ee032e108a5f7b7b0021"
+                     *         "hash": "687966e7a6e8c10205046af6edae44eb3dddc2fc8342e7212ccfb3f7a81a97b0"
                      *       },
-                     *       "last_checkpoint": null,
+                     *       "last_checkpoint": {
+                     *         "seq": 22,
+                     *         "hash": "01cd1f61e099a6501a8618acd6601c7d370894ee9d781497870549d8fc3f3db9",
+                     *         "created_at": "2026-11-26T17:43:37.026Z"
+                     *       },
                      *       "accepted_losses": []
                      *     }
                      */

@@ -14,13 +14,13 @@ import {
 } from '../../../server/domain/decision.ts';
 import { soughtBy } from '../../../server/domain/sought.ts';
 import { isPlain, visible } from '../../../server/lib/visible.ts';
+import { AGAIN_MS, listCountsOptions } from '../../lib/counts.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
 import { useKeys, useSingleKeys } from '../../lib/keys.ts';
 import { onHint } from '../../lib/live.ts';
 import { sinceOf } from '../../lib/moment.ts';
-import { dayTime, useZone } from '../../lib/time.ts';
-import { trpc } from '../../lib/trpc.ts';
+import { dayTime, useZone, type Zone } from '../../lib/time.ts';
 import { Histogram } from '../../parts/histogram.tsx';
 import { AgentLink } from '../../parts/names.tsx';
 import { SessionFacts } from '../../parts/session-facts.tsx';
@@ -40,14 +40,12 @@ import { Facets } from './facets.tsx';
 import { Groups, groupFields } from './groups.tsx';
 import { GoTo, type Range, RangePicker, rangeFields } from './range.tsx';
 import { SavedFilters } from './saved.tsx';
-import type { Search } from './search.ts';
+import { filterOf, type Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
 
-/** The bars of a week are two hours long, those of a day a quarter of an hour. */
-const BARS = 100;
 /** How long after a new decision it is counted: soon where counting is exact, and so cheap. */
-const COUNT_AGAIN_MS = { exact: 2_000, estimated: 30_000 };
+const COUNT_AGAIN_MS = { exact: 2_000, estimated: AGAIN_MS };
 /** Ids, which nobody knows by how they begin. */
 const WHOLE: readonly SearchField[] = ['session_id', 'trace_id'];
 
@@ -60,7 +58,8 @@ export function Decisions() {
   const navigate = route.useNavigate();
   const [zone] = useZone();
   const phone = usePhone();
-  const { event, by, and, ...filter } = search;
+  const { event, by, and } = search;
+  const filter = filterOf(search);
   // "the last hour" is the one before it was chosen; what comes is added
   const since = useMemo(
     () => (filter.last ? sinceOf(filter.last, Date.now()) : filter.since),
@@ -77,7 +76,7 @@ export function Decisions() {
   const show = (next: Filter) => void navigate({ search: { ...next, event, by, and }, resetScroll: false });
   const filtered = Object.values(filter).some((value) => value !== undefined);
   const clear = () => show({});
-  const counts = useCounts(asked, zone === 'utc' ? 0 : -new Date().getTimezoneOffset());
+  const counts = useCounts(asked, zone);
   const facets = counts.data?.facets;
   const session = search.session_id === undefined ? undefined : soughtBy(search.session_id).whole;
 
@@ -253,13 +252,8 @@ function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string;
 }
 
 /** The numbers of what is shown; counted again some time after a hint that there is more. */
-function useCounts(filter: Omit<Filter, 'last'>, utc_offset: number) {
-  const query = useQuery(
-    trpc.events.counts.queryOptions(
-      { ...filter, buckets: BARS, utc_offset },
-      { placeholderData: keepPreviousData, staleTime: COUNT_AGAIN_MS.estimated },
-    ),
-  );
+function useCounts(filter: Omit<Filter, 'last'>, zone: Zone) {
+  const query = useQuery({ ...listCountsOptions(filter, zone), placeholderData: keepPreviousData });
   const { refetch, data } = query;
   const wait = data?.estimated.facets ? COUNT_AGAIN_MS.estimated : COUNT_AGAIN_MS.exact;
   const closed = filter.until !== undefined && Date.parse(filter.until) < Date.now();

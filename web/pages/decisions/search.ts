@@ -52,3 +52,8 @@ export function readSearch(search: Record<string, unknown>): Search {
   }
   return found as Search;
 }
+
+/** Which decisions are shown, without how. */
+export function filterOf({ event: _event, by: _by, and: _and, ...filter }: Search): Filter {
+  return filter;
+}

@@ -65,7 +65,7 @@ export function Overview() {
             choose={(next) => void navigate({ search: { last: next }, replace: true, resetScroll: false })}
           />
         </Group>
-        <Outcomes filter={{}} last={last} />
+        <Outcomes filter={{}} last={last} facets="none" />
       </Paper>
       <div className="halves">
         <WaitingHolds />
