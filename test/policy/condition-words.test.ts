@@ -1,6 +1,7 @@
-import { policyToJson } from '@cedar-policy/cedar-wasm/nodejs';
+import { policySetTextToParts, policyToJson } from '@cedar-policy/cedar-wasm/nodejs';
 import { expect, test } from 'vitest';
 import { conditionWords } from '../../server/policy/language/condition-words.ts';
+import { TEMPLATES } from '../../web/parts/policy-templates.ts';
 
 function words(condition: string): string | undefined {
   const answer = policyToJson(`permit(principal, action, resource) when { ${condition} };`);
@@ -34,7 +35,15 @@ test.each([
     'principal.labels.contains("senior") && resource.labels.containsAll(["a", "b"])',
     'the agent is labeled "senior" and the tool is labeled all of "a", "b"',
   ],
+  [
+    'resource has labels && resource.labels.contains("money") && resource has server && resource.server has trust && resource.server.trust >= 50',
+    'the tool is labeled "money" and the trust of the tool’s server is at least 50',
+  ],
+  ['!(principal has labels)', 'not (the agent has labels)'],
+  ['resource == Tool::"search"', 'the tool is "search"'],
+  ['context.facts.hasTag("to matches ^a+$")', 'to matches "^a+$"'],
   ['context.facts.hasTag("to in known")', 'to is in the list known'],
+  ['context.facts.hasTag("to any in blocked")', 'any of to is in the list blocked'],
   ['context.session.called.hasTag("look")', 'look was called before in the session'],
   ['context.session.call_count < 5', 'the number of earlier calls in the session is less than 5'],
   [
@@ -52,9 +61,24 @@ test.each([
     'the address of the caller is in 10.0.0.0/8',
   ],
   ['context.str.hasTag("p") && context.str.getTag("p") like "a*"', 'p is like "a*"'],
+  ['context has host && context.host like "*.test"', 'the host is like "*.test"'],
   ['context.bool.hasTag("u") && context.bool.getTag("u")', 'u is true or false and u is true'],
 ])('%s', (condition, said) => {
   expect(words(condition)).toBe(said);
+});
+
+test('each condition of the templates has words', () => {
+  const conditions = TEMPLATES.flatMap(({ source }) => {
+    const answer = policySetTextToParts(source);
+    if (answer.type !== 'success') throw new Error('a template does not parse');
+    return answer.policies.flatMap((text) => {
+      const parsed = policyToJson(text);
+      return parsed.type === 'success' ? parsed.json.conditions : [];
+    });
+  });
+  const said = conditions.map(({ body }) => conditionWords(body));
+  expect(conditions.length).toBeGreaterThan(15);
+  for (const words of said) expect(words).toMatch(/^(?!.*(undefined|object Object))./);
 });
 
 test.each(['if context has host then true else false', 'context == {a: 1}', 'context.num == context.num'])(

@@ -1,4 +1,5 @@
 import { visible } from '../../lib/visible.ts';
+import { readFact } from './facts.ts';
 
 /** A condition as Cedar gives it parsed. */
 type Expr = Readonly<Record<string, unknown>>;
@@ -82,8 +83,25 @@ function predicate(expr: Expr, within: Within): string | undefined {
   }
   const compared = COMPARED[op];
   if (compared === undefined) return undefined;
+  if (op === '==' || op === '!=') {
+    const words = oneself(value);
+    if (words) return `${words[0]} ${compared} ${words[1]}`;
+  }
   const [left, right] = pair(value).map(term);
   return left && right && `${left} ${compared} ${right}`;
+}
+
+/** The agent, action or tool of the request beside a certain one. */
+function oneself(value: unknown): [string, string] | undefined {
+  const [left, right] = pair(value);
+  const [op, root] = only(left!);
+  const [is, of] = only(right!);
+  const uid = is === 'Value' ? (of as { __entity?: { id: string } }).__entity : undefined;
+  const whose =
+    op === 'Var'
+      ? own({ principal: 'the agent', action: 'the action', resource: 'the tool' }, String(root))
+      : undefined;
+  return uid && whose ? [whose, quoted(uid.id)] : undefined;
 }
 
 /** What something is called where it is compared. */
@@ -135,8 +153,11 @@ function presence(value: unknown): string | undefined {
   const [, key] = only(right);
   if (typeof key !== 'string') return undefined;
   if (pathOf(left)?.join('.') === 'context.facts') {
-    const at = key.lastIndexOf(' in ');
-    return at < 0 ? undefined : `${named(key.slice(0, at))} is in the list ${named(key.slice(at + ' in '.length))}`;
+    const fact = readFact(key);
+    if (!fact) return undefined;
+    // a text and a list of one are the same here
+    const what = fact.any ? `any of ${named(fact.path)}` : named(fact.path);
+    return 'list' in fact ? `${what} is in the list ${named(fact.list)}` : `${what} matches ${quoted(fact.pattern)}`;
   }
   if (pathOf(left)?.join('.') === 'context.session.called') return `${named(key)} was called before in the session`;
   const found = tag(value);
@@ -146,11 +167,21 @@ function presence(value: unknown): string | undefined {
   return kind && `${named(key)} is ${kind}`;
 }
 
+/** What people set of agents, tools and servers. */
+const SET: Record<string, string> = {
+  'principal.labels': 'the agent has labels',
+  'resource.labels': 'the tool has labels',
+  'resource.server': 'the server of the tool is known',
+  'resource.server.trust': 'the trust of the tool’s server is set',
+};
+
 function attribute(value: unknown): string | undefined {
   const { left, attr } = value as { left: Expr; attr: string | string[] };
   const path = pathOf(left);
-  const words = path && place([...path, ...[attr].flat()]);
-  return words && `${words} is known`;
+  if (!path) return undefined;
+  const whole = [...path, ...[attr].flat()];
+  const words = place(whole);
+  return own(SET, whole.join('.')) ?? (words && `${words} is known`);
 }
 
 function containing(op: string, value: unknown): string | undefined {
@@ -247,28 +278,31 @@ const IMPLYING = [
 /** That something is there, and a comparison of it says so as well: it cannot be true of what is not there. */
 function isImplied(expr: Expr, later: readonly Expr[]): boolean {
   const [op, value] = only(expr);
-  let read: Expr;
-  if (op === 'hasTag') read = { getTag: value };
-  else if (op === 'has') {
+  let isRead: (side: Expr) => boolean;
+  if (op === 'hasTag') {
+    const wanted = JSON.stringify({ getTag: value });
+    isRead = (side) => JSON.stringify(side) === wanted;
+  } else if (op === 'has') {
     const { left, attr } = value as { left: Expr; attr: unknown };
-    if (typeof attr !== 'string') return false;
-    read = { '.': { left, attr } };
+    const path = pathOf(left);
+    if (!path || typeof attr !== 'string') return false;
+    const wanted = [...path, attr];
+    isRead = (side) => wanted.every((name, n) => pathOf(side)?.[n] === name);
   } else return false;
-  const wanted = JSON.stringify(read);
   return later.some((one) => {
     const [is, of] = only(one);
-    return IMPLYING.includes(is) && pair(of).some((side) => JSON.stringify(side) === wanted);
+    return IMPLYING.includes(is) && pair(of).some(isRead);
   });
 }
 
 const only = (expr: Expr): [string, unknown] => Object.entries(expr)[0] ?? ['', undefined];
 const argument = (value: unknown): Expr => (value as { arg: Expr }).arg;
 
-/** The two sides of an operator, or the two arguments of a function. */
+/** The two sides of an operator, or the arguments of a function; of `like` the one that is no pattern. */
 function pair(value: unknown): Expr[] {
   if (Array.isArray(value)) return value as Expr[];
-  const { left, right } = value as { left: Expr; right: Expr };
-  return [left, right];
+  const { left, right } = value as { left: Expr; right?: Expr };
+  return right === undefined ? [left] : [left, right];
 }
 
 const own = (of: Record<string, string>, name: string) => (Object.hasOwn(of, name) ? of[name] : undefined);
