@@ -44,7 +44,7 @@ interface MemberState {
 }
 
 /** What can be ended: a PostgreSQL, the Patroni beside it, both as with their machine, etcd, and HAProxy. */
-export type Fault = 'postgres' | 'patroni' | 'machine' | 'etcd' | 'haproxy';
+export type Killed = 'postgres' | 'patroni' | 'machine' | 'etcd' | 'haproxy';
 
 /**
  * Three PostgreSQL servers on loopback under Patroni, with etcd, and HAProxy in front: as deploy/patroni configures them, with
@@ -87,7 +87,7 @@ export class Managed {
   }
 
   /** Ends something at once: of PostgreSQL and Patroni, those of the primary. Resolves with what brings it back. */
-  async end(fault: Fault): Promise<() => Promise<void>> {
+  async end(fault: Killed): Promise<() => Promise<void>> {
     const primary = await this.#primary();
     const { patroni } = primary;
     const of = { postgres: undefined, patroni, machine: patroni, etcd: this.#etcd, haproxy: this.#haproxy };
@@ -98,6 +98,18 @@ export class Managed {
     return async () => {
       if (program) await this.#run(program);
     };
+  }
+
+  /** Has the primary hand over to its synchronous standby, as `patronictl switchover` does. Resolves when it has. */
+  async switchOver(): Promise<void> {
+    const { name, api } = await this.#primary();
+    const login = Buffer.from(`patroni:${this.#password}`).toString('base64');
+    const answer = await fetch(`http://127.0.0.1:${api}/switchover`, {
+      method: 'POST',
+      headers: { authorization: `Basic ${login}`, 'content-type': 'application/json' },
+      body: JSON.stringify({ leader: name }),
+    });
+    if (!answer.ok) throw new Error(`Patroni did not switch over: ${answer.status} ${await answer.text()}`);
   }
 
   /** Who the members that answer say is the primary. */

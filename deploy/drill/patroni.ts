@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { type Fault, Managed, noPatroni } from './managed.ts';
+import { type Killed, Managed, noPatroni } from './managed.ts';
 import { eventually } from './pair.ts';
 import { Load, Server } from './server.ts';
 
@@ -13,12 +13,13 @@ counts what was acknowledged, lost and stored twice. Everything runs on loopback
 removed at the end. Nothing of an installation is touched. PostgreSQL 15, patroni, etcd and haproxy must be installed
 (SVC_PG15_BIN names the programs of PostgreSQL).
 
-  --faults LIST   what to end, one after the other (default postgres,machine,patroni,etcd,haproxy):
+  --faults LIST   what to end, one after the other (default: all):
                     postgres   the PostgreSQL of the primary
                     machine    the PostgreSQL of the primary and the Patroni beside it, which are away until they are replaced
                     patroni    the Patroni of the primary alone: its PostgreSQL goes on, and learns nothing of the promotion
                     etcd       etcd
                     haproxy    HAProxy
+                    switchover nothing: the primary hands over, as people have it do before they restart its machine
   --through LIST  how the server reaches the primary: haproxy, hosts (several in DATABASE_URL), or both in turn (default)
   --rounds N      how often each (default 1)
   --seconds N     how long decisions are written before each (default 2)
@@ -31,7 +32,7 @@ Exits with 0 when nothing acknowledged is missing, nothing is there twice, and s
 
 const { values: flags } = parseArgs({
   options: {
-    faults: { type: 'string', default: 'postgres,machine,patroni,etcd,haproxy' },
+    faults: { type: 'string', default: 'postgres,machine,patroni,etcd,haproxy,switchover' },
     through: { type: 'string', default: 'haproxy,hosts' },
     rounds: { type: 'string', default: '1' },
     seconds: { type: 'string', default: '2' },
@@ -45,7 +46,8 @@ const { values: flags } = parseArgs({
 
 /** A lock lasts 20 seconds, and members look every four. */
 const RECOVERY_MS = 120_000;
-const FAULTS = ['postgres', 'machine', 'patroni', 'etcd', 'haproxy'] as const;
+type Fault = Killed | 'switchover';
+const FAULTS: readonly Fault[] = ['postgres', 'machine', 'patroni', 'etcd', 'haproxy', 'switchover'];
 const WAYS = ['haproxy', 'hosts'] as const;
 type Way = (typeof WAYS)[number];
 
@@ -145,14 +147,15 @@ async function suffer(
   const before = await managed.leader();
   const load = new Load(server, options.writers, undefined, options.rest);
   await delay(options.seconds * 1000);
-  const bringBack = await managed.end(fault);
+  if (fault === 'switchover') await managed.switchOver();
+  const bringBack = fault === 'switchover' ? undefined : await managed.end(fault);
   if (fault === 'etcd') await delay(options.etcdAway * 1000);
   if (fault === 'haproxy') await delay(1000);
   // what belongs to the former primary stays away until there is another one
   if (fault === 'machine' || fault === 'patroni') {
     await eventually('there is another primary', async () => (await managed.leader()) !== before, RECOVERY_MS);
   }
-  await bringBack();
+  await bringBack?.();
   await managed.whole();
   const after = load.count;
   await eventually('decisions are acknowledged again', async () => load.count > after + options.writers, RECOVERY_MS);

@@ -60,7 +60,9 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
   };
   const standbysOf = async (at: TestServer) => {
     const { text } = await at.call(200, 'GET /metrics', {});
-    return [...text.matchAll(/^svc_database_synchronous_standby\{server="(.*)"\} (\d)$/gm)].map(([, ...of]) => of).sort();
+    return [...text.matchAll(/^svc_database_synchronous_standby\{server="(.*)"\} (\d)$/gm)]
+      .map(([, ...of]) => of)
+      .sort();
   };
   const send = async (to: TestServer, path: string, { key }: Credential, body: object) => {
     const began = performance.now();
@@ -135,10 +137,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
       [1, first],
       [2, second],
     ] as const) {
-      await eventually(() => readiness(at)).toEqual([
-        200,
-        `no synchronous standby: coordinator: ${lack}`,
-      ]);
+      await eventually(() => readiness(at)).toEqual([200, `no synchronous standby: coordinator: ${lack}`]);
       // a hold each time: others are told of it by the coordinator, as long as that is no commit that hangs
       for (let n = 0; n < 5; n++) expect(await answers(at, node)).toEqual(['202', '200', '503 again']);
     }
