@@ -424,10 +424,15 @@ describe('a connection that breaks', () => {
       problem: 'UNAVAILABLE',
       headers: { 'retry-after': '1' },
     });
+    // nothing waits for the database, since everything is refused; how long it has been away is told all the same, and grows
     expect(writer.waiting).toBe(0);
+    const told = writer.oldestMs;
+    expect(told).toBeGreaterThan(300);
     await expect(writer.append(tenantId, events)).rejects.toEqual(refusal('UNAVAILABLE'));
+    await expect.poll(() => writer.oldestMs).toBeGreaterThan(told + 300);
     away = false;
     await expect.poll(async () => (await writer.append(tenantId, events)).results.length).toBe(3);
+    expect(writer.oldestMs).toBe(0);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 5 });
   });
 });

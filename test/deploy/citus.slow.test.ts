@@ -27,9 +27,12 @@ import { noPgBouncer, PgBouncer } from '../helpers/pgbouncer.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
+import { listen } from '../helpers/stream.ts';
 import { ROUNDS, SIEGE } from '../siege/rounds.ts';
 
 const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 30_000, interval: 100 });
+/** As deploy/drill/citus.ts prints it. */
+type Round = Record<'longest_gap_ms' | 'others_gap_ms' | 'longest_answer_ms', number> & { fault: string };
 
 /** A process beside each of two nodes with Citus, and a coordinator. */
 const absent = noCitus() ?? noRedis ?? noPgBouncer;
@@ -147,6 +150,13 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     }
     const { body } = await server.call(200, 'GET /v1/forensics/verify', admin);
     expect(body).toMatchObject({ verified: true, linear: true });
+    // two of different nodes look at the same time
+    const tenants = [...(await onNodes()).values()];
+    const streams = await Promise.all(tenants.map((tenant) => listen(server, tenant.admin)));
+    for (const stream of streams) await stream.until('event: hello');
+    for (const tenant of tenants) expect(await ingest(server, tenant, 'hinted')).toEqual(ok);
+    for (const stream of streams) await stream.until('{"topic":"events"');
+    for (const stream of streams) stream.leave();
   }, 120_000);
 
   test('compares every chain of every node with what is known, also those of which only a file tells', async () => {
@@ -159,9 +169,11 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     for (const at of [server, second]) expect(await inspected(at)).toEqual([]);
   }, 60_000);
 
-  // what jobs ask to find out which tenants have something to do, and the looks over all tenants at the start
+  // what jobs ask to find out which tenants have something to do, and the looks over all tenants at the start. A statement that names
+  // tenants is none of them, but for the look for chains of which only files tell
   const ACROSS = [
-    /^select (?:distinct )?(?:[a-z]\.)?tenant_id\b(?!.*\bfor (?:update|share|no key))/,
+    /^select (?:distinct )?(?:[a-z]\.)?tenant_id\b(?!.*\bfor (?:update|share|no key))(?!.*(?<!not )\btenant_id = any\()/,
+    /^select tenant_id, chain from chain_head where tenant_id = any\(\$1\)/,
     /^select \(extract\(epoch from min\(wake_at\)/,
     /^select distinct machine_version/,
     /"proxiesSilent"/,
@@ -307,18 +319,37 @@ describe.skipIf(absent !== undefined)('Citus', () => {
   }, 120_000);
 
   if (SIEGE) {
-    test('many kills of every kind of node lose nothing and store nothing twice', async () => {
-      const args = ['deploy/drill/citus.ts', '--json', '--rounds', String(ROUNDS.nodes), '--seconds', '1'];
+    const drilled = async (...flags: string[]) => {
+      const args = ['deploy/drill/citus.ts', '--json', '--seconds', '1', ...flags];
       const { stdout } = await promisify(execFile)(process.execPath, args, {
         cwd: resolve(import.meta.dirname, '../..'),
       });
-      const { ok, total, rounds } = JSON.parse(stdout) as { ok: boolean; total: object; rounds: unknown[] };
-      expect({ ok, rounds: rounds.length, ...total }).toMatchObject({
-        ok: true,
-        rounds: ROUNDS.nodes,
-        lost: 0,
-        doubled: 0,
-      });
+      const result = JSON.parse(stdout) as { ok: boolean; total: object; rounds: Round[] };
+      for (const [fault, rounds] of Map.groupBy(result.rounds, (round) => round.fault.replace(/\d+/, 'N'))) {
+        const gaps = (of: (round: Round) => number) => {
+          const all = rounds.map(of).sort((a, b) => a - b);
+          return `median ${all[all.length >> 1]} ms, most ${all.at(-1)} ms`;
+        };
+        console.log(
+          `${flags.join(' ')}: ${fault}, ${rounds.length} times: longest gap ${gaps((round) => round.longest_gap_ms)}; ` +
+            `others ${gaps((round) => round.others_gap_ms)}`,
+        );
+      }
+      expect(result).toMatchObject({ ok: true, total: { lost: 0, doubled: 0 } });
+      return result.rounds;
+    };
+    const kills = ['--rounds', String(ROUNDS.nodes)];
+
+    test('many kills of every kind of node lose nothing and store nothing twice', async () => {
+      expect(await drilled(...kills)).toHaveLength(ROUNDS.nodes);
+    }, 3_600_000);
+
+    test('nor do they, or nodes that hang, shards that move and rebalancing, with a process beside each node', async () => {
+      const others = ['--hangs', '12', '--moves', '12', '--rebalances', '2'];
+      const rounds = await drilled('--beside', ...kills, ...others);
+      expect(rounds).toHaveLength(ROUNDS.nodes + 26);
+      // a request is answered in time, whatever is away
+      for (const round of rounds) expect(round.longest_answer_ms, round.fault).toBeLessThan(15_000);
     }, 3_600_000);
   }
 
@@ -449,7 +480,12 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     expect([await send(1, 'before'), await send(2, 'before')]).toEqual([ok, ok]);
     const receiver = await Receiver.start(204);
     const subscription = await subscribe(receiver, on.get(2)!);
+    const streams = await Promise.all([1, 2].map((node) => listen(second, on.get(node)!.admin)));
+    for (const stream of streams) await stream.until('event: hello');
     await cluster.kill(1);
+    expect(await send(2, 'hinted')).toEqual(ok);
+    await streams[1]!.until('{"topic":"events"');
+    for (const stream of streams) stream.leave();
     // what jobs look for among all tenants
     await tell(on.get(2)!, subscription.id, 'meanwhile');
     await eventually(async () => receiver.received.map(({ json }) => json.message)).toEqual(['meanwhile']);
@@ -489,6 +525,10 @@ describe.skipIf(absent !== undefined)('Citus', () => {
         longest = Math.max(longest, performance.now() - asked);
       }
     })();
+    const quiet = (await onNodes()).get(2)!;
+    expect(await ingest(second, quiet, 'before')).toEqual(ok);
+    const streams = await Promise.all([hung, quiet].map(({ admin }) => listen(second, admin)));
+    for (const stream of streams) await stream.until('event: hello');
     cluster.hang(1);
     const began = performance.now();
     const asked = [
@@ -511,6 +551,9 @@ describe.skipIf(absent !== undefined)('Citus', () => {
     try {
       await tell(other, subscription.id, 'meanwhile');
       await eventually(async () => receiver.received.map(({ json }) => json.message)).toEqual(['meanwhile']);
+      expect(await ingest(second, quiet, 'hinted')).toEqual(ok);
+      await streams[1]!.until('{"topic":"events"');
+      for (const stream of streams) stream.leave();
       expect(await refusals).toEqual(asked.map(([, path]) => [path, 503, true]));
       waited = performance.now() - began;
       hangs = false;
