@@ -158,11 +158,15 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
       503,
       'the database does not answer',
     ]);
+    // what pages a person says since when, also where everything is refused at once
+    await delay(2500);
+    expect(await server.metric('svc_chain_unacknowledged_seconds')).toBeGreaterThan(3.5);
     await database.restart();
     await delay(500);
     const seen = await running.stop();
     expect(seen.get(503)).toBeGreaterThan(0);
     await recovered();
+    expect(await server.metric('svc_chain_unacknowledged_seconds')).toBe(0);
     await expectAllStored();
     expect((await fetch(`${server.url}/readyz`)).status).toBe(200);
   }, 120_000);

@@ -7,7 +7,9 @@ import { lookingFor } from '../../db/citus.ts';
 import { migrate, openDatabase } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
+import { Fenced } from '../../server/actors/host.ts';
 import type { RedisHost } from '../../server/actors/redis.ts';
+import { appenderOn, eventsOf, verdictOf } from '../chain/helpers.ts';
 import { svcHere } from '../cli/svc.ts';
 import {
   allowed,
@@ -317,6 +319,34 @@ describe.skipIf(absent !== undefined)('Citus', () => {
       await before.stop();
     }
   }, 120_000);
+
+  test('the older of two writers of a tenant is fenced, on the server that has it and through another one', async () => {
+    const { id } = (await onNodes()).get(1)!;
+    for (const { core } of [server, pooled]) {
+      const [older, newer] = [appenderOn(core.db), appenderOn(core.db)];
+      try {
+        const first = eventsOf(2);
+        await older.append(id, first);
+        await newer.append(id, eventsOf(2));
+        await expect(older.append(id, eventsOf(3))).rejects.toThrow(Fenced);
+        // its own again, and what it wrote is known
+        const [again, unknown] = (await older.append(id, [first[0]!, ...eventsOf(1)])).results;
+        expect([again, unknown]).toMatchObject([{ duplicate: true }, { duplicate: false }]);
+        // a head that is not where its writer left it
+        const [head] = await cluster.query<{ seq: string }>(
+          `update chain_head set seq = seq - 1 where tenant_id = $1 and chain = 'forensics' returning seq`,
+          [id],
+        );
+        await expect(older.append(id, eventsOf(1))).rejects.toThrow();
+        const tip = 'select max(seq) as seq from forensic_record where tenant_id = $1';
+        expect(await cluster.query(tip, [id])).toEqual([{ seq: String(Number(head!.seq) + 1) }]);
+        await cluster.query(`update chain_head set seq = seq + 1 where tenant_id = $1 and chain = 'forensics'`, [id]);
+      } finally {
+        await Promise.all([older.stop(), newer.stop()]);
+      }
+    }
+    expect(await verdictOf(pooled.core.db, id)).toMatchObject({ verified: true });
+  }, 60_000);
 
   if (SIEGE) {
     const drilled = async (...flags: string[]) => {

@@ -165,7 +165,8 @@ function reportReplicas(standing: Standing, config: Config, report: Report, node
   } else if (names.trim() !== '' && sees) {
     const advice = 'bring it back: writes wait for it and are answered 503';
     say('FAIL', 'replicas', `no standby of synchronous_standby_names (${names}) is there`, advice);
-  } else if (node === undefined) say('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
+  } else if (node === undefined)
+    say('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
 }
 
 /** Room for the connections of the processes. */
