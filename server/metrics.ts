@@ -59,7 +59,9 @@ export class Metrics {
     /** Beside a node of Citus only. */
     answers: (() => Promise<Readonly<Record<string, boolean>>>) | undefined;
     /** Where a synchronous standby is demanded only: of each server, and why there is none. */
-    standbys: (() => readonly { readonly name: string | undefined; readonly missing: string | undefined }[]) | undefined;
+    standbys:
+      | (() => readonly { readonly name: string | undefined; readonly missing: string | undefined }[])
+      | undefined;
     /** With several processes only. */
     owned: (() => { tenants: number; buckets: number }) | undefined;
   }): void {
