@@ -93,14 +93,14 @@ const hostileTexts: fc.Arbitrary<Texts> = fc
 const LOOK = `((root) => {
   const seen = [];
   const from = document.querySelector(root).getBoundingClientRect();
-  const inner = '.hostile, .stated, .stated *, .one-line *, .action-title *, .some-lines *, pre *, .copy, .copy *, .show-all, .code-more';
+  const inner = '.hostile, .stated, .stated *, .one-line *, .action-title *, .some-lines *, pre *, .copy, .copy *, .show-all, .code-more, .print-sheet, .print-sheet *';
   for (const element of document.querySelector(root).querySelectorAll('*')) {
     if (element.matches(inner) || element.closest('.hostile, pre')) continue;
     const box = element.getBoundingClientRect();
     const copy = element.cloneNode(true);
     for (const one of copy.querySelectorAll('.hostile, pre')) one.replaceWith('…');
-    // our words, which say that there is more of it than fits
-    for (const one of copy.querySelectorAll('.code-more')) one.remove();
+    // our words, which say that there is more of it than fits; and what only paper has, which names the tenant
+    for (const one of copy.querySelectorAll('.code-more, .print-sheet')) one.remove();
     const text = copy.textContent.replace(/esc_\\w+/g, 'esc').replace(/sha256:\\w+…?/g, 'sha').replace(/\\d+ (s|min)\\b/g, '0 $1')
       .replace(/just now|0 s ago|0 min ago/g, 'ago').replace(/\\d\\d:\\d\\d:\\d\\d/g, '00:00:00');
     // the box of nothing but such a text, as wide as it; what stands around it has its place all the same
@@ -208,6 +208,32 @@ describeInBrowser('a text of an agent', () => {
       );
     });
   }, 240_000);
+
+  test('that is the name of a server hides the name of the tool in no title, nor the other way around', async () => {
+    await inTenants(async (visitor, _, proxy) => {
+      const [short, long] = ['wire_all', 'x'.repeat(200)];
+      for (const [tool_name, tool_server] of [
+        [short, long],
+        [long, short],
+      ] as const) {
+        await opened(visitor, `/approvals/${await hold(proxy, { tool_name, tool_server })}`);
+        const names = visitor.page.getByRole('heading', { level: 1 }).locator('.name');
+        const seen = await names.evaluateAll((all) =>
+          all.map(({ textContent, scrollWidth, clientWidth, parentElement }) => ({
+            text: textContent,
+            whole: scrollWidth <= clientWidth + 1,
+            share: clientWidth / parentElement!.clientWidth,
+          })),
+        );
+        expect(seen.map(({ text }) => text)).toEqual([tool_name, tool_server]);
+        // what the agent calls the tool is what matters most
+        const wide = Number(await visitor.page.evaluate('innerWidth')) > 1200;
+        if (tool_name === short && wide) expect(seen[0]!.whole).toBe(true);
+        if (tool_name === short) expect(seen[0]!.share).toBeGreaterThan(0.2);
+        for (const { share } of seen) expect(share).toBeGreaterThan(0.1);
+      }
+    });
+  });
 
   test('that buries an argument below others is said to be only the beginning of them', async () => {
     await inTenants(async (visitor, _, proxy) => {

@@ -198,12 +198,17 @@ function Question({ hold, does }: { hold: Hold; does: string }) {
       )}
       {doubts.map(({ path, says }) => (
         <div key={path} className="hold-doubt">
-          <Clamped text={`The arguments say ${path}: ${says}`} what={path} />
+          <Clamped text={`The arguments say ${path}: ${says}`} lines={2} what={path} />
         </div>
       ))}
       {alike.length > 0 ? (
         <div className="hold-doubt">
-          <Clamped text={`Letters that look Latin and are not: ${alike.join(', ')}`} what="these words" name />
+          <Clamped
+            text={`Letters that look Latin and are not: ${alike.join(', ')}`}
+            lines={2}
+            what="these words"
+            name
+          />
         </div>
       ) : null}
       {hidden ? <div className="hold-doubt">Not everything that the agent sent is shown.</div> : null}
