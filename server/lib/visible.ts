@@ -88,6 +88,12 @@ export function namePieces(name: string): NamePiece[] {
   });
 }
 
+/** A name as it reads on a page, for where it is only heard, or stands in a plain text. */
+export const nameRead = (name: string): string =>
+  namePieces(name)
+    .map(({ text }) => text)
+    .join('');
+
 /** Whether a name is shown as it is, where nothing can be marked in it. */
 export const isPlain = (name: string): boolean => namePieces(name).every(({ kind }) => kind === 'text');
 

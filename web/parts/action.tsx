@@ -1,4 +1,4 @@
-import { visible } from '../../server/lib/visible.ts';
+import { nameRead } from '../../server/lib/visible.ts';
 import { Hostile, Line, Name } from '../ui/hostile.tsx';
 
 interface Action {
@@ -43,7 +43,7 @@ export function actionText({ action_type, tool_name, tool_server }: Action): str
 
 /** A name in a plain text of ours. */
 export const named = (text: string): string =>
-  /^[\w.:/@-]+$/.test(text) ? text : `“${visible(text).replaceAll(/[“”]/g, '"')}”`;
+  /^[\w.:/@-]+$/.test(text) ? text : `“${nameRead(text).replaceAll(/[“”]/g, '"')}”`;
 
 /** Who wants to act, and on what: on one line. */
 export function ActionTarget({

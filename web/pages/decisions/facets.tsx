@@ -2,7 +2,7 @@ import { ActionIcon } from '@mantine/core';
 import { IconBan } from '@tabler/icons-react';
 import { RECORD_FIELDS } from '../../../server/domain/decision.ts';
 import { exactly } from '../../../server/domain/sought.ts';
-import { visible } from '../../../server/lib/visible.ts';
+import { nameRead } from '../../../server/lib/visible.ts';
 import { type Filter, isFull, not, only } from '../../lib/decision-filter.ts';
 import type { Answers } from '../../lib/trpc.ts';
 import { rescueFocus } from '../../ui/focus.ts';
@@ -47,7 +47,7 @@ export function Facets({
             {counts?.facets[name].map(({ value, count }) => {
               const sought = exactly(value);
               const chosen = filter[name] === sought;
-              const said = name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : plain(value);
+              const said = name === 'decision' ? DECISION[value as keyof typeof DECISION][0] : nameRead(value);
               return (
                 <li key={value}>
                   <button
@@ -92,6 +92,3 @@ export function Facets({
     </details>
   );
 }
-
-/** For a name that is only heard. */
-const plain = (value: string) => visible(value).replace(/[⟦⟧]/g, '');
