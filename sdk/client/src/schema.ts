@@ -1896,7 +1896,7 @@ export interface paths {
         put?: never;
         /**
          * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing.
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.
          */
         post: operations["escrow-satisfy"];
         delete?: never;
@@ -5038,6 +5038,8 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
+                /** @description the person or the key; not shown to agent keys */
+                reported_by?: string;
             }[];
             /** @description not shown to agent keys */
             votes?: {
@@ -5559,6 +5561,8 @@ export interface components {
                 evidence?: string;
                 /** Format: date-time */
                 reported_at?: string;
+                /** @description the person or the key; not shown to agent keys */
+                reported_by?: string;
             }[];
             /** Format: date-time */
             created_at: string;
@@ -6929,9 +6933,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-k27azn",
+                     *       "tenant_id": "t1-6ufs0w",
                      *       "user": {
-                     *         "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7026,14 +7030,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cf90ywdmm1p3jbwtjdh1em",
+                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T17:43:27.452Z",
-                     *           "last_seen_at": "2026-11-26T17:43:27.452Z",
-                     *           "expires_at": "2026-11-27T17:43:27.452Z"
+                     *           "created_at": "2026-11-26T18:09:41.710Z",
+                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
+                     *           "expires_at": "2026-11-27T18:09:41.710Z"
                      *         }
                      *       ]
                      *     }
@@ -7143,14 +7147,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cf90ywdmm1p3jbwtjdh1em",
+                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T17:43:27.452Z",
-                     *           "last_seen_at": "2026-11-26T17:43:27.452Z",
-                     *           "expires_at": "2026-11-27T17:43:27.452Z"
+                     *           "created_at": "2026-11-26T18:09:41.710Z",
+                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
+                     *           "expires_at": "2026-11-27T18:09:41.710Z"
                      *         }
                      *       ]
                      *     }
@@ -7269,7 +7273,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7277,13 +7281,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T17:43:26.407Z",
+                     *           "created_at": "2026-11-26T18:09:41.554Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7291,8 +7295,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T17:43:27.092Z",
-                     *           "last_login": "2026-11-26T17:43:27.452Z",
+                     *           "created_at": "2026-11-26T18:09:41.658Z",
+                     *           "last_login": "2026-11-26T18:09:41.710Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7341,7 +7345,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *       "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7349,8 +7353,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-26T17:43:27.092Z",
-                     *       "last_login": "2026-11-26T17:43:27.452Z",
+                     *       "created_at": "2026-11-26T18:09:41.658Z",
+                     *       "last_login": "2026-11-26T18:09:41.710Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7524,14 +7528,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8cf97z4g9jxbym9686chpf9",
+                     *           "id": "inv_01m8cgs46hxkwfk4d4gb32hj66",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-26T17:43:34.628Z",
-                     *           "sent_at": "2026-11-26T17:43:34.628Z",
-                     *           "expires_at": "2026-12-03T17:43:34.628Z"
+                     *           "created_at": "2026-11-26T18:09:43.633Z",
+                     *           "sent_at": "2026-11-26T18:09:43.633Z",
+                     *           "expires_at": "2026-12-03T18:09:43.633Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7802,25 +7806,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8cf9746bkepg5xvg1mrbhet",
+                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *           "created_at": "2026-11-26T17:43:33.766Z"
+                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "created_at": "2026-11-26T18:09:43.520Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8cf90k9t01xat9r6w9x0cj5",
+                     *           "id": "key_01m8cgs28nfcx1cam087efe0z9",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:27.083Z",
-                     *           "last_used_at": "2026-11-26T17:43:27.775Z"
+                     *           "created_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:41.655Z",
+                     *           "last_used_at": "2026-11-26T18:09:41.775Z"
                      *         }
                      *       ]
                      *     }
@@ -7877,14 +7881,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8cf9yh6s0nynzx4t36tzg4q",
+                     *       "id": "key_01m8cgs8148cjj0zxpxqx6hzgv",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-26T17:43:57.736Z"
+                     *       "created_at": "2026-11-26T18:09:47.557Z"
                      *     }
                      */
                     "application/json": {
@@ -8034,24 +8038,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
+                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T17:43:33.779Z",
+                     *           "created_at": "2026-11-26T18:09:43.536Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8cf90zpkw4x801jcy5029fk",
+                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T17:43:27.479Z",
-                     *           "last_used_at": "2026-11-26T17:43:30.530Z",
+                     *           "created_at": "2026-11-26T18:09:41.742Z",
+                     *           "last_used_at": "2026-11-26T18:09:42.912Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8110,13 +8114,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8cf9yhn7fpjcvr8by3b5cpp",
+                     *       "id": "agk_01m8cgs81j6cagkw00mnsypvzd",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *       "created_at": "2026-11-26T17:43:57.750Z"
+                     *       "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *       "created_at": "2026-11-26T18:09:47.570Z"
                      *     }
                      */
                     "application/json": {
@@ -8265,7 +8269,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-k27azn",
+                     *       "audience": "https://control.example/tenants/t1-6ufs0w",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8281,7 +8285,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-26T17:43:37.138Z",
+                     *           "created_at": "2026-11-26T18:09:43.746Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8423,25 +8427,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
+                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8cf9746bkepg5xvg1mrbhet",
+                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8681,11 +8685,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8cf99k94jqgxntea591qdya",
+                     *           "id": "stc_01m8cgs4990k056209m5smpv4e",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *           "created_at": "2026-11-26T17:43:36.297Z",
+                     *           "proposed_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "created_at": "2026-11-26T18:09:43.721Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8840,7 +8844,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-k27azn"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-6ufs0w"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9349,9 +9353,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:27.776Z",
-                     *           "updated_at": "2026-11-26T17:43:38.637Z",
+                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:41.776Z",
+                     *           "updated_at": "2026-11-26T18:09:43.974Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9442,9 +9446,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *       "created_at": "2026-11-26T17:43:57.151Z",
-                     *       "updated_at": "2026-11-26T17:43:57.151Z",
+                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *       "created_at": "2026-11-26T18:09:47.339Z",
+                     *       "updated_at": "2026-11-26T18:09:47.339Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -9985,9 +9989,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *       "created_at": "2026-11-26T17:43:27.776Z",
-                     *       "updated_at": "2026-11-26T17:43:38.637Z",
+                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *       "created_at": "2026-11-26T18:09:41.776Z",
+                     *       "updated_at": "2026-11-26T18:09:43.974Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -9995,28 +9999,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:38.637Z",
+                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:43.974Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:27.776Z",
+                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:41.776Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *             "decided_at": "2026-11-26T17:43:30.406Z"
+                     *             "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *             "decided_at": "2026-11-26T18:09:42.863Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *               "decided_at": "2026-11-26T17:43:30.406Z"
+                     *               "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *               "decided_at": "2026-11-26T18:09:42.863Z"
                      *             }
                      *           ]
                      *         }
@@ -10196,9 +10200,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *       "created_at": "2026-11-26T17:43:27.776Z",
-                     *       "updated_at": "2026-11-26T17:43:57.636Z",
+                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *       "created_at": "2026-11-26T18:09:41.776Z",
+                     *       "updated_at": "2026-11-26T18:09:47.492Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10627,20 +10631,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *       "created_at": "2026-11-26T17:43:27.776Z",
+                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *       "created_at": "2026-11-26T18:09:41.776Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *         "decided_at": "2026-11-26T17:43:30.406Z"
+                     *         "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "decided_at": "2026-11-26T18:09:42.863Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "decided_at": "2026-11-26T17:43:30.406Z"
+                     *           "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "decided_at": "2026-11-26T18:09:42.863Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11176,7 +11180,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8cf9aryw9e3mc4ehyrn3y18",
+                     *           "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11184,8 +11188,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *           "created_at": "2026-11-26T17:43:37.502Z"
+                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "created_at": "2026-11-26T18:09:43.766Z"
                      *         }
                      *       ]
                      *     }
@@ -11357,7 +11361,7 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T17:43:38.637Z",
+                     *           "written_at": "2026-11-26T18:09:43.974Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11409,12 +11413,12 @@ export interface operations {
                      *           "effect": "permit",
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T17:43:38.637Z"
+                     *           "written_at": "2026-11-26T18:09:43.974Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-27T17:43:44.375Z",
+                     *       "since": "2026-10-27T18:09:44.554Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11603,16 +11607,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-27T17:43:36.036Z",
-                     *         "to": "2026-11-26T17:43:36.036Z"
+                     *         "from": "2026-10-27T18:09:43.699Z",
+                     *         "to": "2026-11-26T18:09:43.699Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-26T17:43:36.036Z",
+                     *       "created_at": "2026-11-26T18:09:43.699Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-26T17:43:36.036Z",
+                     *       "finished_at": "2026-11-26T18:09:43.699Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11771,16 +11775,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-27T17:43:36.036Z",
-                     *             "to": "2026-11-26T17:43:36.036Z"
+                     *             "from": "2026-10-27T18:09:43.699Z",
+                     *             "to": "2026-11-26T18:09:43.699Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-26T17:43:36.036Z",
+                     *           "created_at": "2026-11-26T18:09:43.699Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-26T17:43:36.036Z",
+                     *           "finished_at": "2026-11-26T18:09:43.699Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11872,8 +11876,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *             "created_at": "2026-11-26T17:43:33.511Z",
+                     *             "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *             "created_at": "2026-11-26T18:09:43.459Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -11934,8 +11938,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *         "created_at": "2026-11-26T17:43:33.511Z",
+                     *         "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "created_at": "2026-11-26T18:09:43.459Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -11950,8 +11954,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:33.511Z",
+                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:43.459Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -11964,8 +11968,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cf8zy7r7rf35wspgmwgata",
-                     *           "created_at": "2026-11-26T17:43:32.638Z",
+                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "created_at": "2026-11-26T18:09:43.381Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12392,9 +12396,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8cf90k9t01xat9r6w9x0cj5",
-                     *           "first_seen_at": "2026-11-26T17:43:37.995Z",
-                     *           "last_seen_at": "2026-11-26T17:43:37.995Z",
+                     *           "key_id": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *           "first_seen_at": "2026-11-26T18:09:43.919Z",
+                     *           "last_seen_at": "2026-11-26T18:09:43.919Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12464,7 +12468,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-26T17:43:37.978Z",
+                     *           "since": "2026-11-26T18:09:43.914Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12546,18 +12550,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cf90zpkw4x801jcy5029fk",
-                     *           "key_hash": "sha256:2f06538493e07319924c143fa3048cfb5ea3fe0d8f1fc11a1696bf53b879ecef",
+                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *           "key_hash": "sha256:7de152b01e76ee22ac73d47bc87db0a5c5eafae486646a1af42c47f79fc50408",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cf8zy7r7rf35wspgmwgata"
+                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3"
                      *         },
                      *         {
-                     *           "id": "agk_01m8cf974ja6shycttkqrjm793",
-                     *           "key_hash": "sha256:f55f020745a819dd66ea7f15e4611b1c04720a51123640cca5838ee1a3407ba9",
+                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
+                     *           "key_hash": "sha256:903e1a49fcab8bbc67be82034b5f11039a3e2106866daac0e7fead23300d217d",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cf90kmsznyrywffjgvxz53"
+                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12708,8 +12712,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-26T17:43:31.736Z",
-                     *           "last_seen": "2026-11-26T17:43:31.736Z"
+                     *           "first_seen": "2026-11-26T18:09:43.321Z",
+                     *           "last_seen": "2026-11-26T18:09:43.321Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12766,8 +12770,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-26T17:43:31.736Z",
-                     *       "last_seen": "2026-11-26T17:43:31.736Z",
+                     *       "first_seen": "2026-11-26T18:09:43.321Z",
+                     *       "last_seen": "2026-11-26T18:09:43.321Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -12799,9 +12803,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-26T17:43:31.736Z",
-                     *           "last_seen": "2026-11-26T17:43:31.736Z",
-                     *           "reported_by": "key_01m8cf90k9t01xat9r6w9x0cj5",
+                     *           "first_seen": "2026-11-26T18:09:43.321Z",
+                     *           "last_seen": "2026-11-26T18:09:43.321Z",
+                     *           "reported_by": "key_01m8cgs28nfcx1cam087efe0z9",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13117,8 +13121,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-26T17:43:31.736Z",
-                     *           "last_seen": "2026-11-26T17:43:31.736Z",
+                     *           "first_seen": "2026-11-26T18:09:43.321Z",
+                     *           "last_seen": "2026-11-26T18:09:43.321Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13243,7 +13247,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-26T17:43:37.806Z",
+                     *           "last_seen": "2026-11-26T18:09:43.909Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13309,10 +13313,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-26T17:43:37.806Z",
+                     *       "last_seen": "2026-11-26T18:09:43.909Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8cf8zy7r7rf35wspgmwgata"
+                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
                      *       ]
                      *     }
                      */
@@ -13417,11 +13421,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
+                     *           "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8cf90zpkw4x801jcy5029fk",
+                     *           "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13443,8 +13447,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-26T18:43:31.007Z",
-                     *           "created_at": "2026-11-26T17:43:31.007Z",
+                     *           "expires_at": "2026-11-26T19:09:43.090Z",
+                     *           "created_at": "2026-11-26T18:09:43.090Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13458,10 +13462,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8cf8zy7r7rf35wspgmwgata"
+                     *             "usr_01m8cgs25j069mgyxaz3t7hjn3"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:9064f67aace1e193dd84c901543f162afe85a6c0502427789e7d0ed54fac4a0d"
+                     *           "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13542,7 +13546,7 @@ export interface operations {
                     action_summary: string;
                     action_hash: string;
                     /**
-                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems report that its conditions are met; time_delayed: released at its time unless an approver rejects it before
+                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems, or approvers, report that its conditions are met; time_delayed: released at its time unless an approver rejects it before
                      * @enum {string}
                      */
                     hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
@@ -13641,7 +13645,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-26T18:43:31.007Z"
+                     *           "next_expires_at": "2026-11-26T19:09:43.090Z"
                      *         }
                      *       ]
                      *     }
@@ -13829,7 +13833,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T17:43:49.652Z",
+                     *       "since": "2026-11-25T18:09:45.310Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -13885,11 +13889,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
+                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8cf90zpkw4x801jcy5029fk",
+                     *       "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -13911,8 +13915,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-26T18:43:31.007Z",
-                     *       "created_at": "2026-11-26T17:43:31.007Z",
+                     *       "expires_at": "2026-11-26T19:09:43.090Z",
+                     *       "created_at": "2026-11-26T18:09:43.090Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -13926,10 +13930,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8cf8zy7r7rf35wspgmwgata"
+                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:9064f67aace1e193dd84c901543f162afe85a6c0502427789e7d0ed54fac4a0d"
+                     *       "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14156,7 +14160,10 @@ export interface operations {
     "escrow-satisfy": {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
             path: {
                 id: string;
             };
@@ -14174,7 +14181,10 @@ export interface operations {
                 "application/json": {
                     condition_id: string;
                     satisfied: boolean;
+                    /** @description needed of a person */
                     evidence?: string;
+                    /** @description of the hold as it was read */
+                    shown_hash?: string;
                 };
             };
         };
@@ -14195,7 +14205,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -14279,15 +14289,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8cf9ae23zg2m650tpm0jrmv",
+                     *           "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *           "created_at": "2026-11-26T17:43:37.349Z",
+                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "created_at": "2026-11-26T18:09:43.751Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14415,15 +14425,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8cf9ae23zg2m650tpm0jrmv",
+                     *       "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *       "created_at": "2026-11-26T17:43:37.349Z",
+                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *       "created_at": "2026-11-26T18:09:43.751Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14434,7 +14444,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-26T17:43:37.995Z"
+                     *             "last_seen_at": "2026-11-26T18:09:43.919Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14530,7 +14540,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
+                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14541,8 +14551,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-26T17:43:34.946Z",
-                     *           "updated_at": "2026-11-26T17:43:34.946Z"
+                     *           "created_at": "2026-11-26T18:09:43.658Z",
+                     *           "updated_at": "2026-11-26T18:09:43.658Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14661,7 +14671,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
+                     *       "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14672,8 +14682,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-26T17:43:34.946Z",
-                     *       "updated_at": "2026-11-26T17:43:34.946Z"
+                     *       "created_at": "2026-11-26T18:09:43.658Z",
+                     *       "updated_at": "2026-11-26T18:09:43.658Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -14940,12 +14950,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795715030,v1=7331cc5463625354cc547b12c418e9ea3928fb2484c3c02b0c9defc33b7a2c9e",
+                     *         "x-svc-signature": "t=1795716585,v1=408374c07e70d24090470c5f29a83e71466587cfe6bbbec4bf1a98c6e4d74a44",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795715030",
-                     *         "webhook-signature": "v1,kmiVHg2oQFPlKw8oUSOgTyZcST1EbcxdlaXjZOqTvLQ="
+                     *         "webhook-timestamp": "1795716585",
+                     *         "webhook-signature": "v1,rZsW5rnFbnH4+UxzjB0mp2oocEnRSp+GSTkfvU1VOu8="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-k27azn\",\"test\":true,\"created_at\":\"2026-11-26T17:43:50.621Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-26T18:43:50.621Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6ufs0w\",\"test\":true,\"created_at\":\"2026-11-26T18:09:45.545Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-26T19:09:45.545Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15049,8 +15059,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T17:43:50.711Z",
-                     *       "until": "2026-11-26T17:43:50.711Z",
+                     *       "since": "2026-11-25T18:09:45.572Z",
+                     *       "until": "2026-11-26T18:09:45.572Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15061,7 +15071,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T17:00:00.000Z",
+                     *           "at": "2026-11-25T18:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15070,7 +15080,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-25T18:00:00.000Z",
+                     *           "at": "2026-11-25T19:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15125,8 +15135,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_34pq2g5",
-                     *           "subscription_id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
+                     *           "id": "dlv_3rpy4r9",
+                     *           "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15136,7 +15146,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-26T17:43:37.745Z",
+                     *           "created_at": "2026-11-26T18:09:43.897Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15186,8 +15196,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_34pq2g5",
-                     *       "subscription_id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
+                     *       "id": "dlv_3rpy4r9",
+                     *       "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15197,7 +15207,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-26T17:43:37.745Z",
+                     *       "created_at": "2026-11-26T18:09:43.897Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15313,7 +15323,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cf9892sdpy5jh4cs4pq2g5",
+                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15574,13 +15584,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cf9ykagpmbfrb5sf02d51n",
+                     *       "event_id": "evt_01m8cgs826gycm5adgfgg86t0p",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:d53e6ba9f1e870788a92ac081b1b022b35a1a8eb497489e7bd8e4fbd8ea56555",
+                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 68304
+                     *       "evaluation_us": 36520
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15719,13 +15729,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cf9yqyz3xfd0f5sncffa4r",
+                     *       "event_id": "evt_01m8cgs84dsy04dr9gaghrmsvg",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:d53e6ba9f1e870788a92ac081b1b022b35a1a8eb497489e7bd8e4fbd8ea56555",
+                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 3376
+                     *       "evaluation_us": 489
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15863,11 +15873,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-26T17:43:37.806Z",
-                     *       "last_at": "2026-11-26T17:43:37.806Z",
+                     *       "first_at": "2026-11-26T18:09:43.909Z",
+                     *       "last_at": "2026-11-26T18:09:43.909Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-19200-4",
+                     *           "id": "event-18672-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -15880,11 +15890,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T17:43:37.806Z",
+                     *           "created_at": "2026-11-26T18:09:43.909Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-19200-5",
+                     *           "id": "event-18672-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -15897,7 +15907,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T17:43:37.806Z",
+                     *           "created_at": "2026-11-26T18:09:43.909Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -15972,7 +15982,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-19200-5",
+                     *           "id": "event-18672-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -15985,10 +15995,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T17:43:37.806Z"
+                     *           "created_at": "2026-11-26T18:09:43.909Z"
                      *         },
                      *         {
-                     *           "id": "event-19200-4",
+                     *           "id": "event-18672-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16001,7 +16011,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T17:43:37.806Z"
+                     *           "created_at": "2026-11-26T18:09:43.909Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16050,12 +16060,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T17:43:52.660Z",
-                     *       "until": "2026-11-26T17:43:52.660Z",
+                     *       "since": "2026-11-25T18:09:45.858Z",
+                     *       "until": "2026-11-26T18:09:45.858Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T17:43:52.660Z",
+                     *           "at": "2026-11-25T18:09:45.858Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16063,7 +16073,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-25T18:43:52.660Z",
+                     *           "at": "2026-11-25T19:09:45.858Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16074,7 +16084,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-26T17:43:37.806Z"
+                     *         "at": "2026-11-26T18:09:43.909Z"
                      *       }
                      *     }
                      */
@@ -16136,8 +16146,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-26T17:43:31.685Z",
-                     *       "until": "2026-11-26T17:43:52.762Z",
+                     *       "since": "2026-11-26T18:09:43.269Z",
+                     *       "until": "2026-11-26T18:09:45.890Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16148,15 +16158,15 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-26T17:43:31.000Z",
-                     *           "allow": 0,
+                     *           "at": "2026-11-26T18:09:43.000Z",
+                     *           "allow": 1,
                      *           "allow_with_masking": 0,
-                     *           "deny": 0,
+                     *           "deny": 1,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-26T17:43:32.000Z",
+                     *           "at": "2026-11-26T18:09:44.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16296,8 +16306,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T17:43:37.806Z",
-                     *           "last_at": "2026-11-26T17:43:37.806Z"
+                     *           "first_at": "2026-11-26T18:09:43.909Z",
+                     *           "last_at": "2026-11-26T18:09:43.909Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16309,8 +16319,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T17:43:31.685Z",
-                     *           "last_at": "2026-11-26T17:43:31.685Z"
+                     *           "first_at": "2026-11-26T18:09:43.269Z",
+                     *           "last_at": "2026-11-26T18:09:43.269Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16353,7 +16363,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8cf93z713gy6grxymqsjt0q",
+                     *       "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16365,32 +16375,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 1040785,
-                     *       "created_at": "2026-11-26T17:43:31.685Z",
+                     *       "evaluation_us": 312608,
+                     *       "created_at": "2026-11-26T18:09:43.269Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
-                     *       "key_id": "agk_01m8cf90zpkw4x801jcy5029fk",
+                     *       "escrow_id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *       "key_id": "agk_01m8cgs2bd81w9azz5s72xnv53",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-26T17:43:30.535Z",
+                     *       "timestamp": "2026-11-26T18:09:42.913Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:bfc02f12f74752bd83df55e7be0b0102af29128814bf4234cc814ee300cd9e40",
-                     *       "input_hash": "sha256:d57e4db90f4ac0a5ff62105f4beb5d9bddd07073fb713c67ab4933057a98e846",
-                     *       "action_ref": "sha256:0ae56b9c0c418aa592a4cb05ec10253ff472e4af9127c5cda5dd54c98db3c874",
-                     *       "trace_id": "ff6d699ecf1ec7da874193851db5a827",
-                     *       "span_id": "6f010c639c8eca27",
+                     *       "ask_commit": "sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed",
+                     *       "input_hash": "sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb",
+                     *       "action_ref": "sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836",
+                     *       "trace_id": "c3ef252637cbe91651860affbab0a071",
+                     *       "span_id": "f8f14166dc6a0586",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:01c85c77988bd6ae9376fd6f5a93e3f8c4ead9d53c76cf5c16d0c773a9e7457e"
+                     *         "bundle_hash": "sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc",
-                     *         "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
+                     *         "prev_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
+                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16431,7 +16441,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cf93z713gy6grxymqsjt0q",
+                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16486,13 +16496,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cf93z713gy6grxymqsjt0q",
+                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T17:43:30.535Z",
-                     *         "owner": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *         "now": "2026-11-26T18:09:42.913Z",
+                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16501,8 +16511,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T17:43:30.535Z",
-                     *         "owner": "usr_01m8cf8zy7r7rf35wspgmwgata",
+                     *         "now": "2026-11-26T18:09:42.913Z",
+                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16744,10 +16754,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
-                     *       "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-k27azn/forensics\n2\n2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9\n\n— control.test Y3EbJlCtxrbEvJTucoT5RPRMkDO3hvT5Ng+ZDWB6kq7OX1f8kDHILWTad3qC9e0Fw4PZ2Ei6LWrwwt1xO0Q48XDFZwM=\n",
-                     *       "created_at": "2026-11-26T17:43:33.803Z"
+                     *       "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *       "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
+                     *       "created_at": "2026-11-26T18:09:43.581Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -16790,10 +16800,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
-                     *           "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-k27azn/forensics\n2\n2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9\n\n— control.test Y3EbJlCtxrbEvJTucoT5RPRMkDO3hvT5Ng+ZDWB6kq7OX1f8kDHILWTad3qC9e0Fw4PZ2Ei6LWrwwt1xO0Q48XDFZwM=\n",
-                     *           "created_at": "2026-11-26T17:43:33.803Z"
+                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
+                     *           "created_at": "2026-11-26T18:09:43.581Z"
                      *         }
                      *       ]
                      *     }
@@ -16885,18 +16895,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-26T17:43:31.685Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510\",\"received_at\":\"2026-11-26T17:43:31.685Z\",\"seq\":1,\"tenant_id\":\"t1-k27azn\",\"v\":1}",
-                     *           "hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc",
-                     *           "computed_hash": "700b9932364b5c2b27436d667d7c3a7316d5b3eb806273b2e1407cdc1092ccfc"
+                     *           "received_at": "2026-11-26T18:09:43.269Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"seq\":1,\"tenant_id\":\"t1-6ufs0w\",\"v\":1}",
+                     *           "hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
+                     *           "computed_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8cf93z713gy6grxymqsjt0q",
-                     *           "received_at": "2026-11-26T17:43:31.685Z",
-                     *           "line": "{\"action_ref\":\"sha256:0ae56b9c0c418aa592a4cb05ec10253ff472e4af9127c5cda5dd54c98db3c874\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:bfc02f12f74752bd83df55e7be0b0102af29128814bf4234cc814ee300cd9e40\",\"bundle_hash\":\"sha256:01c85c77988bd6ae9376fd6f5a93e3f8c4ead9d53c76cf5c16d0c773a9e7457e\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8cf94dz6ss9jj25a4hqhcz3\",\"evaluation_us\":1040785,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8cf93z713gy6grxymqsjt0q\",\"input_hash\":\"sha256:d57e4db90f4ac0a5ff62105f4beb5d9bddd07073fb713c67ab4933057a98e846\",\"key_id\":\"agk_01m8cf90zpkw4x801jcy5029fk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-26T17:43:31.685Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"6f010c639c8eca27\",\"tenant_id\":\"t1-k27azn\",\"timestamp\":\"2026-11-26T17:43:30.535Z\",\"tool_name\":\"pay\",\"trace_id\":\"ff6d699ecf1ec7da874193851db5a827\",\"v\":1}",
-                     *           "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
-                     *           "computed_hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9"
+                     *           "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *           "received_at": "2026-11-26T18:09:43.269Z",
+                     *           "line": "{\"action_ref\":\"sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed\",\"bundle_hash\":\"sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8cgs3nj0wt52e0tyeqegqsc\",\"evaluation_us\":312608,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8cgs3g1sqssg7hbgwwkzk3d\",\"input_hash\":\"sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb\",\"key_id\":\"agk_01m8cgs2bd81w9azz5s72xnv53\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f8f14166dc6a0586\",\"tenant_id\":\"t1-6ufs0w\",\"timestamp\":\"2026-11-26T18:09:42.913Z\",\"tool_name\":\"pay\",\"trace_id\":\"c3ef252637cbe91651860affbab0a071\",\"v\":1}",
+                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *           "computed_hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb"
                      *         }
                      *       ]
                      *     }
@@ -17105,12 +17115,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8cf9t4frx603p9mb0z1ym8z",
+                     *           "id": "aud_01m8cgs6mbng1a0jx112dz1r06",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-26T17:43:53.231Z",
+                     *           "created_at": "2026-11-26T18:09:46.123Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *             "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17118,21 +17128,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8cf93z713gy6grxymqsjt0q"
+                     *             "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8cf9t475ksj0g3gq9fjvqv4",
-                     *           "prev_hash": "2c5df5c06094a193bc070f90048e2328eba568ecbd6b6efccb26a9c7c09c7244",
-                     *           "hash": "779f776126bcfa1bfd7f0caea6d327ead12276be80e072fca56976944c04deca"
+                     *           "request_id": "req_01m8cgs6m3jhcbg1th68syc0dz",
+                     *           "prev_hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983",
+                     *           "hash": "717880c4f0a5e8d403dc6c5ca143e5effb36b95283ba7017493890c452855b93"
                      *         },
                      *         {
-                     *           "id": "aud_01m8cf9c0zrwe89ytbrjsse2az",
+                     *           "id": "aud_01m8cgs4hgkcrwczfvcf8ehanv",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-26T17:43:38.783Z",
+                     *           "created_at": "2026-11-26T18:09:43.984Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8cf90k9t01xat9r6w9x0cj5",
+                     *             "id": "key_01m8cgs28nfcx1cam087efe0z9",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17145,9 +17155,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8cf9beprda7ef582gw7ftb6",
-                     *           "prev_hash": "0b18bf33f7603108abbbfa34a0b70b9be705d50b023dcc6bfe07e05dbb75fd8e",
-                     *           "hash": "2c5df5c06094a193bc070f90048e2328eba568ecbd6b6efccb26a9c7c09c7244"
+                     *           "request_id": "req_01m8cgs4g7rhh6zxqg3d6f3zw1",
+                     *           "prev_hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a",
+                     *           "hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17192,12 +17202,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8cf9av88ajne7zsjmkehw14",
+                     *       "id": "aud_01m8cgs4dss7a4ber07cq20dm3",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-26T17:43:37.576Z",
+                     *       "created_at": "2026-11-26T18:09:43.865Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8cf90kmsznyrywffjgvxz53",
+                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17205,13 +17215,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8cf9aryw9e3mc4ehyrn3y18"
+                     *         "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8cf9arph1jvxb8ybqt33bwj",
-                     *       "prev_hash": "370d641cbabf4b01f5b68773a0b695ad1b0906f8de0d0b705067b668a9cb19dd",
-                     *       "hash": "0b18bf33f7603108abbbfa34a0b70b9be705d50b023dcc6bfe07e05dbb75fd8e"
+                     *       "request_id": "req_01m8cgs4akqdesjkrbxwmhdgex",
+                     *       "prev_hash": "532c60fbeb9a855edadfc878e42215aaf9168de0210ac877c1253f7f88cbe9d9",
+                     *       "hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17312,20 +17322,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cf9ywadxjr7wnmx6th4rsy",
+                     *       "package_id": "pkg_01m8cgs87esxf2j1ckbva66rq2",
                      *       "purpose": "x",
-                     *       "from": "2026-10-26T17:43:58.090Z",
-                     *       "to": "2026-11-26T17:43:58.090Z",
+                     *       "from": "2026-10-26T18:09:47.758Z",
+                     *       "to": "2026-11-26T18:09:47.758Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:827748714779fe78b4f9205a162afcecd531fdd28d49971374e7d08a53a6b5d7",
-                     *       "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
+                     *       "package_hash": "sha256:ffcefb3820e3950e97913ffda49fad5fcc0a581c8bc6bc739a78d43880e80d61",
+                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *       "created_at": "2026-11-26T17:43:58.090Z"
+                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *       "created_at": "2026-11-26T18:09:47.758Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17425,20 +17435,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8cf9750pb4ayy0g755r1vae",
+                     *           "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-26T17:43:33.792Z",
-                     *           "to": "2026-11-26T17:43:33.792Z",
+                     *           "from": "2026-10-26T18:09:43.559Z",
+                     *           "to": "2026-11-26T18:09:43.559Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:513e37fd0c32d4bc3166c60046b88a2c3240389a49b2515a29943463779a8888",
-                     *           "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
+                     *           "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
+                     *           "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *           "created_at": "2026-11-26T17:43:33.792Z"
+                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "created_at": "2026-11-26T18:09:43.559Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17484,30 +17494,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cf9750pb4ayy0g755r1vae",
+                     *       "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-26T17:43:33.792Z",
-                     *       "to": "2026-11-26T17:43:33.792Z",
+                     *       "from": "2026-10-26T18:09:43.559Z",
+                     *       "to": "2026-11-26T18:09:43.559Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:513e37fd0c32d4bc3166c60046b88a2c3240389a49b2515a29943463779a8888",
-                     *       "public_key_fingerprint": "sha256:98515dc2df24aef8fabf65128450688f7d8e83565a8b41ccb9412740775fb510",
+                     *       "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
+                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m8cf90kmsznyrywffjgvxz53",
-                     *       "created_at": "2026-11-26T17:43:33.792Z",
+                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *       "created_at": "2026-11-26T18:09:43.559Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "c72c09aa6466e2b55d5a20cb2d399b85566210d2311757338a57b89f17304cb5"
+                     *           "sha256": "3697e99fa5dc53c5d1ca71dd61d3b0e45bacb9dea1e4988600511574f491f91d"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "b7bf42970ed69a1893e25a2c9d196a1ff778acb6ed2d26ae16df92956ee14be7"
+                     *           "sha256": "e162f0b8ac96b8a2071d3d67f31238407506d51bf41f36847df13e084c804327"
                      *         }
                      *       ]
                      *     }
@@ -17773,6 +17783,7 @@ export interface operations {
                      *             },
                      *             "satisfy": {
                      *               "route": "POST /v1/escrow/{id}/satisfy",
+                     *               "role": "approver",
                      *               "scopes": [
                      *                 "proxy",
                      *                 "admin"
@@ -17918,7 +17929,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8cf94dz6ss9jj25a4hqhcz3",
+                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -17944,6 +17955,7 @@ export interface operations {
                      *           ],
                      *           "sent_by": {
                      *             "route": "POST /v1/escrow/{id}/satisfy",
+                     *             "role": "approver",
                      *             "scopes": [
                      *               "proxy",
                      *               "admin"
@@ -17951,8 +17963,8 @@ export interface operations {
                      *           },
                      *           "you": {
                      *             "allowed": false,
-                     *             "code": "FORBIDDEN",
-                     *             "detail": "this route takes an API key with the scope proxy or admin"
+                     *             "code": "NOT_FOUND",
+                     *             "detail": "the hold has no such condition"
                      *           }
                      *         }
                      *       ]
@@ -17994,7 +18006,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_34pq2g5",
+                     *       "id": "dlv_3rpy4r9",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18576,8 +18588,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "3jDACeP9wrJChwGfruFrtEFSF_v7pM1696ho2i-mYkM",
-                     *           "kid": "xFEm2JyPiTLfY0C8V7aeg7c2W70VT0OX8XQ8FghKULk",
+                     *           "x": "qQhvvJ6bO--1hUoyIaosWr9hzgKzV3Yz5juyPGQGiRg",
+                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -18781,12 +18793,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "cdfd2d5c181ee6d78d6cafde36b9159cc2bb3f25b45f382ad5a759c204918799"
+                     *         "hash": "8daa9430674bbd5e1b944fc3d0e4912d61e156a401350b825caee5dbcfe8f421"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "2ab15ba17ef4ab896d67be7fbc376f320a1eebed1895d63e3f1353d722e22ef9",
-                     *         "created_at": "2026-11-26T17:43:33.803Z"
+                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *         "created_at": "2026-11-26T18:09:43.581Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -18828,13 +18840,9 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "687966e7a6e8c10205046af6edae44eb3dddc2fc8342e7212ccfb3f7a81a97b0"
+                     *         "hash": "ee99906faa8c17906793eed8751b1add31d0834b2aefeed99fc1a6d0b45a7ffa"
                      *       },
-                     *       "last_checkpoint": {
-                     *         "seq": 22,
-                     *         "hash": "01cd1f61e099a6501a8618acd6601c7d370894ee9d781497870549d8fc3f3db9",
-                     *         "created_at": "2026-11-26T17:43:37.026Z"
-                     *       },
+                     *       "last_checkpoint": null,
                      *       "accepted_losses": []
                      *     }
                      */
