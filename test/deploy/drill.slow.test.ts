@@ -1,4 +1,6 @@
 import { execFile } from 'node:child_process';
+import { cpSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
@@ -61,6 +63,21 @@ test.skipIf(noRedis)(
   },
   600_000,
 );
+
+test('no upgrade is drilled where there is no earlier version, unless a copy of this one is asked for', async () => {
+  // without a history
+  const copy = mkdtempSync(path.join(tmpdir(), 'svc-no-history-'));
+  try {
+    for (const part of ['db', 'deploy/drill', 'machines', 'server', 'package.json', 'package-lock.json']) {
+      cpSync(path.join(root, part), path.join(copy, part), { recursive: true });
+    }
+    symlinkSync(path.join(root, 'node_modules'), path.join(copy, 'node_modules'));
+    const run = promisify(execFile)(process.execPath, ['deploy/drill/upgrade.ts'], { cwd: copy });
+    await expect(run).rejects.toMatchObject({ stderr: expect.stringContaining('--or-copy, which shows a restart') });
+  } finally {
+    rmSync(copy, { recursive: true, force: true });
+  }
+}, 60_000);
 
 const unmanaged = noPatroni();
 if (unmanaged !== undefined) console.warn(`SKIPPED: failovers by Patroni, because ${unmanaged}`);
