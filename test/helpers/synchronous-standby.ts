@@ -3,10 +3,8 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import type { Cluster } from '../../deploy/drill/cluster.ts';
+import { BIN, type Cluster } from '../../deploy/drill/cluster.ts';
 import { eventually } from '../../deploy/drill/pair.ts';
-
-const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
 
 /**
  * What a server of a cluster takes for a synchronous standby: it receives the log and has it on its disk before it says so, and
