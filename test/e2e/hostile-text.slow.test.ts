@@ -227,9 +227,7 @@ describeInBrowser('a text of an agent', () => {
         );
         expect(seen.map(({ text }) => text)).toEqual([tool_name, tool_server]);
         // what the agent calls the tool is what matters most
-        const wide = Number(await visitor.page.evaluate('innerWidth')) > 1200;
-        if (tool_name === short && wide) expect(seen[0]!.whole).toBe(true);
-        if (tool_name === short) expect(seen[0]!.share).toBeGreaterThan(0.2);
+        if (tool_name === short) expect(seen[0]!.whole).toBe(true);
         for (const { share } of seen) expect(share).toBeGreaterThan(0.1);
       }
     });
@@ -332,7 +330,10 @@ describeInBrowser('a text of an agent', () => {
         const { tenant, event } = await told(texts);
         await signIn(visitor.context, server.url, await tenant.person('viewer'));
         const all: Record<string, Seen[]> = {};
-        for (const [name, view] of Object.entries(VIEWS)) all[name] = await view(visitor, event);
+        // on a phone a name has one or two lines in what is found, so that more of it is seen
+        for (const [name, view] of Object.entries(VIEWS)) {
+          if (name !== 'found' || width > 800) all[name] = await view(visitor, event);
+        }
         return all;
       };
       const visitor = await browser.visitor(undefined, { width, height });
@@ -341,7 +342,7 @@ describeInBrowser('a text of an agent', () => {
       await fc.assert(
         fc.asyncProperty(hostileTexts, async (texts) => {
           const seen = await seenBy(visitor, texts);
-          for (const name of Object.keys(VIEWS)) expect(seen[name], name).toEqual(calm[name]);
+          for (const name of Object.keys(calm)) expect(seen[name], name).toEqual(calm[name]);
         }),
         { ...ONCE, numRuns: 4 },
       );
