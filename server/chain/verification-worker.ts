@@ -131,7 +131,8 @@ async function verification(client: pg.Client, job: VerificationJob): Promise<Ve
   const altered = chain === 'forensics' ? await alteredInput(client, tenantId, restsOf(job.busy)) : undefined;
   if (altered) faults.push(altered);
   const fault = earliest(faults);
-  const mismatch = earliest(verdicts.flatMap((verdict) => verdict.mismatch ?? []));
+  // what is wrong with the head is not earlier than a record that was found before it
+  const mismatch = verdicts.find((verdict) => verdict.mismatch)?.mismatch;
   const { seq, reason } = earliest([fault, mismatch].filter((one) => one !== undefined)) ?? {};
   const id = [fault, mismatch].find((one) => one?.id !== undefined && one.seq === seq)?.id;
   return {
@@ -241,13 +242,17 @@ async function verifiedPart(
     const reader = new RowReader(chain);
     const hashes = new Hashes(job.hashes, part.hash);
     const { into } = hashes;
-    for (let { from } = part; from === 0 || from < part.to; from += chunk) {
-      const to = Math.min(from + chunk, part.to);
+    let { from } = part;
+    let span = chunk;
+    do {
+      const to = Math.min(from + span, part.to);
       const stored = await statements.expectStored(from, to);
-      if (notes) await statements.expectFiled(notes, from, to < part.to ? to : Number.POSITIVE_INFINITY, stored);
+      await statements.expectFiled(notes, from, to < part.to ? to : Number.POSITIVE_INFINITY, stored);
       await summaries?.load(from, to);
+      let records = 0;
       const rows = selectRows(tenantId, chain, from, to);
       const add = (data: Buffer, starts: readonly number[]) => {
+        records += starts.length;
         for (let n = 0; n < starts.length; n += LANES) {
           const following = hashes.following(data, starts, n);
           for (let i = n; i < n + LANES && i < starts.length; i++) {
@@ -259,10 +264,11 @@ async function verifiedPart(
       };
       await copyRows(client, rows, add, { rests, into });
       onProgress(to - part.from);
-    }
-  } catch (error) {
-    if (!(error instanceof FileFault)) throw error;
-    statements.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${error.message}` });
+      // a head or a record far beyond the others must not be walked to
+      const gap = records > 0 || to === part.to ? 0 : (await nextAfter(client, job, to, part.to)) - to;
+      span = gap + chunk;
+      from = to;
+    } while (from < part.to);
   } finally {
     await notes?.close();
   }
@@ -277,6 +283,20 @@ async function verifiedPart(
     fault: statements.first,
     filed: statements.filed,
   };
+}
+
+/** The seq of the next record after `from`, or `to` where there is none up to that. */
+async function nextAfter(
+  client: pg.Client,
+  { tenantId, chain }: VerificationJob,
+  from: number,
+  to: number,
+): Promise<number> {
+  const { rows } = await client.query<{ seq: number }>(
+    `select seq from ${RECORDS[chain].table} where tenant_id = $1 and seq > $2 and seq <= $3 order by seq limit 1`,
+    [tenantId, from, to],
+  );
+  return rows[0]?.seq ?? to;
 }
 
 /** The notes in the first `bytes` of a checkpoint file that are about records of a part. */
@@ -307,6 +327,8 @@ class Statements {
   first: Fault | undefined;
   /** seq of the highest checkpoint in the file. */
   filed = 0;
+  /** The file cannot be read: the records are compared with everything else. */
+  #fileFault = false;
 
   constructor(
     client: pg.Client,
@@ -345,7 +367,23 @@ class Statements {
    * Expects the file's checkpoints up to record `to`. They are in the order of their records, as a rule: the first one
    * beyond `to` is left for later. One that comes late, after its record has gone by, is compared with what is stored.
    */
-  async expectFiled(notes: Lookahead, from: number, to: number, stored: ReadonlyMap<number, string>): Promise<void> {
+  async expectFiled(
+    notes: Lookahead | undefined,
+    from: number,
+    to: number,
+    stored: ReadonlyMap<number, string>,
+  ): Promise<void> {
+    if (!notes || this.#fileFault) return;
+    try {
+      await this.#expectNotes(notes, from, to, stored);
+    } catch (error) {
+      if (!(error instanceof FileFault)) throw error;
+      this.#fileFault = true;
+      this.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${error.message}` });
+    }
+  }
+
+  async #expectNotes(notes: Lookahead, from: number, to: number, stored: ReadonlyMap<number, string>): Promise<void> {
     const late: ChainPosition[] = [];
     for (let note = await notes.peek(); note && !(note.seq > to); note = await notes.peek()) {
       notes.take();
@@ -434,9 +472,14 @@ class Summaries {
 
   /** Loads those that end with one of the records after `from` up to `to`. */
   async load(from: number, to: number): Promise<void> {
+    const [first, last] = [blockOf(from + 1), Math.min(blockOf(to + 1) - 1, this.#newest)];
+    if (first > last) {
+      this.#loaded.clear();
+      return;
+    }
     const { rows } = await this.#client.query<Summary & { block: number }>(
       `select block, seen, ${BLOCK_FIELDS.join(', ')} from forensic_block where tenant_id = $1 and block between $2 and $3`,
-      [this.#tenantId, blockOf(from + 1), blockOf(to + 1) - 1],
+      [this.#tenantId, first, last],
     );
     this.#loaded = new Map(rows.map((row) => [row.block, row]));
   }
@@ -528,12 +571,18 @@ async function sizeOf(file: string): Promise<number> {
 }
 
 /**
+ * How long it waits where a table is locked. What would change a table waits for the end of this transaction, and another thread of
+ * the same verification for that: PostgreSQL sees no deadlock there, and records would wait behind it.
+ */
+const LOCK_MS = 1000;
+
+/**
  * One transaction, in which each statement still has a snapshot of its own: between them it holds up nothing. The planner
  * would otherwise sort a large tenant's rows on disk rather than follow the primary key.
  */
 const reading = (tenantId: string): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
   set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
-  set local max_parallel_workers_per_gather = 0`;
+  set local max_parallel_workers_per_gather = 0; set local lock_timeout = '${LOCK_MS}ms'`;
 
 /** Head, last record and last checkpoint, all of one moment: on an intact chain they agree. */
 async function readStart(client: pg.Client, tenantId: string, chain: ChainName) {
@@ -612,7 +661,8 @@ class Hashes {
     let told = 0;
     for (let i = 0; i < LANES && n + i < starts.length; i++) {
       const at = starts[n + i]!;
-      const isHash = data.readInt32BE(at + HASH_AT - 4) === 32;
+      // a row that is shorter has no text: it is for the reader to say so
+      const isHash = at + LINE_AT <= data.length && data.readInt32BE(at + HASH_AT - 4) === HASH_BYTES;
       const length = isHash ? data.readInt32BE(at + LINE_AT - 4) : 0;
       if (isHash && this.#previous >= 0 && length >= 0 && length <= LANE_LINE_BYTES) {
         lanes.set(i, this.#previous, origin + at + LINE_AT, length, origin + at + HASH_AT);
@@ -637,6 +687,8 @@ const LINE_AT = HASH_AT + HASH_BYTES + 4;
 class RowReader {
   readonly #decisions: boolean;
   readonly #hash = Buffer.alloc(32);
+  #data: Buffer = this.#hash;
+  #end = 0;
   readonly #line: Slice = { bytes: this.#hash, from: 0, to: 0 };
   readonly #id: Slice = { bytes: this.#hash, from: 0, to: 0 };
   readonly #columns: Columns = {
@@ -657,53 +709,62 @@ class RowReader {
     this.#decisions = chain === 'forensics';
   }
 
-  /** The row that begins at `at`, its columns in the order of `selectRows`. */
+  /**
+   * The row that begins at `at`, its columns in the order of `selectRows`.
+   *
+   * INVARIANT: a column of another length than its type has, or null, can only be tampering: it is read as a value that no text
+   * has, and never as a part of its bytes or of those behind it.
+   */
   read(data: Buffer, at: number) {
     const row = this.#row;
     const columns = this.#columns;
-    let p = at + 2;
-    row.seq = int8(data, p + 4);
-    p += 12;
-    const hashLength = data.readInt32BE(p);
-    // another length than 32 can only be tampering; it then differs from every hash
-    if (hashLength === 32) for (let i = 0; i < 32; i++) this.#hash[i] = data[p + 4 + i]!;
-    else this.#hash.fill(0);
-    p += 4 + hashLength;
-    const lineLength = data.readInt32BE(p);
-    place(this.#line, data, p + 4, lineLength);
-    p += 4 + lineLength;
-    const idLength = data.readInt32BE(p);
-    place(this.#id, data, p + 4, idLength);
-    p += 4 + idLength;
-    columns.received_at_ms = int8(data, p + 4) / 1000 + COPY_EPOCH_MS;
-    p += 12;
+    this.#data = data;
+    this.#end = at + 2;
+    row.seq = this.#int8();
+    if (this.#field() === HASH_BYTES) {
+      const from = this.#end - HASH_BYTES;
+      for (let i = 0; i < HASH_BYTES; i++) this.#hash[i] = data[from + i]!;
+    } else this.#hash.fill(0);
+    this.#slice(this.#line);
+    this.#slice(this.#id);
+    columns.received_at_ms = this.#int8() / 1000 + COPY_EPOCH_MS;
     if (!this.#decisions) {
       columns.id = data.toString('utf8', this.#id.from, this.#id.to);
       for (const name of AUDIT_COLUMNS) {
-        const length = Math.max(0, data.readInt32BE(p));
-        columns[name] = data.toString('utf8', p + 4, p + 4 + length);
-        p += 4 + length;
+        const length = this.#field();
+        // no text has that, while one may be empty
+        columns[name] = length < 0 ? '\0' : data.toString('utf8', this.#end - length, this.#end);
       }
       return row;
     }
     for (const { column, hashed } of DERIVED_COLUMNS) {
-      columns[column] = hashed ? data.readInt32BE(p + 4) : data.readInt16BE(p + 4);
-      p += hashed ? 8 : 6;
+      const size = hashed ? 4 : 2;
+      if (this.#field() !== size) columns[column] = Number.NaN;
+      else columns[column] = hashed ? data.readInt32BE(this.#end - size) : data.readInt16BE(this.#end - size);
     }
     return row;
   }
-}
 
-function place(slice: Slice, bytes: Buffer, from: number, length: number): void {
-  slice.bytes = bytes;
-  slice.from = from;
-  // -1 stands for null
-  slice.to = from + Math.max(0, length);
-}
+  /** Reads the next field, which ends at #end then. Its length; -1 stands for null. */
+  #field(): number {
+    const length = this.#data.readInt32BE(this.#end);
+    this.#end += 4 + Math.max(0, length);
+    return length;
+  }
 
-function int8(data: Buffer, at: number): number {
-  return data.readInt32BE(at) * 2 ** 32 + data.readUInt32BE(at + 4);
+  #int8(): number {
+    if (this.#field() !== 8) return Number.NaN;
+    return this.#data.readInt32BE(this.#end - 8) * TWO_32 + this.#data.readUInt32BE(this.#end - 4);
+  }
+
+  #slice(into: Slice): void {
+    const length = Math.max(0, this.#field());
+    into.bytes = this.#data;
+    into.from = this.#end - length;
+    into.to = this.#end;
+  }
 }
+const TWO_32 = 2 ** 32;
 
 // at the end, where all that it uses is defined
 await main(workerData as VerificationJob);

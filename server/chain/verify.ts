@@ -339,7 +339,8 @@ function bytesOf({ bytes, from, to }: Slice): Uint8Array {
 }
 
 function isoTime(ms: number): string | undefined {
-  return Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : undefined;
+  // a part of a millisecond would be cut off
+  return Number.isInteger(ms) && Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : undefined;
 }
 
 function hashBytes(hex: string): Buffer {

@@ -1,4 +1,4 @@
-import { appendFile, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { appendFile, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -698,6 +698,89 @@ describe('in the middle of a verification', () => {
     expect(killed.status).toBe('rejected');
     expect(kept).toMatchObject({ status: 'fulfilled', value: { verified: true, records_checked: 31 } });
   });
+});
+
+describe('columns that are no longer what they were made as', () => {
+  const altered = async (tenantId: string, [there, back]: [string, string], change: string) => {
+    await sql(`alter table forensic_record ${there}`);
+    try {
+      await sql(`update forensic_record set ${change} where tenant_id = $1 and seq = 9`, tenantId);
+      return await verify(tenantId);
+    } finally {
+      await sql(`delete from forensic_record where tenant_id = $1`, tenantId);
+      await sql(`alter table forensic_record ${back}`);
+    }
+  };
+  const nullable = (column: string): [string, string] => [
+    `alter ${column} drop not null`,
+    `alter ${column} set not null`,
+  ];
+  /** Its hash begins like the message of the protocol that comes after the last column. */
+  const TRACE = 'Sk4cwQ';
+  const CASES: Record<string, [how: [there: string, back: string], change: string, first?: number]> = {
+    'a wider hash': [
+      ['alter trace_h type bigint', 'alter trace_h type int using 0'],
+      'trace_h = trace_h::bigint << 32',
+      // it is that of every record
+      1,
+    ],
+    'a hash that is null': [nullable('trace_h'), 'trace_h = null'],
+    'a text that is null': [nullable('line'), 'line = null'],
+    'the hash of a record that is null': [nullable('hash'), 'hash = null'],
+    'an id that is null': [nullable('event_id'), 'event_id = null'],
+    'a part of a millisecond': [
+      ['alter received_at type timestamptz(6)', 'alter received_at type timestamptz(3)'],
+      `received_at = received_at + interval '900 microseconds'`,
+    ],
+  };
+  for (const [what, [how, change, first = 9]] of Object.entries(CASES)) {
+    test(`${what} is a verdict, and not an intact chain`, async () => {
+      expect(idHash(TRACE)).toBe(0x64000002);
+      const tenantId = await newTenant(box.db);
+      const writer = appenderOn(box.db);
+      await writer.append(tenantId, eventsOf(20, { trace_id: TRACE }));
+      await writer.stop();
+      expect(await verify(tenantId)).toMatchObject({ verified: true });
+      expect(await altered(tenantId, how, change)).toMatchObject({ verified: false, first_mismatch_seq: first });
+    });
+  }
+});
+
+test('a head far beyond the last record is a verdict, at once', async () => {
+  const tenantId = await newChain(2);
+  await sql('update chain_head set seq = 4000000000000000 where tenant_id = $1', tenantId);
+  expect(await verify(tenantId)).toMatchObject({ verified: false, linear: false, first_mismatch_seq: 22 });
+});
+
+test('a record far beyond the others is a verdict, at once', async () => {
+  const tenantId = await newChain(2);
+  await sql('update forensic_record set seq = 4000000000000000 where tenant_id = $1 and seq = 10', tenantId);
+  const verdict = await verify(tenantId);
+  expect(verdict).toMatchObject({ verified: false, linear: false, first_mismatch_seq: 11, records_checked: 21 });
+});
+
+test('a checkpoint file that cannot be read is reported, and the records all the same', async () => {
+  const tenantId = await newChain(2);
+  const file = checkpointFile(directory, tenantId, 'forensics');
+  await rm(file);
+  await mkdir(file);
+  const verdict = await verify(tenantId);
+  expect(verdict).toMatchObject({ verified: false, linear: true, records_checked: 21 });
+  expect(verdict.reason).toMatch(/^the checkpoint file: /);
+  expect(verdict).not.toHaveProperty('first_mismatch_seq');
+});
+
+test('a table that stays locked is a fault of the database, since what waits for the lock holds up records', async () => {
+  const tenantId = await newChain(2);
+  const held = await box.db.owner.connect();
+  try {
+    await held.query('begin; lock table forensic_record in access exclusive mode');
+    const error = await verify(tenantId).catch((reason) => reason);
+    expect(isDatabaseFault(error), String(error)).toBe(true);
+  } finally {
+    await held.query('rollback');
+    held.release();
+  }
 });
 
 describe('a long chain is shared between two threads', () => {
