@@ -55,7 +55,7 @@ export function transaction(
   spread: boolean,
 ): string {
   return `begin;
-${spread ? moves.map(moveHere).join(';\n') : moveAll(moves)};
+${spread ? moves.map(moveOf).join(';\n') : moveAll(moves)};
 ${COPY_RECORDS};
 ${inputs ? `copy ${INPUTS} from stdin (format binary);` : ''}
 ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
@@ -79,29 +79,15 @@ ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
 commit`;
 }
 
-/** As move_heads, for one chain, whose tenant is in the text: so Citus knows its node. One statement, since each is a way there and back. */
-function moveOf(move: HeadMove): string {
-  return `with moved as (${update(move)} returning 1) select 1 / count(*) from moved`;
-}
-
-/**
- * The same on the server that is asked, where Citus plans two statements of this form in two thirds of the time. Where the head is
- * not the one that this writer left, the first changes nothing and the second fails. A head that is where the first would move it
- * passes, with the records up to there: those of this group are refused then as duplicates.
- */
-function moveHere(move: HeadMove): string {
-  return `${update(move)}; select 1 / count(*) from chain_head where ${headAt(move, move.to)}`;
-}
-
-function update(move: HeadMove): string {
-  const { from, to } = move;
-  return `update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true,
-    unsummarized = unsummarized or ${blockOf(to.seq + 1) > blockOf(from.seq + 1)} where ${headAt(move, from)}`;
-}
-
-function headAt({ tenantId, fence }: HeadMove, { seq, hash }: HeadMove['from']): string {
-  return `tenant_id = ${pg.escapeLiteral(tenantId)} and chain = 'forensics'
-    and fence = ${fence} and seq = ${seq} and hash = '\\x${hash.toString('hex')}'`;
+/** As move_heads, for one chain, whose tenant is in the text: so Citus knows its node. */
+function moveOf({ tenantId, fence, from, to }: HeadMove): string {
+  return `with moved as (
+  update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true,
+    unsummarized = unsummarized or ${blockOf(to.seq + 1) > blockOf(from.seq + 1)}
+  where tenant_id = ${pg.escapeLiteral(tenantId)} and chain = 'forensics'
+    and fence = ${fence} and seq = ${from.seq} and hash = '\\x${from.hash.toString('hex')}'
+  returning 1)
+select 1 / count(*) from moved`;
 }
 
 function moveAll(moves: readonly HeadMove[]): string {
