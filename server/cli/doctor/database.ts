@@ -135,7 +135,7 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
   const { rows } = (await citusOf(client))
     ? await client.query<{ node: number; at: string }>(
         `select groupid as node, nodename || ':' || nodeport as at from pg_dist_node
-         where isactive and shouldhaveshards and noderole = 'primary' order by 2`,
+         where isactive and shouldhaveshards and noderole = 'primary' order by groupid`,
       )
     : { rows: [] };
   for (const { node, at } of rows) {
