@@ -659,6 +659,8 @@ export class Writer {
             this.#pipeline = undefined;
             this.#losses++;
             if (!this.#stopped) log.warn({ err: error.cause ?? error }, 'the chain writer lost its connection');
+            // also where nothing is to be written, since requests may fail before it: how long the database has been away is told
+            if (this.#groups.length === 0) this.connect();
           },
         });
         this.#pipeline = pipeline;
