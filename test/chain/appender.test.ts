@@ -408,6 +408,22 @@ describe('a connection that breaks', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 4 });
   });
 
+  test('while nothing is written: how long the database has been away is told, until it is back', async () => {
+    let away = false;
+    const db = {
+      nearOf: () => box.db.owner,
+      connectNear: () => (away ? Promise.reject(new Error('connection refused')) : box.db.connectOwner()),
+    };
+    const writer = appender({ db, patienceMs: 200 });
+    await writer.append(await newTenant(box.db), eventsOf(1));
+    away = true;
+    await killWriters();
+    await expect.poll(() => writer.oldestMs).toBeGreaterThan(300);
+    expect(writer.waiting).toBe(0);
+    away = false;
+    await expect.poll(() => writer.oldestMs).toBe(0);
+  });
+
   test('for a long time: callers get UNAVAILABLE until the database is back', async () => {
     const tenantId = await newTenant(box.db);
     let away = false;
