@@ -17,7 +17,7 @@ const isLength = (kinds: Kinds, path: string) =>
   path.endsWith('.length') && kinds.has(path.slice(0, -'.length'.length));
 
 /** The arguments as a JSON object with a value of each kind. */
-export function exampleOf(kinds: Kinds): string {
+function exampleOf(kinds: Kinds): string {
   const root: Record<string, unknown> = {};
   for (const [path, of] of kinds) {
     const names = path.split('.');
