@@ -99,7 +99,7 @@ describeInBrowser('the stream of decisions', () => {
     const visitor = await browser.visitor(await tenant.person('viewer'));
     const { page } = visitor;
     await visitor.open('/decisions?session_id=visit-1');
-    const known = page.getByRole('region', { name: 'Facts of session visit-1 now' });
+    const known = page.getByRole('region', { name: 'Facts now of session visit-1' });
     const line = known.getByRole('listitem');
     // what cannot be seen is shown
     await line.getByText('status[A] = "pendU+202Eing"').waitFor();

@@ -18,8 +18,9 @@ export function SessionFacts({ sessionId, agentId }: { sessionId: string; agentI
   const id = useId();
   return (
     <section aria-labelledby={id}>
-      <Title order={2} id={id} mt={18} mb={6} fz="0.9375rem">
-        Facts of session <SessionLink id={sessionId} agent={agentId} /> now
+      {/* on one line, with our words first: agents choose the ids of sessions */}
+      <Title order={2} id={id} mt={18} mb={6} fz="0.9375rem" className="one-line">
+        Facts now of session <SessionLink id={sessionId} agent={agentId} />
       </Title>
       <Shown query={query} lines={2}>
         {({ facts }) =>
