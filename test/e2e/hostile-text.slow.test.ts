@@ -104,7 +104,7 @@ const LOOK = `((root) => {
     const text = copy.textContent.replace(/esc_\\w+/g, 'esc').replace(/sha256:\\w+…?/g, 'sha').replace(/\\d+ (s|min)\\b/g, '0 $1')
       .replace(/just now|0 s ago|0 min ago/g, 'ago').replace(/\\d\\d:\\d\\d:\\d\\d/g, '00:00:00');
     // the box of nothing but such a text, as wide as it; what stands around it has its place all the same
-    if (text.trim() === '…' && element.matches('span, a, button, button > .one-line')) continue;
+    if (text.trim() === '…' && element.matches('span, a, button, .one-line')) continue;
     const round = (n) => Math.round(n * 2) / 2;
     const beside = element.closest('.page-head, .hold-standing, .hold-vote, .hold-votes') !== null;
     // a time goes on by itself; the cell that it stands in does not move
