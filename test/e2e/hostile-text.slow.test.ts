@@ -295,6 +295,8 @@ describeInBrowser('a text of an agent', () => {
     for (const events of [[event(calm), event(calm)], [one], [event(calm)]]) {
       await server.call(202, 'POST /v1/events/ingest', tenant.admin, { events });
     }
+    // the page of a decision says whether it is signed
+    await server.core.checkpoints.take(tenant.id, 'forensics');
     const proxy = await tenant.key('proxy');
     await hold(proxy, { tool_name: 'zz' });
     await hold(proxy, { agent_id, agent_role, tool_server, tool_name: accepted(`zz${tool_name}`, 200) });
