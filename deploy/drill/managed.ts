@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { chownSync, closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -14,7 +14,7 @@ const MEMBERS = 3;
 
 /** Why there can be none here; undefined when there can. */
 export function noPatroni(): string | undefined {
-  const absent = ['etcd', 'patroni', 'haproxy'].filter(
+  const absent = ['etcd', 'patroni', 'haproxy', 'openssl'].filter(
     (program) => spawnSync('sh', ['-c', `command -v ${program}`], { env: { PATH } }).status !== 0,
   );
   return noPostgres() ?? (absent.length > 0 ? `there is no ${absent.join(', no ')}` : undefined);
@@ -48,12 +48,15 @@ export type Killed = 'postgres' | 'patroni' | 'machine' | 'etcd' | 'haproxy';
 
 /**
  * Three PostgreSQL servers on loopback under Patroni, with etcd, and HAProxy in front: as deploy/patroni configures them, with
- * addresses, directories and passwords of their own, and without TLS.
+ * addresses, directories and passwords of their own. Patroni and the members connect to PostgreSQL by TLS, as the lines of
+ * pg_hba in the file ask; etcd, the REST API and the connections of the server are plain.
  */
 export class Managed {
   readonly #home = mkdtempSync(path.join(tmpdir(), 'svc-managed-'));
   readonly #password = randomBytes(16).toString('hex');
   readonly #members: Member[] = [];
+  /** The certificate of the members, which signs itself. */
+  #certificate = '';
   #etcd!: Program;
   #haproxy!: Program;
   #door = 0;
@@ -93,7 +96,9 @@ export class Managed {
     const of = { postgres: undefined, patroni, machine: patroni, etcd: this.#etcd, haproxy: this.#haproxy };
     const program = of[fault];
     if (program) await this.#kill(program);
-    if (fault === 'postgres' || fault === 'machine') this.#killPostgres(primary);
+    if ((fault === 'postgres' || fault === 'machine') && !endAtOnce(this.#data(primary))) {
+      throw new Error('the primary has no PostgreSQL to end');
+    }
     // a PostgreSQL is Patroni's to bring back
     return async () => {
       if (program) await this.#run(program);
@@ -143,7 +148,7 @@ export class Managed {
 
   async stop(): Promise<void> {
     for (const { patroni } of this.#members) await this.#kill(patroni);
-    for (const member of this.#members) this.#killPostgres(member);
+    for (const member of this.#members) endAtOnce(this.#data(member));
     for (const program of [this.#haproxy, this.#etcd]) if (program) await this.#kill(program);
     rmSync(this.#home, { recursive: true, force: true });
   }
@@ -165,6 +170,15 @@ export class Managed {
     ]);
     await this.#run(this.#etcd);
     await eventually('etcd answers', async () => (await fetch(`${at}/health`)).ok);
+
+    const request = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    const subject = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost,IP:127.0.0.1'];
+    execFileSync('openssl', [...request, ...subject, '-keyout', 'server.key', '-out', 'server.crt'], {
+      ...NOBODY,
+      cwd: this.#home,
+      stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    this.#certificate = readFileSync(path.join(this.#home, 'server.crt'), 'utf8');
 
     for (let n = 1; n <= MEMBERS; n++) {
       const [port, api, name] = [await freePort(), await freePort(), `db-${n}`];
@@ -194,18 +208,24 @@ export class Managed {
     for (const login of [one.restapi.authentication, ...Object.values(authentication)]) {
       (login as { password: string }).password = password;
     }
+    // in place of all that the file says of etcd: this one has no TLS and no logins
     Object.assign(one, { name, etcd3: { hosts: [`127.0.0.1:${etcd}`] } });
     Object.assign(one.restapi, { listen: `127.0.0.1:${api}`, connect_address: `127.0.0.1:${api}` });
     Object.assign(one.postgresql, {
       listen,
       connect_address: listen,
-      data_dir: path.join(this.#home, name),
+      data_dir: this.#data({ name }),
       bin_dir: BIN,
       pgpass: path.join(this.#home, `${name}.pgpass`),
-      parameters: { unix_socket_directories: '', shared_buffers: '32MB' },
-      pg_hba: one.postgresql.pg_hba
-        .filter((line: string) => line.startsWith('hostssl '))
-        .map((line: string) => line.replace('hostssl', 'host').replace(/10\.0\.\S+/, '127.0.0.1/32')),
+      parameters: {
+        ...one.postgresql.parameters,
+        ssl_cert_file: path.join(this.#home, 'server.crt'),
+        ssl_key_file: path.join(this.#home, 'server.key'),
+        unix_socket_directories: '',
+        shared_buffers: '32MB',
+      },
+      // the lines of the file stay as they are, so that one which is missing there is missing here; the server is on loopback, too
+      pg_hba: [...one.postgresql.pg_hba, 'host svc svc_owner 127.0.0.1/32 scram-sha-256'],
     });
     return one;
   }
@@ -247,7 +267,10 @@ export class Managed {
     text: string,
     values: unknown[] = [],
   ): Promise<R[]> {
-    const client = new pg.Client(`postgres://postgres:${this.#password}@127.0.0.1:${port}/${database}`);
+    const client = new pg.Client({
+      connectionString: `postgres://postgres:${this.#password}@127.0.0.1:${port}/${database}`,
+      ssl: { ca: this.#certificate },
+    });
     client.on('error', () => undefined);
     await client.connect();
     try {
@@ -280,15 +303,8 @@ export class Managed {
     await once(child, 'exit');
   }
 
-  #killPostgres({ name }: Member): void {
-    let pid: number;
-    try {
-      pid = Number(readFileSync(path.join(this.#home, name, 'postmaster.pid'), 'utf8').split('\n')[0]);
-    } catch {
-      // it was never started
-      return;
-    }
-    endAtOnce(pid);
+  #data({ name }: Pick<Member, 'name'>): string {
+    return path.join(this.#home, name);
   }
 
   #said(name: string): string {

@@ -182,27 +182,46 @@ export class Pair {
 }
 
 async function killed(member: Member): Promise<void> {
-  const [postmaster] = readFileSync(path.join(member.dir, 'postgres', 'postmaster.pid'), 'utf8').split('\n');
-  endAtOnce(Number(postmaster));
+  if (!endAtOnce(path.join(member.dir, 'postgres'))) throw new Error('there is no PostgreSQL to end');
   await member.running?.stop();
   member.running = undefined;
 }
 
-/** Ends all processes of a PostgreSQL, as when its machine loses power. */
-export function endAtOnce(postmaster: number): void {
-  let backends = '';
-  try {
-    // a backend that outlives the postmaster would go on for a while
-    backends = execFileSync('ps', ['-o', 'pid=', '--ppid', String(postmaster)], { encoding: 'utf8' });
-  } catch {
-    // it has none
-  }
-  for (const pid of [postmaster, ...backends.split(/\s+/).filter(Boolean).map(Number)]) {
+/** Ends all processes of the PostgreSQL of a data directory, as when its machine loses power. False when none runs. */
+export function endAtOnce(data: string): boolean {
+  const postmaster = postmasterOf(data);
+  if (postmaster === undefined) return false;
+  // a backend that outlives the postmaster would go on for a while
+  const backends = ps('-o', 'pid=', '--ppid', postmaster).split(/\s+/).filter(Boolean);
+  for (const pid of [postmaster, ...backends]) {
     try {
-      process.kill(pid, 'SIGKILL');
+      process.kill(Number(pid), 'SIGKILL');
     } catch {
       // it was gone already
     }
+  }
+  return true;
+}
+
+/** What was killed leaves its postmaster.pid behind, and its number may be another program's by now. */
+function postmasterOf(data: string): string | undefined {
+  let pid: string | undefined;
+  try {
+    [pid] = readFileSync(path.join(data, 'postmaster.pid'), 'utf8').split('\n');
+  } catch {
+    // it was never started, or has ended
+    return undefined;
+  }
+  return pid && `${ps('-ww', '-o', 'args=', '-p', pid).trim()} `.includes(` -D ${data} `) ? pid : undefined;
+}
+
+function ps(...args: string[]): string {
+  try {
+    return execFileSync('ps', args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] });
+  } catch (error) {
+    // there is no such process
+    if ((error as { status?: number }).status === 1) return '';
+    throw error;
   }
 }
 

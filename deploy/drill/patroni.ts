@@ -8,10 +8,10 @@ const HELP = `Usage: npm run drill:patroni -- [--faults LIST] [--through LIST] [
                                    [--writers N] [--rest MS] [--json]
 
 Starts etcd, three members of PostgreSQL under Patroni and HAProxy, as deploy/patroni configures them, and the server on
-them with SVC_DURABILITY=replicated. Writes decisions, ends something with SIGKILL, waits until all is as before, and
-counts what was acknowledged, lost and stored twice. Everything runs on loopback in a directory of its own, which is
-removed at the end. Nothing of an installation is touched. PostgreSQL 15, patroni, etcd and haproxy must be installed
-(SVC_PG15_BIN names the programs of PostgreSQL).
+them with SVC_DURABILITY=replicated. Unlike there, etcd is a single one without TLS and logins. Writes decisions, ends
+something with SIGKILL, waits until all is as before, and counts what was acknowledged, lost and stored twice. Everything
+runs on loopback in a directory of its own, which is removed at the end. Nothing of an installation is touched.
+PostgreSQL 15, patroni, etcd, haproxy and openssl must be installed (SVC_PG15_BIN names the programs of PostgreSQL).
 
   --faults LIST   what to end, one after the other (default: all):
                     postgres   the PostgreSQL of the primary
@@ -80,24 +80,28 @@ async function drill(): Promise<number> {
   const [rounds, seconds, etcdAway, writers] = numbers as [number, number, number, number];
   const rest = Number(flags.rest);
   if (!(rest >= 0 && rest <= 1000)) throw new Error('--rest must be from 0 to 1000');
-  const [faults, ways] = [chosen(flags.faults, FAULTS), chosen(flags.through, WAYS)];
+  const faults = chosen(flags.faults, FAULTS);
+  const plan = chosen(flags.through, WAYS)
+    // who does not go through it would not notice
+    .map((through) => ({ through, suffered: faults.filter((fault) => fault !== 'haproxy' || through === 'haproxy') }))
+    .filter(({ suffered }) => suffered.length > 0);
+  if (plan.length === 0)
+    throw new Error('there is nothing to do: with --through hosts the server does not use HAProxy');
   const absent = noPatroni();
   if (absent !== undefined) throw new Error(absent);
   const say = (text: string) => flags.json || console.log(text);
   say('starting etcd, three members of Patroni, and HAProxy');
   const managed = await Managed.start();
-  const server = new Server(managed.url(ways[0]!), { SVC_DURABILITY: 'replicated' });
+  const server = new Server(managed.url(plan[0]!.through), { SVC_DURABILITY: 'replicated' });
   const done: Round[] = [];
   let wrong: string[] = [];
   try {
-    for (const through of ways) {
+    for (const { through, suffered } of plan) {
       await server.kill();
       server.moveTo(managed.url(through));
       await server.start();
       for (let round = 0; round < rounds; round++) {
-        for (const fault of faults) {
-          // who does not go through it would not notice
-          if (fault === 'haproxy' && through !== 'haproxy') continue;
+        for (const fault of suffered) {
           await server.ready();
           const result = await suffer(managed, server, fault, { seconds, etcdAway, writers, rest });
           done.push({ through, fault, ...result });

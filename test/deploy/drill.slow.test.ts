@@ -89,6 +89,7 @@ test.skipIf(unmanaged)(
     const long = ['--rounds', String(Math.ceil(ROUNDS.failovers / 4)), '--rest', '5'];
     const { ok, total, rounds } = await printed('patroni.ts', ...(SIEGE ? long : short));
     expect({ ok, ...total }).toMatchObject({ ok: true, lost: 0, doubled: 0 });
+    expect(rounds).not.toHaveLength(0);
     for (const { fault, primary, acknowledged, verified } of rounds) {
       expect(verified).toBe(true);
       expect(acknowledged).toBeGreaterThan(10);

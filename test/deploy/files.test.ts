@@ -1,4 +1,5 @@
 import { existsSync, globSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { BlockList } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, describe, expect, test } from 'vitest';
@@ -349,6 +350,63 @@ describe('compose', () => {
     }
     expect(readFileSync(path.join(root, '.gitignore'), 'utf8')).toContain('deploy/compose/secrets/');
     expect(text('Dockerfile.dockerignore').split('\n')).toContain('**/secrets');
+  });
+});
+
+describe('patroni', () => {
+  const [patroni] = documents('patroni/patroni.yml');
+  const { superuser, replication, rewind } = patroni.postgresql.authentication;
+  const lines = (patroni.postgresql.pg_hba as string[]).map((line) => line.split(' '));
+
+  /** Whether PostgreSQL lets this login in from there, by TLS and a password: it uses the first line that fits. */
+  function admits(user: string, database: string, from: string): boolean {
+    const line = lines.find(([type, databases, users, network]) => {
+      if (type === 'local') return false;
+      const [address, bits] = network!.split('/');
+      const addresses = new BlockList();
+      addresses.addSubnet(address!, Number(bits));
+      // of databases, `all` does not mean replication
+      const named = databases === database || (databases === 'all' && database !== 'replication');
+      return named && users!.split(',').includes(user) && addresses.check(from);
+    });
+    return line?.[0] === 'hostssl' && line.at(-1) === 'scram-sha-256';
+  }
+
+  test('it reaches its own PostgreSQL, and the members reach each other', () => {
+    // which is why it uses localhost
+    expect(patroni.postgresql.listen).toBe('0.0.0.0:5432');
+    for (const from of ['127.0.0.1', '10.0.0.12']) {
+      expect(admits(superuser.username, 'postgres', from), from).toBe(true);
+      expect(admits(rewind.username, 'postgres', from), from).toBe(true);
+      expect(admits(replication.username, 'replication', from), from).toBe(true);
+    }
+    expect(admits('svc_owner', 'svc', '10.0.7.1')).toBe(true);
+  });
+
+  test('nobody else reaches PostgreSQL', () => {
+    for (const from of ['10.0.1.1', '192.168.0.1']) {
+      expect(admits(superuser.username, 'postgres', from), from).toBe(false);
+      expect(admits(replication.username, 'replication', from), from).toBe(false);
+    }
+    expect(admits('svc_owner', 'postgres', '10.0.0.12')).toBe(false);
+    for (const [type, , users, network] of lines) {
+      expect(users).not.toMatch(/all/);
+      if (type === 'local') expect([users, network]).toEqual([superuser.username, 'peer']);
+      else expect(type).toBe('hostssl');
+    }
+  });
+
+  test('etcd, which can run programs as postgres, is reached by TLS and with a login', () => {
+    const { hosts, ...access } = patroni.etcd3;
+    expect(hosts).toHaveLength(3);
+    expect(access).toEqual({
+      protocol: 'https',
+      cacert: expect.stringMatching(/^\//),
+      cert: expect.stringMatching(/^\//),
+      key: expect.stringMatching(/^\//),
+      username: 'patroni',
+      password: 'CHANGE-ME',
+    });
   });
 });
 
