@@ -5,8 +5,8 @@ import { metAt, type Requirement, type Tally } from './requirement.ts';
  * The lifecycle of a hold: one machine for every hold kind. The kinds differ only in data: the requirement that releases
  * the hold (`HoldInput.release`), from server/escrow/kinds.ts.
  *
- * The machine looks nothing up. Time enters as the `at` of an event, in milliseconds; whether a person may vote, and how
- * many approvals count, enter as the `barred` and `tally` of an event. Therefore a hold can be replayed from its events,
+ * The machine looks nothing up. Time enters as the `at` of an event, in milliseconds; whether a person may vote, and which
+ * approvals and reports count, enter as the `barred` and `tally` of an event. Therefore a hold can be replayed from its events,
  * and its state at any later time follows from what is stored. Effects are only named: `audit` becomes an audit record,
  * `emit` a row in the outbox and `wakeAt` the row's timer, all in the transaction that stores the state.
  */
@@ -34,6 +34,10 @@ export interface Condition {
   reportedAt: number | null;
   /** Of the person or the key whose report this is. */
   reportedBy?: string;
+  /** The people who answer for the report: the person whose it is, or those who made the key or one of its line. */
+  behind?: readonly string[];
+  /** A system has reported that it is not met, and no system has said otherwise since. */
+  denied?: boolean;
   evidence?: string;
 }
 
@@ -66,12 +70,16 @@ export type HoldEvent =
       evidence?: string;
       /** The id of the person or the key that reports. */
       by: string;
-      /** Why this person may not report so; absent if they may. */
+      /** The people who answer for it. */
+      behind?: readonly string[];
+      /** It is the report of a key. */
+      system?: boolean;
+      /** Why this person or key may not report so; absent if they may. */
       barred?: string;
       tally: Tally;
       at: number;
     }
-  /** Roles, groups or settings changed, so the approvals were counted again. */
+  /** Roles, groups or settings changed, so the approvals and reports were counted again. */
   | { type: 'recount'; tally: Tally; at: number }
   | { type: 'consume'; agentId: string; agentRole: string; actionHash: string; at: number }
   | { type: 'cancel'; at: number }
@@ -118,10 +126,18 @@ function withReport(context: HoldContext, event: HoldEvent): HoldContext {
       return { ...context, tally, votes: [...context.votes, { userId, decision, at }] };
     }
     case 'satisfy': {
-      const { conditionId, satisfied, evidence, by, tally, at } = event;
-      const said = { satisfied, reportedAt: at, reportedBy: by, ...(evidence !== undefined && { evidence }) };
-      const report = { id: conditionId, ...said };
-      return { ...context, tally, conditions: context.conditions.map((c) => (c.id === conditionId ? report : c)) };
+      const { conditionId: id, satisfied, evidence, by, behind, system = false, tally, at } = event;
+      const report = (before: Condition): Condition => {
+        // what a person says does not undo the word of a system
+        const denied = system ? !satisfied : before.denied;
+        return {
+          ...{ id, satisfied, reportedAt: at, reportedBy: by },
+          ...(behind !== undefined && { behind }),
+          ...(denied && { denied }),
+          ...(evidence !== undefined && { evidence }),
+        };
+      };
+      return { ...context, tally, conditions: context.conditions.map((c) => (c.id === id ? report(c) : c)) };
     }
     case 'recount':
       return { ...context, tally: event.tally };
@@ -206,7 +222,8 @@ function sameTally(a: Tally, b: Tally): boolean {
   const seats = ({ missing }: Tally) => missing?.map(({ group, count }) => `${group} ${count}`).join();
   // the missing seats are unknown until the first count
   const sameSeats = !a.missing || !b.missing || seats(a) === seats(b);
-  return a.approvals === b.approvals && a.seated === b.seated && sameSeats;
+  const sameReports = (a.lapsed ?? []).join('\0') === (b.lapsed ?? []).join('\0');
+  return a.approvals === b.approvals && a.seated === b.seated && sameSeats && sameReports;
 }
 
 export const holdMachine = definition.createMachine({

@@ -15,6 +15,8 @@ export interface Tally {
   seated: boolean;
   /** The open seats by group; absent when there are none. */
   missing?: { group: string; count: number }[];
+  /** The conditions that were reported as met by people who may not report on the hold any more; absent when there are none. */
+  lapsed?: string[];
 }
 
 /** What was reported on a hold by now. */
@@ -30,7 +32,8 @@ export function metAt(requirement: Requirement, context: Reported): number {
   if ('after' in requirement) return requirement.after;
   const met =
     'condition' in requirement
-      ? context.conditions.some(({ id, satisfied }) => id === requirement.condition && satisfied)
+      ? context.conditions.some(({ id, satisfied }) => id === requirement.condition && satisfied) &&
+        !context.tally.lapsed?.includes(requirement.condition)
       : context.tally.seated && context.tally.approvals >= requirement.approvals;
   return met ? -Infinity : Infinity;
 }

@@ -105,7 +105,7 @@ const StandingOut = z
         sent_by: SentBy,
         you: z
           .object({ allowed: z.boolean(), code: z.string().optional(), detail: z.string().optional() })
-          .describe('whether the caller may send it now, and if not, why'),
+          .describe('whether the caller may send it now, and if not, or only a vote that rejects, why'),
       }),
     ),
   })
@@ -128,10 +128,16 @@ export function machinesRouter(
   };
 
   /** Why the caller cannot send it now: by the route's rule, then by the machine. */
-  const verdict = (sender: Sender, principal: Principal, refused: Refused | null | undefined) => {
+  const verdict = (
+    sender: Sender,
+    principal: Principal,
+    refused: Refused | null | undefined,
+    limit: string | undefined,
+  ) => {
     if (typeof sender !== 'string') return { allowed: false, code: 'FORBIDDEN', detail: `sent by ${sender.by}` };
     const why = refusal(access(sender), principal) ?? refused;
-    return why ? { allowed: false, code: why.code, detail: why.detail } : { allowed: true };
+    if (why) return { allowed: false, code: why.code, detail: why.detail };
+    return { allowed: true, ...(limit !== undefined && { detail: limit }) };
   };
 
   const show = (name: keyof typeof MACHINES, id: string, standing: Standing, principal: Principal) => {
@@ -141,7 +147,7 @@ export function machinesRouter(
       event,
       to: [...new Set(from.filter((transition) => transition.event === event).map(({ to }) => to))],
       sent_by: sentBy(sender),
-      you: verdict(sender, principal, standing.refusals[event]),
+      you: verdict(sender, principal, standing.refusals[event], standing.limits?.[event]),
     }));
     const { state, version } = standing;
     return { machine: name, id, version, state, next: next.filter(({ to }) => to.length > 0) };
@@ -206,6 +212,7 @@ interface Standing {
   state: string;
   version: number;
   refusals: Readonly<Record<string, Refused | null>>;
+  limits?: Readonly<Record<string, string>>;
 }
 
 const reader = { keys: [], role: 'viewer' } as const;

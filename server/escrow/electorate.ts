@@ -1,6 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, ApiKey, type HoldRow, Member, Policy, PolicyRevision } from '../../db/entities/index.ts';
-import type { HoldSnapshot } from '../../machines/escrow.ts';
+import type { HoldContext, HoldSnapshot, Tally } from '../../machines/escrow.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { type Electorate, tally } from './quorum.ts';
 
@@ -10,22 +10,32 @@ export interface VoteSettings {
   policy_author_may_vote: boolean;
 }
 
+type Voters = Electorate & {
+  /** Why this person may neither vote nor report; undefined if they may. */
+  barred(userId: string): string | undefined;
+  /** Whether this person owns a key of the agent or, where that matters, wrote the policy: whatever role they have. */
+  involved(userId: string): boolean;
+};
+
 /** Which of these people may vote on the hold now, by their member rows, and why the others may not. */
 export async function electorateOf(
   em: EntityManager,
   hold: HoldRow,
   people: readonly string[],
   settings: VoteSettings,
-): Promise<Electorate & { barred(userId: string): string | undefined }> {
+): Promise<Voters> {
   const groups = new Map(Object.entries(settings.approver_groups).map(([group, ids]) => [group, new Set(ids)]));
   const ofKeys = new Set(hold.barredVoters);
+  const owners = new Set<string>();
   const authors = new Set<string>();
   const approvers = new Set<string>();
   if (people.length > 0) {
     const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
     for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
     // a key that was created for the agent since then bars its people too
-    for (const id of await keyPeople(em, hold.agentId, hold.createdBy)) ofKeys.add(id);
+    const { all, owners: owning } = await keyPeople(em, hold.agentId, hold.createdBy);
+    for (const id of all) ofKeys.add(id);
+    for (const id of owning) owners.add(id);
     if (!settings.policy_author_may_vote) {
       const ids = [...hold.details.rules.map(({ id }) => id.split('#')[0]!), hold.details.policy_id ?? ''];
       const policies = await em.find(Policy, { id: { $in: ids }, liveVersion: { $ne: null } });
@@ -40,28 +50,127 @@ export async function electorateOf(
     if (authors.has(userId)) return 'an author of the live policy version may not vote in this tenant';
     return approvers.has(userId) ? undefined : 'this needs the role approver';
   };
-  return { groups, barred, has: (userId: string) => barred(userId) === undefined };
+  return {
+    ...{ groups, barred, has: (userId: string) => barred(userId) === undefined },
+    involved: (userId) => owners.has(userId) || authors.has(userId),
+  };
 }
 
 /**
  * The people who own or created a key of this agent, or created the key that opens a hold, whether or not the key still
- * works. A key that was created with another key counts as created by that key's creator.
+ * works; and of them, the owners. A key that was created with another key counts as created by that key's creator.
  */
-export async function keyPeople(em: EntityManager, agentId: string, openedWith: string): Promise<string[]> {
+export async function keyPeople(
+  em: EntityManager,
+  agentId: string,
+  openedWith: string,
+): Promise<{ all: string[]; owners: string[] }> {
   const keys = await em.find(AgentKey, { agentId });
   const makers = keys.flatMap(({ createdBy }) => createdBy ?? []);
-  const apiKeys = await em.find(ApiKey, { id: { $in: [...new Set([...makers, openedWith])] } });
+  const apiKeys = await em.find(ApiKey, { id: { $in: [...new Set(makers)] } });
+  const owners = keys.flatMap(({ ownerId }) => ownerId ?? []);
   const ids = new Set([
     ...makers,
-    ...keys.flatMap(({ ownerId }) => ownerId ?? []),
+    ...owners,
     ...apiKeys.flatMap(({ createdBy }) => createdBy ?? []),
+    ...(await peopleOfKey(em, openedWith)),
   ]);
   const people = await em.find(Member, { id: { $in: [...ids] } }, { orderBy: { id: 'asc' } });
-  return people.map(({ id }) => id);
+  return { all: people.map(({ id }) => id), owners };
 }
 
-/** The approvals of a hold that count now. */
-export async function tallyOf(em: EntityManager, hold: HoldRow, { context }: HoldSnapshot, settings: VoteSettings) {
+/** Everyone who knows or knew an API key of this one's line: who made the first one, and who rotated it since. */
+export async function peopleOfKey(em: EntityManager, id: string): Promise<string[]> {
+  const key = await em.findOne(ApiKey, { id });
+  const line = key ? await em.find(ApiKey, { lineId: key.lineId }) : [];
+  return [...new Set(line.flatMap(({ createdBy }) => createdBy ?? []))].sort();
+}
+
+/** Who may vote and report on a hold now, of those who did and of `others`, and what counts of what was said by now. */
+export async function countOf(
+  em: EntityManager,
+  hold: HoldRow,
+  { context }: HoldSnapshot,
+  settings: VoteSettings,
+  others: readonly string[] = [],
+): Promise<{ voters: Voters; tally: (approving?: string) => Tally; without: (reported: string) => Tally }> {
   const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
-  return tally(approvals, hold.details.quorum ?? [], await electorateOf(em, hold, approvals, settings));
+  const reporters = context.conditions.flatMap(({ behind = [] }) => behind);
+  const voters = await electorateOf(em, hold, [...approvals, ...reporters, ...others], settings);
+  const lapsed = context.conditions.filter((one) => one.satisfied && !counts(one, voters)).map(({ id }) => id);
+  const tallied = (approving: readonly string[], reports: string[]): Tally => ({
+    ...tally([...approvals, ...approving], hold.details.quorum ?? [], voters),
+    ...(reports.length > 0 && { lapsed: reports }),
+  });
+  return {
+    voters,
+    tally: (approving) => tallied(approving === undefined ? [] : [approving], lapsed),
+    without: (reported) =>
+      tallied(
+        [],
+        lapsed.filter((id) => id !== reported),
+      ),
+  };
+}
+
+type Condition = HoldContext['conditions'][number];
+
+/** Whether a person said it, and not a key. */
+const isOfPerson = ({ reportedBy, behind }: Condition) => reportedBy !== undefined && !!behind?.includes(reportedBy);
+
+/** Whether the report counts still: a person may have lost the right to report since. */
+const counts = (one: Condition, voters: Voters): boolean =>
+  (one.behind ?? []).every((id) => (isOfPerson(one) ? voters.has(id) : !voters.involved(id)));
+
+const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
+
+/** Why this person may not vote so; undefined if they may. */
+export function voteBar(
+  hold: HoldRow,
+  { conditions }: HoldContext,
+  voters: Voters,
+  { userId, decision }: { userId: string; decision: 'approve' | 'reject' },
+): string | undefined {
+  const barred = voters.barred(userId);
+  if (barred !== undefined || decision === 'reject') return barred;
+  if (hold.details.shown.erased) return ERASED;
+  const reported = conditions.find((one) => one.satisfied && one.behind?.includes(userId));
+  if (!reported) return undefined;
+  return isOfPerson(reported)
+    ? 'you reported a condition of this hold as met, so another person must approve it'
+    : 'a key that you made or rotated reported a condition of this hold as met, so another person must approve it';
+}
+
+/**
+ * Why this report may not be made; undefined if it may. That something is met is said by none who approved the hold, not with a
+ * key that they made either; and a person says it of one condition only, and not against the word of a system.
+ */
+export function reportBar(
+  hold: HoldRow,
+  { conditions, votes }: HoldContext,
+  voters: Voters,
+  report: { conditionId: string; satisfied: boolean; userId: string | undefined; behind: readonly string[] },
+): string | undefined {
+  const { conditionId, satisfied, userId, behind } = report;
+  const barred = userId === undefined ? undefined : voters.barred(userId);
+  if (barred !== undefined || !satisfied) return barred;
+  const approved = votes.some((vote) => vote.decision === 'approve' && behind.includes(vote.userId));
+  const others = conditions.filter((one) => one.satisfied && one.id !== conditionId);
+  if (userId === undefined) {
+    if (behind.some(voters.involved)) {
+      return 'a person who made or rotated this key owns a key of the agent, or wrote the policy: a key of others must report it';
+    }
+    if (approved) return 'a person who made or rotated this key approved this hold, so a key of others must report it';
+    return others.some((one) => isOfPerson(one) && behind.includes(one.reportedBy!))
+      ? 'a person who made or rotated this key reported another condition as met, so a key of others must report this one'
+      : undefined;
+  }
+  if (hold.details.shown.erased) return ERASED;
+  if (approved) return 'you approved this hold, so another person or system must report its conditions';
+  if (conditions.some((one) => one.id === conditionId && one.denied)) {
+    return 'a system reported this condition as not met, so only a system can report it as met';
+  }
+  return others.some((one) => one.behind?.includes(userId))
+    ? 'you, or a key of yours, reported another condition of this hold as met, so another person or system must report this one'
+    : undefined;
 }

@@ -48,6 +48,14 @@ export const HoldOut = z
         condition_id: z.string(),
         description: z.string().optional(),
         satisfied: z.boolean(),
+        lapsed: z
+          .boolean()
+          .optional()
+          .describe('it was reported as met by one who may not report on this hold any more, which does not count'),
+        denied_by_system: z
+          .boolean()
+          .optional()
+          .describe('a key reported it as not met: a person cannot report it as met; not shown to agent keys'),
         evidence: z.string().optional().describe('not shown to agent keys'),
         reported_at: z.iso.datetime().optional(),
         reported_by: z.string().optional().describe('the person or the key; not shown to agent keys'),

@@ -3,7 +3,7 @@ import type pg from 'pg';
 import { across } from '../../db/citus.ts';
 import { ApiKey, Hold, type HoldRow, Vote } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import { type HoldContext, unreadableHolds } from '../../machines/escrow.ts';
+import { unreadableHolds } from '../../machines/escrow.ts';
 import type { Doer } from '../domain/audit.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type StopLookup, stopReason } from '../domain/stops.ts';
@@ -13,8 +13,7 @@ import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { visible } from '../lib/visible.ts';
 import { heldTake, heldTakeId } from '../policy/evaluation/limits.ts';
-import { electorateOf, tallyOf, type VoteSettings } from './electorate.ts';
-import { tally } from './quorum.ts';
+import { countOf, peopleOfKey, reportBar, type VoteSettings, voteBar } from './electorate.ts';
 import { type Change, HoldSteps, lockHold, SYSTEM } from './steps.ts';
 import { type HoldRequest, holdFaults } from './terms.ts';
 import { type HoldView, holdNotFound, holdView, showHold, stopOn, timeOf } from './view.ts';
@@ -31,9 +30,6 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
   'INVALID_STATUS',
   'STOPPED',
 ]);
-const REPORTED = 'you reported a condition of this hold as met, so another person must approve it';
-const APPROVED = 'you approved this hold, so another person or system must report its conditions';
-const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
 /**
  * The life of holds. Each change is one transaction: the hold's row is locked, whatever time has done to it by now is
@@ -196,19 +192,15 @@ export class Holds {
     return this.#change(tenantId, id, by, {
       reason: reason || undefined,
       seen: input.seen,
-      event: async (em, hold, { context }, at) => {
-        const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
-        const electorate = await electorateOf(em, hold, [...approvals, userId], settings);
-        const counted = decision === 'approve' ? [...approvals, userId] : approvals;
-        const unseen = decision === 'approve' && hold.details.shown.erased && ERASED;
-        const both = decision === 'approve' && reportedBy(context, userId) ? REPORTED : undefined;
-        const barred = electorate.barred(userId) ?? (unseen || undefined) ?? both;
+      event: async (em, hold, snapshot, at) => {
+        const { voters, tally } = await countOf(em, hold, snapshot, settings, [userId]);
+        const barred = voteBar(hold, snapshot.context, voters, { userId, decision });
         return {
           type: 'vote',
           userId,
           decision,
           ...(barred !== undefined && { barred }),
-          tally: tally(counted, hold.details.quorum ?? [], electorate),
+          tally: tally(decision === 'approve' ? userId : undefined),
           at,
         };
       },
@@ -221,8 +213,8 @@ export class Holds {
 
   /**
    * A report on one condition. The last report counts; the hold is released once nothing else is missing. With `userId` it is
-   * that of a signed-in person: FORBIDDEN for who may not vote on this hold, and for who approved it and would say that a
-   * condition is met. A condition is a check besides the approvals, so nobody is both.
+   * that of a signed-in person, else that of a key, for which the people who made it answer. FORBIDDEN for a person who may not
+   * vote on this hold, and for everyone who may not say that the condition is met: see `reportBar`.
    */
   async satisfy(
     tenantId: string,
@@ -244,22 +236,18 @@ export class Holds {
       detail: `${condition_id} is ${satisfied ? 'met' : 'not met'}`,
       seen: input.seen,
       event: async (em, hold, snapshot, at) => {
-        const approved = snapshot.context.votes.some((vote) => vote.userId === userId && vote.decision === 'approve');
-        const unseen = userId !== undefined && satisfied && hold.details.shown.erased ? ERASED : undefined;
-        const barred =
-          userId === undefined
-            ? undefined
-            : ((await electorateOf(em, hold, [userId], settings)).barred(userId) ??
-              unseen ??
-              (satisfied && approved ? APPROVED : undefined));
+        const behind = userId === undefined ? await peopleOfKey(em, by.actor.id) : [userId];
+        const { voters, without } = await countOf(em, hold, snapshot, settings, behind);
+        const report = { conditionId: condition_id, satisfied, behind };
+        const barred = reportBar(hold, snapshot.context, voters, { ...report, userId });
         return {
           type: 'satisfy',
-          conditionId: condition_id,
-          satisfied,
+          ...report,
           by: by.actor.id,
+          system: userId === undefined,
           ...(evidence !== undefined && { evidence }),
           ...(barred !== undefined && { barred }),
-          tally: await tallyOf(em, hold, snapshot, settings),
+          tally: without(condition_id),
           at,
         };
       },
@@ -352,7 +340,7 @@ export class Holds {
   }
 
   /**
-   * Counts the approvals of every held hold again. Call it after roles, members, groups or vote settings changed: it
+   * Counts the approvals and reports of every held hold again. Call it after roles, members, groups or vote settings changed: it
    * corrects what is shown. Decisions are right without it, since each event counts again. Resolves to how many holds it
    * changed.
    */
@@ -360,8 +348,9 @@ export class Holds {
     const settings = await this.#settings(tenantId);
     const rows = await this.#db.query<{ id: string }>(
       tenantId,
-      `select distinct h.id from escrow_hold h join escrow_vote v on v.tenant_id = h.tenant_id and v.hold_id = h.id
-       where h.tenant_id = $1 and h.status = 'held' and v.decision = 'approve'`,
+      `select h.id from escrow_hold h where h.tenant_id = $1 and h.status = 'held'
+         and (h.machine_context->'conditions' @> '[{"satisfied": true}]' or exists (
+           select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.decision = 'approve'))`,
       [tenantId],
     );
     let changed = 0;
@@ -373,7 +362,7 @@ export class Holds {
         await this.#steps.take(em, notify, hold, at, SYSTEM, {
           event: async (_em, _hold, snapshot) => ({
             type: 'recount',
-            tally: await tallyOf(em, hold, snapshot, settings),
+            tally: (await countOf(em, hold, snapshot, settings)).tally(),
             at,
           }),
         });
@@ -495,10 +484,6 @@ export class Holds {
     });
   }
 }
-
-/** Whether a condition is met by what this person said. */
-const reportedBy = ({ conditions }: HoldContext, userId: string): boolean =>
-  conditions.some((one) => one.satisfied && one.reportedBy === userId);
 
 /** What stays the same when an API key is rotated. */
 async function lineOf(em: EntityManager, keyId: string): Promise<string> {

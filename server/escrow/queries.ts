@@ -6,7 +6,7 @@ import { invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { asideFor } from './asides.ts';
-import { electorateOf, type VoteSettings } from './electorate.ts';
+import { countOf, electorateOf, reportBar, type VoteSettings, voteBar } from './electorate.ts';
 import { summarizeHolds } from './summary.ts';
 import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
 
@@ -15,6 +15,8 @@ interface Standing {
   state: HoldState;
   version: number;
   refusals: Record<'vote' | 'satisfy' | 'consume' | 'cancel', { code: string; detail: string } | null>;
+  /** Why the person may send the event only in some form: a rejection, and no approval. */
+  limits: { vote?: string };
 }
 
 /** Questions about holds; none of them changes one. Holds are shown as of now, by the same time as in `Holds`. */
@@ -130,12 +132,12 @@ export class HoldQueries {
       const rows = await em.execute<(Omit<HoldGroup, 'next_expires_at'> & { next_expires_at: Date })[]>(
         `select ${GROUPED_BY[by]}, count(*)::int as count, min(expires_at) as next_expires_at from escrow_hold h
          where tenant_id = ? and status = 'held' and wake_at > ?
-           and (?::text is null or (not ?::text = any(barred_voters) and not exists (
+           and (?::text is null or (not ?::text = any(barred_voters) and not machine_context @> ?::jsonb and not exists (
              select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.user_id = ?)))
            and (?::text is null or not exists (select 1 from escrow_aside a
              where a.tenant_id = h.tenant_id and a.hold_id = h.id and a.user_id = ? and a.back_at > ?))
          group by 1, 2, 3, 4 order by count desc, next_expires_at limit ${MOST_GROUPS}`,
-        [tenantId, now, mine, mine, mine, aside, aside, now],
+        [tenantId, now, mine, mine, JSON.stringify(reportedAsMetBy(mine ?? '')), mine, aside, aside, now],
       );
       return rows.map((row) => ({ ...row, next_expires_at: new Date(row.next_expires_at).toISOString() }));
     });
@@ -186,23 +188,37 @@ export class HoldQueries {
       const at = await timeOf(em, this.#clock);
       const [snapshot] = elapse(restore(hold), at);
       const { context } = snapshot;
-      const electorate = await electorateOf(em, hold, userId === null ? [] : [userId], settings);
-      const barred = userId === null ? undefined : electorate.barred(userId);
+      const people = userId === null ? [] : [userId];
+      const { voters } = await countOf(em, hold, snapshot, settings, people);
+      const bar = (decision: 'approve' | 'reject') =>
+        userId === null ? undefined : voteBar(hold, context, voters, { userId, decision });
+      const rejecting = bar('reject');
+      const approving = bar('approve');
       const { tally, agentId, agentRole, actionHash, conditions } = context;
       const ask = (event: HoldEvent) => holdRefusal(snapshot, event) ?? null;
       const condition = conditions.find(({ satisfied }) => !satisfied) ?? conditions[0];
+      const conditionId = condition?.id ?? '';
+      const unreportable =
+        userId === null
+          ? undefined
+          : reportBar(hold, context, voters, { conditionId, satisfied: true, userId, behind: people });
+      const vote = ask({
+        ...{ type: 'vote', userId: userId ?? '', decision: 'reject', tally, at },
+        ...(rejecting !== undefined && { barred: rejecting }),
+      });
       return {
         state: snapshot.value,
         version: HOLD_MACHINE_VERSION,
         refusals: {
-          vote: ask({ type: 'vote', userId: userId ?? '', decision: 'approve', ...(barred && { barred }), tally, at }),
+          vote,
           satisfy: ask({
-            ...{ type: 'satisfy', conditionId: condition?.id ?? '', satisfied: true, by: userId ?? '', tally, at },
-            ...(barred && { barred }),
+            ...{ type: 'satisfy', conditionId, satisfied: true, by: userId ?? '', tally, at },
+            ...(unreportable !== undefined && { barred: unreportable }),
           }),
           consume: ask({ type: 'consume', agentId, agentRole, actionHash, at }),
           cancel: ask({ type: 'cancel', at }),
         },
+        limits: vote === null && approving !== undefined ? { vote: approving } : {},
       };
     });
   }
@@ -290,7 +306,13 @@ const GROUPED_BY: Record<GroupedBy, string> = {
   tool: 'null as agent_id, null as rule_id, tool_server, tool_name',
 };
 
-/** The holds that wait for the vote of an approver: held, without it, and not of an agent that they answer for. */
+/** What the machine of a hold has where this person reported a condition as met, or a key that they made did. */
+const reportedAsMetBy = (person: string) => ({ conditions: [{ satisfied: true, behind: [person] }] });
+
+/**
+ * The holds that wait for the vote of an approver: held, without it, not of an agent that they answer for, and not with a
+ * condition that they reported as met.
+ */
 export async function neededFrom(
   em: EntityManager,
   tenantId: string,
@@ -299,9 +321,19 @@ export async function neededFrom(
 ): Promise<QBFilterQuery<HoldRow>> {
   return {
     ...statusIs('held', new Date(now)),
-    id: { $nin: await votedBy(em, tenantId, person, 'needed') },
+    id: { $nin: [...(await votedBy(em, tenantId, person, 'needed')), ...(await reportedBy(em, tenantId, person))] },
     $not: { barredVoters: { $contains: [person] } },
   };
+}
+
+/** The held holds of which this person, or a key that they made, reported a condition as met. */
+async function reportedBy(em: EntityManager, tenantId: string, person: string): Promise<string[]> {
+  const rows = await em.execute<{ id: string }[]>(
+    `select id from escrow_hold where tenant_id = ? and status = 'held' and machine_context @> ?::jsonb
+     order by created_at desc limit ${MOST_VOTES}`,
+    [tenantId, JSON.stringify(reportedAsMetBy(person))],
+  );
+  return rows.map(({ id }) => id);
 }
 
 /** The votes of a person that a list looks at. */

@@ -132,7 +132,9 @@ function forAgent({
 }: HoldView & { shown_hash: string }): z.input<typeof HoldOut> {
   return {
     ...hold,
-    conditions: hold.conditions.map(({ evidence: _evidence, reported_by: _by, ...condition }) => condition),
+    conditions: hold.conditions.map(
+      ({ evidence: _evidence, reported_by: _by, denied_by_system: _denied, ...condition }) => condition,
+    ),
   };
 }
 
@@ -516,7 +518,7 @@ export function escrowRouter(
       {
         summary: 'Report on a condition of a hold',
         description:
-          'The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.',
+          'The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED'],
       },
@@ -536,6 +538,7 @@ export function escrowRouter(
         if (userId !== undefined && !showsSomething(report.evidence ?? '')) {
           throw invalid('/evidence', 'is needed: what shows it');
         }
+        if (report.evidence && !showsSomething(report.evidence)) throw invalid('/evidence', 'shows nothing');
         return holds.satisfy(ctx.tenantId, id, { ...report, userId, seen }, by(ctx));
       }),
 

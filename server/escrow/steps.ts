@@ -134,7 +134,7 @@ export class HoldSteps {
       ttlSeconds: r.ttl_seconds,
       source: more.source,
       createdBy: by.actor.id,
-      barredVoters: await keyPeople(em, r.agent_id, by.actor.id),
+      barredVoters: (await keyPeople(em, r.agent_id, by.actor.id)).all,
       refusedUses: {},
       idempotencyLine: more.idempotency?.line ?? null,
       idempotencyKey: more.idempotency?.key ?? null,

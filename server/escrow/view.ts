@@ -67,10 +67,13 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
     conditions: details.conditions.map(({ condition_id, description }) => {
       const report = reports.get(condition_id);
       const reported = time(report?.reportedAt ?? null);
+      const lapsed = !!report?.satisfied && !!context.tally.lapsed?.includes(condition_id);
       return {
         condition_id,
         ...(description !== undefined && { description }),
-        satisfied: report?.satisfied ?? false,
+        satisfied: !!report?.satisfied && !lapsed,
+        ...(lapsed && { lapsed }),
+        ...(report?.denied && { denied_by_system: true }),
         ...(report?.evidence !== undefined && { evidence: report.evidence }),
         ...(reported !== undefined && { reported_at: reported }),
         ...(report?.reportedBy !== undefined && { reported_by: report.reportedBy }),

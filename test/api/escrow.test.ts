@@ -364,7 +364,7 @@ describe('conditions and delays', () => {
     );
     expect(body.records.at(-1)).toMatchObject({
       actor: { id: approver.userId },
-      ...{ detail: 'kyc is satisfied', reason: 'called the bank' },
+      ...{ detail: 'kyc is met', reason: 'called the bank' },
     });
   });
 
@@ -394,6 +394,138 @@ describe('conditions and delays', () => {
     const rejected = await hold(proxy, { conditions });
     await report(200, second, rejected.id);
     expect((await vote(200, second, rejected.id, 'reject')).body).toMatchObject({ status: 'rejected' });
+  });
+
+  const KYC = [{ condition_id: 'kyc' }];
+  /** A system's report, or a person's. */
+  const report = (status: number, who: Credential, id: string, more: object = {}) =>
+    server.call<HoldAnswer & { detail: string }>(status, `POST /v1/escrow/${id}/satisfy`, who, {
+      ...{ condition_id: 'kyc', satisfied: true, evidence: 'called the bank' },
+      ...more,
+    });
+  /** A key that this person makes in the dashboard. */
+  const keyOf = async (who: Credential, scopes = ['proxy']) => {
+    const { body } = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', who, {
+      ...{ label: 'a system', scopes },
+    });
+    return { key: body.key, id: body.id };
+  };
+
+  test('nobody both approves a hold and reports its conditions with a key that they made or rotated', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const [boss, other] = [await tenant.person('admin'), await tenant.person('admin')];
+    const system = await keyOf(boss);
+    // the system reports first: it counts, and the one who made its key leaves the approval to others
+    const first = await hold(proxy, { conditions: KYC });
+    expect((await report(200, system, first.id)).body.conditions[0]).not.toHaveProperty('behind');
+    expect((await vote(403, boss, first.id)).body).toMatchObject({ detail: expect.stringMatching(/^a key that you made/) });
+    const needed = async (who: Credential) => {
+      const { body } = await server.call<HoldPage>(200, 'GET /v1/escrow?mine=needed&limit=100', who);
+      return body.holds.map(({ id }) => id);
+    };
+    expect(await needed(boss)).not.toContain(first.id);
+    expect(await needed(approver)).toContain(first.id);
+    const { body: standing } = await server.call<{ next: { event: string; you: object }[] }>(
+      200,
+      `GET /v1/escrow/${first.id}/machine`,
+      boss,
+    );
+    expect(standing.next.find(({ event }) => event === 'vote')!.you).toEqual({
+      allowed: true,
+      detail: expect.stringMatching(/^a key that you made/),
+    });
+    expect((await vote(200, approver, first.id)).body).toMatchObject({ status: 'released' });
+    // and the other way round; that it is not met may be said by every key
+    const second = await hold(proxy, { conditions: KYC });
+    await vote(200, boss, second.id);
+    expect((await report(403, system, second.id)).body.detail).toMatch(/approved this hold/);
+    expect((await report(200, system, second.id, { satisfied: false })).body.status).toBe('held');
+    // who rotates a key knows it too
+    const rotated = await server.call<{ key: string }>(201, `POST /v1/keys/${(await keyOf(other)).id}/rotate`, boss, {});
+    expect((await report(403, { key: rotated.body.key }, second.id)).body.detail).toMatch(/approved this hold/);
+    expect((await report(200, await keyOf(other), second.id)).body.status).toBe('released');
+    // what a person said does not become the word of a system by their own key
+    const third = await hold(proxy, { conditions: KYC });
+    await report(200, boss, third.id);
+    await report(200, system, third.id);
+    await vote(403, boss, third.id);
+    // that of a key which says nothing of it does not count as evidence
+    await report(400, system, third.id, { evidence: ' \u200b' });
+    await report(200, system, third.id, { evidence: undefined });
+  });
+
+  test('who owns a key of the agent reports neither in person nor with a key; who made a key of it has others report', async () => {
+    const { tenant, proxy } = await setUp();
+    const [boss, owner] = [await tenant.person('admin'), await tenant.person('admin')];
+    await server.call(201, 'POST /v1/agent-keys', boss, { ...AGENT, owner_id: owner.userId });
+    const made = await hold(proxy, { hold_type: 'conditional', conditions: KYC });
+    await report(403, owner, made.id);
+    expect((await report(403, await keyOf(owner), made.id)).body.detail).toMatch(/owns a key of the agent/);
+    await report(403, boss, made.id);
+    expect((await report(200, await keyOf(boss), made.id)).body.status).toBe('released');
+  });
+
+  test('who rotates the key that opened a hold may not vote on it, also when they rotate it afterwards', async () => {
+    const { tenant, approver } = await setUp();
+    const [boss, rotator] = [await tenant.person('admin'), await tenant.person('admin')];
+    const opener = await keyOf(boss);
+    const made = await hold(opener);
+    await server.call(201, `POST /v1/keys/${opener.id}/rotate`, rotator, {});
+    await vote(403, boss, made.id);
+    await vote(403, rotator, made.id);
+    await vote(200, approver, made.id);
+  });
+
+  test('a person does not overrule a system that reported a condition as not met', async () => {
+    const { proxy, approver } = await setUp();
+    const made = await hold(proxy, { hold_type: 'conditional', conditions: KYC });
+    const denied = (await report(200, proxy, made.id, { satisfied: false })).body.conditions[0];
+    expect(denied).toMatchObject({ satisfied: false, denied_by_system: true });
+    expect((await report(403, approver, made.id)).body.detail).toMatch(/^a system reported/);
+    // to agree with it first changes nothing
+    await report(200, approver, made.id, { satisfied: false });
+    expect((await report(403, approver, made.id)).body.detail).toMatch(/^a system reported/);
+    expect((await report(200, proxy, made.id)).body.status).toBe('released');
+  });
+
+  test('one person reports one condition of a hold as met; a system reports as many as there are', async () => {
+    const { tenant, proxy } = await setUp();
+    const boss = await tenant.person('admin');
+    const conditions = [...KYC, { condition_id: 'legal' }];
+    const made = await hold(proxy, { hold_type: 'conditional', conditions });
+    await report(200, boss, made.id);
+    const legal = { condition_id: 'legal' };
+    expect((await report(403, boss, made.id, legal)).body.detail).toMatch(/another condition/);
+    expect((await report(403, await keyOf(boss), made.id, legal)).body.detail).toMatch(/another condition/);
+    // they may change their mind about which
+    await report(200, boss, made.id, { satisfied: false });
+    await report(200, boss, made.id, legal);
+    expect((await report(200, await tenant.person('approver'), made.id)).body.status).toBe('released');
+    const other = await hold(proxy, { hold_type: 'conditional', conditions });
+    await satisfy(200, proxy, other.id, 'kyc');
+    expect((await satisfy(200, proxy, other.id, 'legal')).body.status).toBe('released');
+  });
+
+  test('a report does not outlive the right to report', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const [gone, owner] = [await tenant.person('approver'), await tenant.person('approver')];
+    const made = await hold(proxy, { conditions: KYC });
+    await report(200, gone, made.id);
+    await server.call(204, `DELETE /v1/team/${gone.userId}`, tenant.admin);
+    // the next vote counts it no more, whether or not the count of all holds has come by
+    expect((await vote(200, approver, made.id)).body).toMatchObject({ status: 'held', current_approvals: 1 });
+    expect((await read(approver, made.id)).conditions).toMatchObject([{ satisfied: false, lapsed: true }]);
+    expect((await report(200, owner, made.id)).body.status).toBe('released');
+    // and what is shown is corrected without another event
+    const next = await hold(proxy, { conditions: KYC });
+    await report(200, owner, next.id);
+    await server.call(201, 'POST /v1/agent-keys', tenant.admin, { ...AGENT, owner_id: owner.userId });
+    await server.core.holds.recount(tenant.id);
+    expect((await read(approver, next.id)).conditions).toMatchObject([{ satisfied: false, lapsed: true }]);
+    expect(await server.core.holds.recount(tenant.id)).toBe(0);
+    expect((await vote(200, approver, next.id)).body).toMatchObject({ status: 'held' });
+    const late = await tenant.person('approver');
+    expect((await report(200, late, next.id)).body.status).toBe('released');
   });
 
   test('a hold that lists conditions and approvals needs both', async () => {
