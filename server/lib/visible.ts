@@ -19,7 +19,17 @@ export function visible(text: string): string {
     .replace(UNBASED, (marks) => [...marks].map(codeOf).join(''));
 }
 
-const codeOf = (one: string) => `⟦U+${one.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}⟧`;
+const hexOf = (one: string) => one.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0');
+const codeOf = (one: string) => `⟦U+${hexOf(one)}⟧`;
+
+/** A visible text in which nothing that the text itself spells reads like a code. Done twice, it is another text. */
+export const exact = (text: string): string => visible(text.replace(/[⟦⟧␀-␟␡]/g, codeOf));
+
+/** With escapes, as one text in quotes: no quote of it ends it. */
+export const escaped = (text: string): string => text.replace(/[\\"]/g, '\\$&');
+
+/** A text in quotes. Two that differ are written differently. */
+export const quoted = (text: string): string => `"${exact(escaped(text))}"`;
 
 /** The first character of a multi-line text that cannot be seen; line breaks and tabs are allowed there. */
 export function firstHidden(text: string): { at: number; hex: string } | undefined {
@@ -57,6 +67,8 @@ export function pieces(text: string): { text: string; code: boolean }[] {
 /** What cannot be seen. A variation selector can, where it is the one that makes an emoji or a keycap. */
 const UNSEEN = [
   String.raw`(?![\uFE00-\uFE0F])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]`,
+  // what no font has, or only one of the writer's; and letters and notes that are drawn as nothing
+  String.raw`[\p{Co}\p{Cn}\u{1342F}\u{13441}\u{13442}\u{1D159}]`,
   String.raw`[\uFE00-\uFE0D]`,
   String.raw`(?<!\p{Extended_Pictographic})\uFE0E`,
   String.raw`(?<!\p{Extended_Pictographic}|[0-9#*](?=\uFE0F\u20E3))\uFE0F`,
@@ -75,56 +87,107 @@ export interface NamePiece {
 }
 
 /**
- * A name in pieces. Two names that differ must look different: a space that is not a single one between words has its code,
- * and a letter of another alphabet that can be taken for a Latin one is marked.
+ * A name in pieces. Nothing looks like a name of ASCII letters, digits and signs that is not that name: letters of other
+ * alphabets beside Latin ones, letters drawn like Latin ones and those of other fonts are marked; signs outside ASCII, letters
+ * that are not composed (NFC), and blanks that are not a single space between words have their code. A name that is all in one
+ * other script is left as it is, but for words of nothing else than twins of Latin letters.
  */
 export function namePieces(name: string): NamePiece[] {
-  return pieces(name.replace(BLANK, codeOf)).flatMap(({ text, code }): NamePiece[] => {
-    if (code) return [{ text, kind: 'code' }];
-    return text
-      .split(/([\p{L}\p{M}]+)/u)
-      .flatMap((word, n) => (n % 2 === 1 ? lettersOf(word) : [{ text: word, kind: 'text' as const }]))
-      .filter((piece) => piece.text !== '');
-  });
+  const script = scriptOf(name);
+  return pieces(name.replace(BLANK, codeOf)).flatMap(({ text, code }): NamePiece[] =>
+    code ? [{ text, kind: 'code' }] : marked(text, script),
+  );
 }
 
-/** A name as it reads on a page, for where it is only heard, or stands in a plain text. */
+/** A name as it reads on a page, for where it is only heard, or stands in a plain text. Codes keep their brackets. */
 export const nameRead = (name: string): string =>
   namePieces(name)
-    .map(({ text }) => text)
+    .map(({ text, kind }) => (kind === 'code' && text.startsWith('U+') ? `⟦${text}⟧` : text))
     .join('');
 
 /** Whether a name is shown as it is, where nothing can be marked in it. */
 export const isPlain = (name: string): boolean => namePieces(name).every(({ kind }) => kind === 'text');
 
-/** The words of a name in which letters can be taken for Latin ones. */
+/** The words of a name in which letters can be taken for others. */
 export function lookalikes(name: string): string[] {
-  const words = name.match(/[\p{L}\p{M}]+/gu) ?? [];
-  return [...new Set(words.filter((word) => lettersOf(word).some(({ kind }) => kind === 'lookalike')))];
+  const script = scriptOf(name);
+  const words = visible(name).match(WORDS) ?? [];
+  return [...new Set(words.filter((word) => marked(word, script).some(({ kind }) => kind === 'lookalike')))];
 }
 
-/**
- * The letters of a word, those marked that look Latin and are not: all that are of another alphabet where it mixes two, and
- * a whole word of such letters. A word of another language has others among them, and is left as it is.
- */
-function lettersOf(word: string): NamePiece[] {
-  if (/^[\p{Script=Latin}\p{M}]+$/u.test(word) && !STYLED.test(word)) return [{ text: word, kind: 'text' }];
-  const mixed =
-    /(?![\uFF21-\uFF5A])\p{Script=Latin}/u.test(word) &&
-    /[\p{Script=Cyrillic}\p{Script=Greek}\p{Script=Cherokee}\p{Script=Armenian}]/u.test(word);
-  const whole = TWINS.test(word);
-  if (!mixed && !whole && !STYLED.test(word)) return [{ text: word, kind: 'text' }];
-  return word
-    .split(FOREIGN)
-    .map((text, n) => ({ text, kind: n % 2 === 1 ? ('lookalike' as const) : ('text' as const) }));
+/** What is in a visible text of a name: letters to mark, characters to name by their code, and all the rest. */
+function marked(text: string, script: RegExp | undefined): NamePiece[] {
+  const found: NamePiece[] = [];
+  const add = (kind: NamePiece['kind'], one: string) => {
+    const last = found.at(-1);
+    if (kind !== 'code' && last?.kind === kind) last.text += one;
+    else found.push({ text: one, kind });
+  };
+  for (const [run] of text.matchAll(RUNS)) {
+    if (ASCII.test(run)) {
+      add('text', run);
+      continue;
+    }
+    const isTwin = TWINS.test(run);
+    for (const [cluster] of run.matchAll(CLUSTERS)) {
+      const isComposed = cluster.normalize() === cluster && !JAMO.test(cluster);
+      let before: NamePiece['kind'] = 'text';
+      for (const one of cluster) {
+        if (ASCII.test(one)) before = 'text';
+        else if (!isComposed || !/[\p{L}\p{M}\p{N}]/u.test(one)) before = 'code';
+        else if (/\p{M}/u.test(one)) {
+          // a mark belongs to the letter before, and to its script
+          if (before !== 'code' && !(script !== undefined && script.test(one))) before = 'code';
+        } else before = isOwn(one, script) && !isTwin ? 'text' : 'lookalike';
+        add(before, before === 'code' ? `U+${hexOf(one)}` : one);
+      }
+    }
+  }
+  return found;
+}
+
+/** Whether a letter is one that this name may have: of its only script, and in no other font. */
+function isOwn(letter: string, script: RegExp | undefined): boolean {
+  if (/\p{Script=Latin}/u.test(letter)) return LATIN.test(letter.normalize('NFD'));
+  if (script === undefined || !script.test(letter) || !/\p{L}/u.test(letter)) return false;
+  return letter === 'ำ' || letter === 'ຳ' || letter.normalize('NFKC') === letter;
+}
+
+/** The script that all letters of a name are of, if it is one that is in daily use, and not Latin. */
+function scriptOf(name: string): RegExp | undefined {
+  const [letter] = /(?!\p{Script=Common})\p{L}/u.exec(name) ?? [];
+  const script = letter && SCRIPTS.find((one) => one.test(letter));
+  if (!script) return undefined;
+  for (const [other] of name.matchAll(/(?!\p{Script=Common})\p{L}/gu)) if (!script.test(other)) return undefined;
+  return script;
 }
 
 /** Blanks of other widths, and plain ones at an end or beside another one, where nobody sees them. */
 const BLANK = /(?! )\p{Zs}|^ | $| (?=\p{Zs})/gu;
-/** Letters that are Latin ones in another width or font. */
-const STYLED = /[\uFF21-\uFF3A\uFF41-\uFF5A\u{1D400}-\u{1D7FF}\u2100-\u214F]/u;
-/** Letters of other alphabets that are drawn like Latin ones (Unicode's confusables, those of whole letters). */
-const TWIN = 'аеорсухѕіјһԁԛԝӏүАВЕКМНОРСТУХЅІЈԌԚԜҮοναρυχικΑΒΕΖΗΙΚΜΝΟΡΤΥΧօսոհցԍᎪᏴᏟᎠᎬᎻᎫᏦᏞᎷᏢᏒᏚᎢᏙᎳᏃ';
-const TWINS = new RegExp(`^[${TWIN}]+$`, 'u');
-const FOREIGN =
-  /([\p{Script=Cyrillic}\p{Script=Greek}\p{Script=Cherokee}\p{Script=Armenian}\uFF21-\uFF3A\uFF41-\uFF5A\u{1D400}-\u{1D7FF}\u2100-\u214F]+)/u;
+const ASCII = /^[ -~]+$/;
+/** Words of letters, and what is between them. */
+const RUNS = /[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]+/gu;
+const WORDS = /[\p{L}\p{M}\p{N}]+/gu;
+/** What is normalized together: a letter and its marks. */
+const CLUSTERS = /\P{M}\p{M}*|\p{M}+/gu;
+/** Parts of Korean syllables, which are drawn like the whole one. */
+const JAMO = /[\u1100-\u11FF\uA960-\uA97F\uD7B0-\uD7FF]/;
+/** Latin letters that differ from those of ASCII: with marks, and a few of their own. */
+const LATIN = /^(?:[A-Za-z]\p{M}*|[æÆøØßðÐþÞđĐħĦłŁœŒŋŊŧŦ]\p{M}*)$/u;
+/** Those of Unicode's recommended scripts (UAX #31), but for Latin; what Chinese, Japanese and Korean are written in is one. */
+const SCRIPTS = [
+  /[\p{Script=Han}\p{Script=Bopomofo}\p{Script_Extensions=Hiragana}\p{Script_Extensions=Katakana}\p{Script=Hangul}]/u,
+  ...'Arabic Armenian Bengali Cyrillic Devanagari Ethiopic Georgian Greek Gujarati Gurmukhi Hebrew Kannada Khmer Lao Malayalam Myanmar Oriya Sinhala Tamil Telugu Thaana Thai Tibetan'
+    .split(' ')
+    .map((script) => new RegExp(String.raw`\p{Script=${script}}`, 'u')),
+];
+/** Letters of those scripts that are drawn like Latin ones, or like digits and signs (Unicode's confusables). */
+const TWIN =
+  'аеорсухѕіјһԁԛԝӏүѵѡАВЕКМНОРСТУХЅІЈԌԚԜҮѴѠӀЗԍ' +
+  'οναρυχικωϲϳΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹͿ' +
+  'օսոհցզյգքլՕՍԼՏՅ' +
+  'סוןטח' +
+  'اهہەھٱ' +
+  '一丨ー口ロノ' +
+  'ဝပငთഠറ';
+const TWINS = new RegExp(`^[${TWIN}0-9]*[${TWIN}][${TWIN}0-9]*$`, 'u');

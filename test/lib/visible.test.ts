@@ -2,8 +2,10 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import {
   firstHidden,
+  isPlain,
   lookalikes,
   namePieces,
+  nameRead,
   oneLine,
   pieces,
   showsSomething,
@@ -104,7 +106,45 @@ describe('a name', () => {
     // what a language is written in stays as it is
     ['платёж', 'платёж'],
     ['κόσμος', 'κόσμος'],
-    ['été_漢字 שלום', 'été_漢字 שלום'],
+    ['été_Łódź_straße', 'été_Łódź_straße'],
+    ['支払い_カード 12', '支払い_カード 12'],
+    ['שלום_12', 'שלום_12'],
+    ['नमस्ते', 'नमस्ते'],
+    ['งำ', 'งำ'],
+    // two alphabets: those that are not Latin
+    ['été_漢字 שלום', 'été_<漢字> <שלום>'],
+    ['pay_ဝ', 'pay_<ဝ>'],
+    // not composed, or with a mark that letters of ASCII do not have
+    ['cafe\u0301', 'cafe<U+0301>'],
+    ['fi\u0307le', 'fi<U+0307>le'],
+    ['Д\u0307', 'Д<U+0307>'],
+    ['\u1100\u1161', '<U+1100><U+1161>'],
+    ['\u212bngstrom', '<U+212B>ngstrom'],
+    // scripts that few write, and letters that are drawn alike
+    ['ꓒꓮꓬ', '<ꓒꓮꓬ>'],
+    ['pⲟⲟl', 'p<ⲟⲟ>l'],
+    ['pဝဝl', 'p<ဝဝ>l'],
+    ['ѕаѵе', '<ѕаѵе>'],
+    ['ɡet', '<ɡ>et'],
+    ['pɑy', 'p<ɑ>y'],
+    ['ⅼs', '<ⅼ>s'],
+    ['ⅽall', '<ⅽ>all'],
+    ['pᴏᴏl', 'p<ᴏᴏ>l'],
+    ['ſell', '<ſ>ell'],
+    ['fıle', 'f<ı>le'],
+    ['ﬁle', '<ﬁ>le'],
+    ['aǃˍ', 'a<ǃˍ>'],
+    ['pay_𝟏１🯱', 'pay_<𝟏１🯱>'],
+    ['ⓐ', '<U+24D0>'],
+    // signs that look like those of ASCII
+    ...[...'‐‑−․∕∶꞉\u037e＿…、'].map((one) => [
+      `pay${one}now`,
+      `pay<U+${one.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}>now`,
+    ]),
+    // nothing that a font has
+    ['a\ue000\u0378', 'a<U+E000><U+0378>'],
+    ['a\u{1d159}\u{13441}\u{13442}\u{1342f}', 'a<U+1D159><U+13441><U+13442><U+1342F>'],
+    ['⟦pay', '<U+27E6>pay'],
   ])('%j is shown as %s', (name, shown) => expect(marked(name).join('')).toBe(shown));
 
   test('that differs from a Latin one is never shown as it', () => {
@@ -123,8 +163,50 @@ describe('a name', () => {
   });
 
   test('names the words that can be taken for others', () => {
-    expect(lookalikes('rеfund on shор, платёж')).toEqual(['rеfund', 'shор']);
-    expect(lookalikes('refund été')).toEqual([]);
+    expect(lookalikes('rеfund on shор, été')).toEqual(['rеfund', 'shор']);
+    for (const name of ['refund été', 'платёж', '支払い']) expect(lookalikes(name), name).toEqual([]);
+  });
+
+  test('reads with its codes in brackets, so that none is taken for letters', () => {
+    expect(nameRead('x \u202e')).toBe('x ⟦U+202E⟧');
+    expect(nameRead('x U+202E')).toBe('x U+202E');
+    expect(nameRead('rеfund\u2011all ')).toBe('rеfund⟦U+2011⟧all⟦U+0020⟧');
+  });
+
+  test('has no mark only as ASCII, or as composed letters of one script', () => {
+    const parts = fc.oneof(
+      hostile,
+      fc.string({ unit: 'binary', maxLength: 6 }),
+      fc.stringMatching(/^[ -~]{0,8}$/),
+      fc.constantFrom('é', 'e\u0301', 'д', 'а', 'い', '漢', 'ש', 'ー', '१', '̇', '⟦', 'ﬁ'),
+    );
+    fc.assert(
+      fc.property(fc.array(parts, { maxLength: 4 }), (all) => {
+        const name = all.join('');
+        const shown = namePieces(name);
+        expect(nameRead(name)).not.toMatch(UNSEEN);
+        expect(visible(nameRead(name))).toBe(nameRead(name));
+        for (const { text, kind } of shown) {
+          if (kind === 'text') expect(text).toMatch(/^[ -~\p{L}\p{M}]+$/u);
+          // a mark never belongs to a letter of another piece
+          if (kind !== 'code') expect(text).not.toMatch(/^\p{M}/u);
+        }
+        if (!isPlain(name)) return;
+        expect(name.normalize()).toBe(name);
+        expect(name).not.toMatch(/\p{Script=Latin}.*\p{Script=Cyrillic}|\p{Script=Cyrillic}.*\p{Script=Latin}/u);
+      }),
+      { numRuns: 2000 },
+    );
+  });
+
+  test('of any length takes little time', () => {
+    for (const one of ['a\u0301', '\u0301', '\ufe0f', 'а', 'aа', ' ', '⟦', '☺\ufe0f\u200d', 'a\u202e']) {
+      const name = one.repeat(20_000);
+      const started = performance.now();
+      namePieces(name);
+      lookalikes(name);
+      expect(performance.now() - started, JSON.stringify(one)).toBeLessThan(1_000);
+    }
   });
 });
 
@@ -142,6 +224,7 @@ test('there is something to see where there is a character that shows, and not w
     '\u2800',
     '\u0301',
     '\u{e0041}',
+    ...['\u{1d159}', '\u{13441}', '\u{13442}', '\u{1342f}', '\ue000', '\u0378'],
   ];
   for (const text of blanks) expect(showsSomething(text), JSON.stringify(text)).toBe(false);
 });

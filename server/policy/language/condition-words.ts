@@ -1,4 +1,4 @@
-import { visible } from '../../lib/visible.ts';
+import { escaped, exact, quoted } from '../../lib/visible.ts';
 import { readFact } from './facts.ts';
 
 /** A condition as Cedar gives it parsed. */
@@ -20,11 +20,13 @@ const OF_SESSION: Record<string, string> = {
   started: 'the start of the session',
   lowest_trust: 'the lowest trust of the servers that answered in the session',
 };
-const KINDS: Record<string, string> = {
-  str: 'a text',
-  num: 'a number',
-  bool: 'true or false',
-  list: 'a list of texts',
+/** The kinds of arguments and of what is known of a session: where one is there, and where two are the same. */
+const KINDS: Record<string, [is: string, same: string]> = {
+  str: ['a text', 'text'],
+  num: ['a number', 'number'],
+  bool: ['either true or false', 'truth value'],
+  list: ['a list of texts', 'set of texts'],
+  time: ['a time', 'time'],
 };
 
 /** Comparisons, as operators of integers and as functions of decimals. */
@@ -43,8 +45,10 @@ const COMPARED: Record<string, string> = {
 const ARITHMETIC: Record<string, string> = { '+': 'plus', '-': 'minus', '*': 'times' };
 
 /**
- * The body of a `when` or `unless` in words, for readers who do not know Cedar. Undefined where a part of it has no such words:
- * then the text stands for itself. A check that an argument is there is left out where a comparison of that argument follows.
+ * The body of a `when` or `unless` in words, for readers who do not know Cedar. Two conditions that differ in effect never have
+ * the same words: undefined where a part has none that say exactly what it does, and then the text stands for itself.
+ * A check that an argument is there is left out where a comparison of that argument follows. That loses nothing, because a
+ * valid policy has such a check before each comparison.
  */
 export function conditionWords(body: unknown): string | undefined {
   return predicate(body as Expr, 'whole');
@@ -81,14 +85,25 @@ function predicate(expr: Expr, within: Within): string | undefined {
     const [left, right] = pair(value).map(term);
     return left && right && `${left} is in ${right}`;
   }
-  const compared = COMPARED[op];
+  const compared = own(COMPARED, op);
   if (compared === undefined) return undefined;
   if (op === '==' || op === '!=') {
     const words = oneself(value);
     if (words) return `${words[0]} ${compared} ${words[1]}`;
   }
-  const [left, right] = pair(value).map(term);
-  return left && right && `${left} ${compared} ${right}`;
+  const sides = pair(value);
+  const [left, right] = sides.map(term);
+  if (!left || !right) return undefined;
+  const [kind, other] = sides.map(tagKind);
+  if (kind === undefined || other === undefined || !(op === '==' || op === '!=')) return `${left} ${compared} ${right}`;
+  // two that are not written out: nothing else says of which kind they are
+  return kind === other ? `${left} ${compared} the same ${KINDS[kind]![1]} as ${right}` : undefined;
+}
+
+/** The kind of an argument, or of a fact of the session. */
+function tagKind(expr: Expr): string | undefined {
+  const [op, value] = only(expr);
+  return op === 'getTag' ? tag(value)?.kind : undefined;
 }
 
 /** The agent, action or tool of the request beside a certain one. */
@@ -96,41 +111,47 @@ function oneself(value: unknown): [string, string] | undefined {
   const [left, right] = pair(value);
   const [op, root] = only(left!);
   const [is, of] = only(right!);
-  const uid = is === 'Value' ? (of as { __entity?: { id: string } }).__entity : undefined;
-  const whose =
-    op === 'Var'
-      ? own({ principal: 'the agent', action: 'the action', resource: 'the tool' }, String(root))
-      : undefined;
+  const uid = is === 'Value' ? (of as { __entity?: { type: string; id: string } }).__entity : undefined;
+  const whose = op === 'Var' && uid?.type === own(OWN_TYPE, String(root)) ? own(ONESELF, String(root)) : undefined;
   return uid && whose ? [whose, quoted(uid.id)] : undefined;
 }
+
+const ONESELF: Record<string, string> = { principal: 'the agent', action: 'the action', resource: 'the tool' };
+const OWN_TYPE: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
 
 /** What something is called where it is compared. */
 function term(expr: Expr): string | undefined {
   const [op, value] = only(expr);
   if (op === 'Value') {
     if (typeof value === 'string') return quoted(value);
-    return typeof value === 'number' || typeof value === 'boolean' ? String(value) : undefined;
+    // a greater number was rounded when the text was read
+    return Number.isSafeInteger(value) || typeof value === 'boolean' ? String(value) : undefined;
   }
-  if (op === 'decimal' || op === 'ip' || op === 'datetime' || op === 'duration') {
+  if (Object.hasOwn(WRITTEN, op)) {
     const [inner] = value as Expr[];
-    const [, text] = only(inner!);
-    if (typeof text !== 'string') return undefined;
-    return op === 'decimal' ? text.replace(/\.?0+$/, (zeros) => (zeros.startsWith('.') ? '' : zeros)) : visible(text);
+    const [is, text] = only(inner!);
+    if (is !== 'Value' || typeof text !== 'string' || !WRITTEN[op]!.test(text)) return undefined;
+    return op === 'decimal' ? text.replace(/\.?0*$/, '') : text;
   }
   if (op === 'getTag') {
     const found = tag(value);
-    if (!found) return undefined;
-    return found.session ? `${named(found.key)} of the session` : named(found.key);
+    return found && called(found);
   }
   if (op === 'toTime') {
     const words = term((value as Expr[])[0]!);
-    return words === TEXTS.now ? 'the time of day' : words && `the time of day of ${words}`;
+    return words === TEXTS.now ? 'the time of day (UTC)' : words && `the time of day (UTC) of ${words}`;
   }
-  if (op in ARITHMETIC) {
-    const [left, right] = pair(value).map(term);
+  if (Object.hasOwn(ARITHMETIC, op)) {
+    const [left, right] = pair(value).map(operand);
     return left && right && `${left} ${ARITHMETIC[op]} ${right}`;
   }
   return place(pathOf(expr));
+}
+
+/** A part of a calculation; another calculation stands in parentheses. */
+function operand(expr: Expr): string | undefined {
+  const words = term(expr);
+  return words && Object.hasOwn(ARITHMETIC, only(expr)[0]) ? `(${words})` : words;
 }
 
 function place(path: readonly string[] | undefined): string | undefined {
@@ -154,18 +175,23 @@ function presence(value: unknown): string | undefined {
   if (typeof key !== 'string') return undefined;
   if (pathOf(left)?.join('.') === 'context.facts') {
     const fact = readFact(key);
-    if (!fact) return undefined;
+    const name = fact && argumentNamed(fact.path);
+    if (!name) return undefined;
     // a text and a list of one are the same here
-    const what = fact.any ? `any of ${named(fact.path)}` : named(fact.path);
-    return 'list' in fact ? `${what} is in the list ${named(fact.list)}` : `${what} matches ${quoted(fact.pattern)}`;
+    const what = fact.any ? `any of ${name}` : name;
+    return 'list' in fact ? `${what} is in the list \`${fact.list}\`` : `${what} matches ${quoted(fact.pattern)}`;
   }
-  if (pathOf(left)?.join('.') === 'context.session.called') return `${named(key)} was called before in the session`;
+  if (pathOf(left)?.join('.') === 'context.session.called') {
+    return `the tool ${quoted(key)} was called before in the session`;
+  }
   const found = tag(value);
-  if (!found) return undefined;
-  const kind = own(KINDS, found.kind);
-  if (found.session) return `${named(key)} of the session is known`;
-  return kind && `${named(key)} is ${kind}`;
+  const words = found && called(found);
+  return words && `${words} is ${KINDS[found.kind]![0]}`;
 }
+
+/** An argument, or a fact of the session, as it is called. */
+const called = ({ key, session }: { key: string; session: boolean }): string | undefined =>
+  session ? factNamed(key) : argumentNamed(key);
 
 /** What people set of agents, tools and servers. */
 const SET: Record<string, string> = {
@@ -191,7 +217,9 @@ function containing(op: string, value: unknown): string | undefined {
     const some = set(left);
     const one = term(right);
     if (!one) return undefined;
-    if (some) return `${one} is one of ${some.join(', ')}`;
+    // of two that are not written out, nothing would say of which kind they are
+    const isKnown = tagKind(right) === undefined || (only(left)[1] as Expr[]).some((of) => tagKind(of) === undefined);
+    if (some) return isKnown ? `${one} is one of ${some.join(', ')}` : undefined;
     const all = term(left);
     return whose ? `${whose} is labeled ${one}` : all && `${all} contains ${one}`;
   }
@@ -204,8 +232,8 @@ function containing(op: string, value: unknown): string | undefined {
 
 function membership(value: unknown): string | undefined {
   const { left, right } = value as { left: Expr; right: Expr };
-  const [root] = pathOf(left) ?? [];
-  return root === undefined ? undefined : entity(root, right);
+  const [root, ...of] = pathOf(left) ?? [];
+  return root === undefined || of.length > 0 ? undefined : entity(root, right);
 }
 
 function entity(root: string, expr: Expr): string | undefined {
@@ -220,22 +248,25 @@ function entity(root: string, expr: Expr): string | undefined {
 }
 
 function typed(value: unknown): string | undefined {
-  const { left, in: within } = value as { left: Expr; in?: Expr };
-  return within && membership({ left, right: within });
+  const { left, in: within, entity_type: type } = value as { left: Expr; in?: Expr; entity_type: string };
+  // what the request is about always is of its own type
+  return within && type === own(OWN_TYPE, pathOf(left)?.join('.') ?? '')
+    ? membership({ left, right: within })
+    : undefined;
 }
 
 function pattern(value: unknown): string | undefined {
   const { left, pattern: parts } = value as { left: Expr; pattern: (string | { Literal: string })[] };
   const words = term(left);
   if (!words || !Array.isArray(parts)) return undefined;
-  const text = parts.map((part) => (typeof part === 'string' ? '*' : part.Literal.replaceAll('*', '\\*'))).join('');
-  return `${words} is like ${quoted(text)}`;
+  const text = parts.map((part) => (typeof part === 'string' ? '*' : escaped(part.Literal).replaceAll('*', '\\*')));
+  return `${words} is like "${exact(text.join(''))}"`;
 }
 
 /** A set of texts or numbers. */
 function set(expr: Expr): string[] | undefined {
   const [op, value] = only(expr);
-  if (op !== 'Set' || !Array.isArray(value)) return undefined;
+  if (op !== 'Set' || !Array.isArray(value) || value.length === 0) return undefined;
   const words = (value as Expr[]).map(term);
   return words.includes(undefined) ? undefined : (words as string[]);
 }
@@ -248,7 +279,8 @@ function tag(value: unknown): { kind: string; key: string; session: boolean } | 
   const session = names.length === 2 && names[0] === 'session';
   if (root !== 'context' || op !== 'Value' || typeof key !== 'string' || !(session || names.length === 1))
     return undefined;
-  return { kind: names.at(-1)!, key, session };
+  const kind = names.at(-1)!;
+  return Object.hasOwn(KINDS, kind) ? { kind, key, session } : undefined;
 }
 
 /** `context.session.id` as names, where nothing else stands in between. */
@@ -306,6 +338,17 @@ function pair(value: unknown): Expr[] {
 }
 
 const own = (of: Record<string, string>, name: string) => (Object.hasOwn(of, name) ? of[name] : undefined);
-/** No quote of a text ends it. */
-const quoted = (text: string) => `"${visible(text).replaceAll('"', '\\"')}"`;
-const named = (key: string) => (/^[\w.[\]-]+$/.test(key) ? key : quoted(key));
+
+/** Texts that mean what they say; Cedar refuses others, and they are not repeated as if they were of ours. */
+const WRITTEN: Record<string, RegExp> = {
+  decimal: /^-?\d+\.\d+$/,
+  ip: /^[\da-fA-F:.]+(?:\/\d+)?$/,
+  datetime: /^\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[+-]\d{4}))?$/,
+  duration: /^-?(?:\d+(?:d|h|ms|m|s))+$/,
+};
+
+/** A name that cannot be taken for a value or for words of ours. */
+const isIdentifier = (name: string) =>
+  /^[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[[\w.-]*\])*$/.test(name) && !/^(?:true|false|always|never)$/i.test(name);
+const argumentNamed = (name: string) => (isIdentifier(name) ? `the argument \`${name}\`` : undefined);
+const factNamed = (name: string) => (isIdentifier(name) ? `the fact \`${name}\` of the session` : undefined);

@@ -1,7 +1,7 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
 import { type Annotations, DAY_SECONDS, type LimitKey } from '../../domain/annotations.ts';
 import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
-import { visible } from '../../lib/visible.ts';
+import { quoted, visible } from '../../lib/visible.ts';
 import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
 import { conditionWords } from './condition-words.ts';
 import { preamble, type Token } from './scan.ts';
@@ -56,15 +56,17 @@ function entity(constraint: { entity: unknown } | { slot: string }): { type: str
 
 function principalWords(scope: PolicyJson['principal']): string {
   return scopeWords(scope, 'Agent', 'any agent', (type, id) =>
-    type === 'AgentRole' ? `agents in the role ${quote(id)}` : `${type === 'Agent' ? 'the agent' : type} ${quote(id)}`,
+    type === 'AgentRole'
+      ? `agents in the role ${quoted(id)}`
+      : `${type === 'Agent' ? 'the agent' : type} ${quoted(id)}`,
   );
 }
 
 function resourceWords(scope: PolicyJson['resource']): string {
   return scopeWords(scope, 'Tool', 'any tool', (type, id) =>
     type === 'ToolServer'
-      ? `the tools of the server ${quote(id)}`
-      : `${type === 'Tool' ? 'the tool' : type} ${quote(id)}`,
+      ? `the tools of the server ${quoted(id)}`
+      : `${type === 'Tool' ? 'the tool' : type} ${quoted(id)}`,
   );
 }
 
@@ -174,8 +176,4 @@ function period(seconds: number): string {
     ).find(([, size]) => seconds % size === 0) ?? (['second', 1] as const);
   const count = seconds / size;
   return `${count} ${unit}${count === 1 ? '' : 's'}`;
-}
-
-function quote(id: string): string {
-  return `"${visible(id)}"`;
 }
