@@ -11,7 +11,7 @@ import type { Log } from '../lib/log.ts';
 import { type DecisionRules, DecisionRulesOut } from '../policy/decision-rules.ts';
 import { heldTakeId, type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
 import type { KeptInputs } from '../policy/kept-inputs.ts';
-import { text, toolPin } from '../rpc/fields.ts';
+import { httpMethod, text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { Problem } from '../rpc/problem.ts';
 import { type Context, route, toAppError, trpc, validationError } from '../rpc/procedure.ts';
@@ -40,7 +40,7 @@ export const EvaluateIn = z
       .optional()
       .describe('the definition of the tool that the agent saw; without it, the one that was seen last decides'),
     tool_server: text(200).optional(),
-    method: text(32).optional(),
+    method: httpMethod(32).optional(),
     resource: text(2000).optional().describe('a URL or a path'),
     arguments: z.record(z.string(), z.unknown()).optional(),
     session_id: text(200).optional(),

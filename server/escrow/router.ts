@@ -17,7 +17,7 @@ import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
-import { reason, text, timestamp, toolPin } from '../rpc/fields.ts';
+import { httpMethod, reason, text, timestamp, toolPin } from '../rpc/fields.ts';
 import { MAX_WAIT_SECONDS } from '../rpc/long-poll.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Asides } from './asides.ts';
@@ -82,7 +82,7 @@ const CreateIn = z.strictObject({
   tool_server: text(200).optional(),
   tool_name: text(200).optional(),
   tool_pin: toolPin.optional(),
-  method: text(200).optional(),
+  method: httpMethod(200).optional(),
   resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
   context_preview: z.unknown().optional(),

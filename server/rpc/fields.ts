@@ -9,6 +9,13 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
+/** The method of an HTTP request: a token, so that it can neither look like what stands beside it nor hide it. */
+export const httpMethod = (max: number) =>
+  z
+    .string()
+    .max(max)
+    .regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'must be the method of an HTTP request, such as POST');
+
 export const REASON_MISSING = 'is required: say why, in one line; it goes into the audit log';
 
 /** The hash of the definition of a tool. */

@@ -418,7 +418,9 @@ describe('conditions and delays', () => {
     // the system reports first: it counts, and the one who made its key leaves the approval to others
     const first = await hold(proxy, { conditions: KYC });
     expect((await report(200, system, first.id)).body.conditions[0]).not.toHaveProperty('behind');
-    expect((await vote(403, boss, first.id)).body).toMatchObject({ detail: expect.stringMatching(/^a key that you made/) });
+    expect((await vote(403, boss, first.id)).body).toMatchObject({
+      detail: expect.stringMatching(/^a key that you made/),
+    });
     const needed = async (who: Credential) => {
       const { body } = await server.call<HoldPage>(200, 'GET /v1/escrow?mine=needed&limit=100', who);
       return body.holds.map(({ id }) => id);
@@ -441,7 +443,12 @@ describe('conditions and delays', () => {
     expect((await report(403, system, second.id)).body.detail).toMatch(/approved this hold/);
     expect((await report(200, system, second.id, { satisfied: false })).body.status).toBe('held');
     // who rotates a key knows it too
-    const rotated = await server.call<{ key: string }>(201, `POST /v1/keys/${(await keyOf(other)).id}/rotate`, boss, {});
+    const rotated = await server.call<{ key: string }>(
+      201,
+      `POST /v1/keys/${(await keyOf(other)).id}/rotate`,
+      boss,
+      {},
+    );
     expect((await report(403, { key: rotated.body.key }, second.id)).body.detail).toMatch(/approved this hold/);
     expect((await report(200, await keyOf(other), second.id)).body.status).toBe('released');
     // what a person said does not become the word of a system by their own key

@@ -105,7 +105,7 @@ describeInBrowser('a held action', () => {
     await open(`/approvals/${paying!.id}`);
     await page.getByText('Approve: This counts').waitFor();
     await report('Still missing: 1 more approval');
-    await page.getByText('so another person approves it').waitFor();
+    await page.getByText('so another person must approve it').waitFor();
     expect(await page.getByRole('button', { name: 'Approve' }).isDisabled()).toBe(true);
     expect(await page.getByRole('button', { name: 'Reject' }).isDisabled()).toBe(false);
     await visitor.assertAccessible();

@@ -84,6 +84,7 @@ const hostileTexts: fc.Arbitrary<Texts> = fc
     ) as Texts),
     agent_id: agent,
     agent_role: agent.slice(0, 120),
+    method: accepted((texts as Texts).method, 200).replace(/[^!#$%&'*+.^_`|~0-9A-Za-z-]/g, '') || 'X',
   }));
 
 /**
@@ -229,6 +230,54 @@ describeInBrowser('a text of an agent', () => {
         // what the agent calls the tool is what matters most
         if (tool_name === short) expect(seen[0]!.whole).toBe(true);
         for (const { share } of seen) expect(share).toBeGreaterThan(0.1);
+      }
+    });
+  });
+
+  test('that is a method or a role forges no target and hides none, neither on the page nor in the question', async () => {
+    await inTenants(async (visitor, tenant, proxy) => {
+      const forged = `GET · /reports/2026${' '.repeat(3)}${'\u2000'.repeat(150)}`;
+      const asked = { ...HARMLESS, action_hash: `sha256:${'a'.repeat(64)}`, hold_type: 'single', ttl_seconds: 3600 };
+      await server.call(400, 'POST /v1/escrow', proxy, { ...asked, method: forged });
+      const { action_type, tool_name } = HARMLESS;
+      const agent = await tenant.agent('bot', 'clerk');
+      await server.call(400, 'POST /v1/evaluate', agent, { action_type, tool_name, method: forged });
+      // what is a method as far as anybody can tell, and as long as it may be; and the resource says that it is another one
+      const texts = {
+        method: 'G'.repeat(200),
+        agent_role: 'r'.repeat(120),
+        resource: `/delete-all${'\u2000'.repeat(150)}/x`,
+      };
+      const condition = { condition_id: 'W'.repeat(100), description: 'W'.repeat(500) };
+      await visitor.open(`/approvals/${await hold(proxy, texts, { conditions: [condition] })}`);
+      const { page } = visitor;
+      await page.getByText('Similar holds: ').waitFor();
+      const beginning = page.locator('.action-target .resource').first();
+      expect(await beginning.evaluate(({ clientWidth }) => clientWidth)).toBeGreaterThan(25);
+      // what a condition is called and said to be has a box of its own
+      const conditions = page.getByRole('list', { name: 'Conditions' });
+      expect(await conditions.evaluate(({ clientHeight }) => clientHeight)).toBeLessThan(200);
+      for (const [button, more] of [
+        ['Approve', []],
+        ['Report as met…', ['Condition', 'Description']],
+      ] as const) {
+        await page.getByRole('button', { name: button, exact: true }).click();
+        const dialog = page.getByRole('dialog');
+        expect(await dialog.getByRole('term').allTextContents()).toEqual([
+          'Agent',
+          'Role',
+          'Method',
+          'Resource',
+          ...more,
+        ]);
+        const resource = dialog.getByRole('definition').nth(3);
+        expect(await resource.textContent()).toMatch(/^\/delete-all/);
+        // a line of its own, which nothing that stands before it takes away
+        const [seen, whole] = await Promise.all([resource.boundingBox(), dialog.boundingBox()]);
+        expect(seen!.width).toBeGreaterThan(whole!.width / 3);
+        await dialog.getByText('Value: ').waitFor();
+        await page.keyboard.press('Escape');
+        await dialog.waitFor({ state: 'detached' });
       }
     });
   });

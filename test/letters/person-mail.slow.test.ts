@@ -201,7 +201,7 @@ describe('what an agent writes', () => {
     await w.hold({
       tool_name: EVIL,
       tool_server: EVIL,
-      method: 'a\r\nBcc: evil@x.example',
+      method: 'Bcc',
       resource: EVIL,
       action_summary: EVIL,
       value_currency: 'EUR\r\nCc:',

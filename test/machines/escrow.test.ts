@@ -466,6 +466,9 @@ describe('the hold machine', () => {
     expect(metAt({ any: [{ condition: 'b' }, { after: 7 }, { after: 5 }] }, facts)).toBe(5);
     expect(metAt({ all: [{ condition: 'b' }, { after: 7 }] }, facts)).toBe(Infinity);
     expect(metAt({ any: [] }, facts)).toBe(Infinity);
+    const lapsed = { ...facts, tally: { ...facts.tally, lapsed: ['a'] } };
+    expect(metAt({ condition: 'a' }, lapsed)).toBe(Infinity);
+    expect(metAt({ approvals: 2 }, lapsed)).toBe(-Infinity);
   });
 });
 

@@ -1,5 +1,6 @@
+import { Fragment } from 'react';
 import { nameRead } from '../../server/lib/visible.ts';
-import { Hostile, Line, Name } from '../ui/hostile.tsx';
+import { Clamped, Hostile, Line, Name } from '../ui/hostile.tsx';
 
 interface Action {
   action_type: string;
@@ -45,28 +46,63 @@ export function actionText({ action_type, tool_name, tool_server }: Action): str
 export const named = (text: string): string =>
   /^[\w.:/@-]+$/.test(text) ? text : `“${nameRead(text).replaceAll(/[“”]/g, '"')}”`;
 
-/** Who wants to act, and on what: on one line. */
-export function ActionTarget({
-  action: { agent_id, agent_role, method, resource },
-}: {
-  action: { agent_id: string; agent_role: string; method: string | null; resource: string | null };
-}) {
+interface Target {
+  agent_id: string;
+  agent_role: string;
+  method: string | null;
+  resource: string | null;
+}
+
+/**
+ * Who wants to act, and on what: on one line, for lists. Each has a box of its own and its share of the line; none can look
+ * like another one, or take its room.
+ */
+export function ActionTarget({ action: { agent_id, agent_role, method, resource } }: { action: Target }) {
   return (
-    <Line className="dim">
-      by <Name text={agent_id} /> as <Hostile text={agent_role} />
+    <Line className="dim action-target">
+      <span className="ours">by</span> <Name text={agent_id} /> <span className="ours">as</span>{' '}
+      <Name text={agent_role} />
       {method === null ? null : (
         <>
-          {' · '}
-          <Hostile text={method} />
+          {' '}
+          <span className="method">
+            <Name text={method} />
+          </span>
         </>
       )}
       {resource === null ? null : (
         <>
-          {' · '}
-          <Hostile text={resource} />
+          {' '}
+          <span className="resource">
+            <Name text={resource} />
+          </span>
         </>
       )}
     </Line>
+  );
+}
+
+/** The same where somebody decides: each on a line of its own that we name, with all of it on request. */
+export function ActionTargetLines({ action: { agent_id, agent_role, method, resource } }: { action: Target }) {
+  const lines = [
+    ['Agent', agent_id],
+    ['Role', agent_role],
+    ['Method', method],
+    ['Resource', resource],
+  ] as const;
+  return (
+    <dl className="facts">
+      {lines.map(([name, value]) =>
+        value === null ? null : (
+          <Fragment key={name}>
+            <dt>{name}</dt>
+            <dd className="mono">
+              <Clamped text={value} what={`the ${name.toLowerCase()}`} name />
+            </dd>
+          </Fragment>
+        ),
+      )}
+    </dl>
   );
 }
 

@@ -7,13 +7,13 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
-import { ActionTarget, ActionTitle } from '../../parts/action.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Clamped, Hostile } from '../../ui/hostile.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { effectWords } from './effect.ts';
 import { releaseWords } from './facts.tsx';
+import { Question } from './question.tsx';
 import type { Hold } from './view.tsx';
 
 /** The conditions of a hold, who said what of them, and for approvers a report of their own. */
@@ -23,6 +23,8 @@ export function Conditions({ hold }: { hold: Hold }) {
   /** What the person was asked, and about which state of the hold: that is what the report is for. */
   const [asked, setAsked] = useState<{ id: string; satisfied: boolean; hold: Hold }>();
   const approved = hold.votes?.some(({ user_id, decision }) => user_id === me.id && decision === 'approve') ?? false;
+  /** The condition that this person reported as met: it is one of a hold. */
+  const mine = hold.conditions.find(({ satisfied, reported_by }) => satisfied && reported_by === me.id)?.condition_id;
   const may = me.has('approver') && hold.status === 'held' && !hold.barred_voters?.includes(me.id);
   if (hold.conditions.length === 0) return null;
   return (
@@ -33,17 +35,21 @@ export function Conditions({ hold }: { hold: Hold }) {
       </Text>
       <ul className="plain" aria-label="Conditions">
         {hold.conditions.map((condition) => {
-          const { condition_id: id, satisfied, reported_by, reported_at } = condition;
+          const { condition_id: id, satisfied, lapsed, denied_by_system: denied, reported_by, reported_at } = condition;
+          const said = satisfied || lapsed;
+          const mayReport = satisfied || (!approved && !denied && (mine === undefined || mine === id));
           return (
             <li key={id}>
-              <Tag tone={satisfied ? 'ok' : 'wait'}>{satisfied ? 'met' : 'waiting'}</Tag>{' '}
-              <span className="mono">
-                <Hostile text={id} />
-              </span>{' '}
-              <Hostile text={condition.description ?? ''} />
+              <Tag tone={satisfied ? 'ok' : 'wait'}>{satisfied ? 'met' : 'waiting'}</Tag>
+              <div className="mono">
+                <Clamped text={id} what="the name of the condition" name />
+              </div>
+              {condition.description === undefined ? null : (
+                <Clamped text={condition.description} lines={2} what={`the description of ${id}`} />
+              )}
               {reported_at === undefined ? null : (
                 <Text size="sm" c="dimmed">
-                  Reported as {satisfied ? 'met' : 'not met'}
+                  Reported as {said ? 'met' : 'not met'}
                   {reported_by === undefined ? null : (
                     <>
                       {' '}
@@ -51,14 +57,20 @@ export function Conditions({ hold }: { hold: Hold }) {
                     </>
                   )}
                   , <When at={reported_at} />
+                  {lapsed ? '. It no longer counts: they may not report on this hold any more' : null}
                 </Text>
               )}
+              {may && denied && !satisfied ? (
+                <Text size="sm" c="dimmed">
+                  A system reported it as not met, so only a system can report it as met.
+                </Text>
+              ) : null}
               {condition.evidence ? (
                 <div className="remark">
                   <Clamped text={condition.evidence} lines={2} what={`the evidence of ${id}`} />
                 </div>
               ) : null}
-              {may && (satisfied || !approved) ? (
+              {may && mayReport ? (
                 <div className="no-print">
                   <Button
                     size="compact-sm"
@@ -74,6 +86,11 @@ export function Conditions({ hold }: { hold: Hold }) {
           );
         })}
       </ul>
+      {may && !approved && mine !== undefined && hold.conditions.length > 1 ? (
+        <Text size="sm" c="dimmed" mb="xs">
+          You reported one condition as met, so another person or system reports the others.
+        </Text>
+      ) : null}
       {may && approved ? (
         <Text size="sm" c="dimmed" mb="xs">
           You approved this hold, so another person or system reports its conditions as met.
@@ -94,6 +111,7 @@ function ReportDialog({
   const [zone] = useZone();
   const report = useMutation(trpc.escrow.satisfy.mutationOptions());
   const word = asked?.satisfied ? 'met' : 'not met';
+  const description = asked?.hold.conditions.find(({ condition_id }) => condition_id === asked.id)?.description;
   return (
     <ConfirmDialog
       opened={asked !== undefined}
@@ -120,32 +138,32 @@ function ReportDialog({
       }}
     >
       {asked ? (
-        <div className="hold-question">
-          <strong>
-            <ActionTitle action={asked.hold} />
-          </strong>
-          <ActionTarget action={asked.hold} />
-          <div className="one-line">
-            Condition:{' '}
-            <span className="mono">
-              <Hostile text={asked.id} />
-            </span>
-          </div>
-          <p>
-            <Hostile
-              text={
-                asked.satisfied
-                  ? effectWords(
-                      reportEffect(asked.hold, asked.id),
-                      (at) => fullTime(at, zone),
-                      releaseWords(asked.hold),
-                    )
-                  : 'The hold waits until it is reported as met.'
-              }
-            />
-            {asked.satisfied ? ' Who reports a condition as met cannot approve the hold as well.' : null}
-          </p>
-        </div>
+        <Question
+          hold={asked.hold}
+          about={
+            <dl className="facts">
+              <dt>Condition</dt>
+              <dd className="mono">
+                <Clamped text={asked.id} what="the name of the condition" name />
+              </dd>
+              {description === undefined ? null : (
+                <>
+                  <dt>Description</dt>
+                  <dd>
+                    <Clamped text={description} lines={2} what="the description of the condition" />
+                  </dd>
+                </>
+              )}
+            </dl>
+          }
+          does={
+            asked.satisfied
+              ? effectWords(reportEffect(asked.hold, asked.id), (at) => fullTime(at, zone), releaseWords(asked.hold))
+              : 'The hold waits until it is reported as met.'
+          }
+        >
+          {asked.satisfied ? 'Who reports a condition as met cannot approve the hold as well.' : null}
+        </Question>
       ) : null}
     </ConfirmDialog>
   );

@@ -12,9 +12,7 @@ export function effectWords(effect: VoteEffect, time: (at: string) => string, re
     ...(approvals > 0 ? [count(approvals, 'more approval')] : []),
     ...seats.map(({ group, count: n }) => `${count(n, 'approval')} from ${group}`),
     ...(conditions.length > 0
-      ? [
-          `a report on ${conditions.length === 1 ? 'the condition' : 'the conditions'} ${conditions.map((id) => `“${id}”`).join(', ')}`,
-        ]
+      ? [`a report on ${conditions.length === 1 ? 'the condition' : 'the conditions'} ${namesOf(conditions)}`]
       : []),
   ];
   const first = counts
@@ -27,3 +25,13 @@ export function effectWords(effect: VoteEffect, time: (at: string) => string, re
       : ` Without a rejection, time releases the action at ${time(releasesAt)}${conditions.length > 0 ? ' if the conditions are met by then' : ''}.`;
   return `${first}${rest}${byTime}`;
 }
+
+/** Conditions by name, in a sentence that stays short whatever they are called and however many there are. */
+function namesOf(conditions: readonly string[]): string {
+  const short = (id: string) => ([...id].length > MOST_LETTERS ? `${[...id].slice(0, MOST_LETTERS).join('')}…` : id);
+  const names = conditions.slice(0, MOST_NAMED).map((id) => `“${short(id)}”`);
+  const more = conditions.length - names.length;
+  return `${names.join(', ')}${more > 0 ? ` and ${more} more` : ''}`;
+}
+const MOST_LETTERS = 40;
+const MOST_NAMED = 3;

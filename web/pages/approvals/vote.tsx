@@ -3,21 +3,18 @@ import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useEffect, useRef, useState } from 'react';
 import { voteEffect } from '../../../server/escrow/vote-effect.ts';
-import { lookalikes } from '../../../server/lib/visible.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { useKeys } from '../../lib/keys.ts';
 import { useMe } from '../../lib/session.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
-import { money } from '../../lib/words.ts';
-import { ActionTarget, ActionTitle } from '../../parts/action.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
-import { Clamped, Hostile } from '../../ui/hostile.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { When } from '../../ui/time.tsx';
-import { doubtsOf } from './claims.ts';
 import { effectWords } from './effect.ts';
 import { releaseWords } from './facts.tsx';
+import { Question } from './question.tsx';
 import type { Hold } from './view.tsx';
 
 type Decision = 'approve' | 'reject';
@@ -51,12 +48,14 @@ export function Vote({
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && settings.data !== undefined && !mine && barred === undefined;
-  /** A condition is a check besides the approvals: the server takes no approval of who says that it is met. */
-  const reported = hold.conditions.some(({ satisfied, reported_by }) => satisfied && reported_by === me.id);
+  /** Why the server takes only a rejection: a condition is a check besides the approvals. */
+  const onlyReject = next?.you.allowed ? next.you.detail : undefined;
   useKeys(
     ready
       ? {
-          ...(reported ? {} : { a: ['Approve: asks first, then Enter confirms', () => ask('approve', true)] as const }),
+          ...(onlyReject !== undefined
+            ? {}
+            : { a: ['Approve: asks first, then Enter confirms', () => ask('approve', true)] as const }),
           r: ['Reject: asks first, then Enter confirms', () => ask('reject', true)],
         }
       : {},
@@ -110,7 +109,7 @@ export function Vote({
         leftSection={approves ? <IconCheck size={18} /> : <IconX size={18} />}
         variant={preferred ? 'filled' : 'default'}
         color={approves ? undefined : 'red.8'}
-        disabled={!ready || (approves && reported)}
+        disabled={!ready || (approves && onlyReject !== undefined)}
         onClick={() => ask(decision, false)}
       >
         {approves ? 'Approve' : 'Reject'}
@@ -135,8 +134,8 @@ export function Vote({
           </div>
           {ready ? (
             <Text size="sm" c="dimmed" mt={6} className="hold-does">
-              {reported ? (
-                'You reported a condition of this hold as met, so another person approves it.'
+              {onlyReject !== undefined ? (
+                `You can only reject it: ${onlyReject}.`
               ) : (
                 <>
                   Approve: <Hostile text={does('approve')} />
@@ -172,51 +171,12 @@ export function Vote({
                 </Button>
               </Notice>
             )}
-            <Question hold={asked.hold} does={asked.does} />
+            <Question hold={asked.hold} does={asked.does}>
+              A vote cannot be taken back.
+            </Question>
           </>
         ) : null}
       </ConfirmDialog>
     </Paper>
-  );
-}
-
-/** What the server knows of the action, and what the vote will do; nothing of it is the agent's sentence. */
-function Question({ hold, does }: { hold: Hold; does: string }) {
-  const doubts = doubtsOf(hold);
-  const hidden = hold.erased || hold.cut.length > 0;
-  const alike = lookalikes([hold.tool_name, hold.tool_server, hold.action_type].join(' '));
-  return (
-    <div className="hold-question">
-      <strong>
-        <ActionTitle action={hold} />
-      </strong>
-      <ActionTarget action={hold} />
-      {hold.estimated_value === null ? null : (
-        <div>
-          Value: <Hostile text={money(hold.estimated_value, hold.value_currency)} />
-        </div>
-      )}
-      {doubts.map(({ path, says }) => (
-        <div key={path} className="hold-doubt">
-          <Clamped text={`The arguments say ${path}: ${says}`} lines={2} what={path} />
-        </div>
-      ))}
-      {alike.length > 0 ? (
-        <div className="hold-doubt">
-          <Clamped
-            text={`Letters that look Latin and are not: ${alike.join(', ')}`}
-            lines={2}
-            what="these words"
-            name
-          />
-        </div>
-      ) : null}
-      {hidden ? <div className="hold-doubt">Not everything that the agent sent is shown.</div> : null}
-      <p>
-        <Hostile text={does} />{' '}
-        {hold.stopped ? 'A stop is in force, so it cannot be executed until that is lifted. ' : null}A vote cannot be
-        taken back.
-      </p>
-    </div>
   );
 }

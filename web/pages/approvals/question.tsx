@@ -1,0 +1,66 @@
+import type { ReactNode } from 'react';
+import { lookalikes } from '../../../server/lib/visible.ts';
+import { money } from '../../lib/words.ts';
+import { ActionTargetLines, ActionTitle } from '../../parts/action.tsx';
+import { Clamped, Hostile } from '../../ui/hostile.tsx';
+import { doubtsOf } from './claims.ts';
+import type { Hold } from './view.tsx';
+
+/**
+ * What a person is asked before a vote or a report that can release an action: what the server knows of the action, and what
+ * will happen. Nothing of it is the agent's sentence.
+ */
+export function Question({
+  hold,
+  about,
+  does,
+  children,
+}: {
+  hold: Hold;
+  /** What it is about besides the action. */
+  about?: ReactNode;
+  does: string;
+  /** What is to be known besides. */
+  children?: ReactNode;
+}) {
+  const doubts = doubtsOf(hold);
+  const hidden = hold.erased || hold.cut.length > 0;
+  const alike = lookalikes(
+    [hold.tool_name, hold.tool_server, hold.action_type, hold.method, hold.resource, hold.agent_id].join(' '),
+  );
+  return (
+    <div className="hold-question">
+      <strong>
+        <ActionTitle action={hold} />
+      </strong>
+      <ActionTargetLines action={hold} />
+      {hold.estimated_value === null ? null : (
+        <div>
+          Value: <Hostile text={money(hold.estimated_value, hold.value_currency)} />
+        </div>
+      )}
+      {doubts.map(({ path, says }) => (
+        <div key={path} className="hold-doubt">
+          <Clamped text={`The arguments say ${path}: ${says}`} lines={2} what={path} />
+        </div>
+      ))}
+      {alike.length > 0 ? (
+        <div className="hold-doubt">
+          <Clamped
+            text={`Letters that look Latin and are not: ${alike.join(', ')}`}
+            lines={2}
+            what="these words"
+            name
+          />
+        </div>
+      ) : null}
+      {hidden ? <div className="hold-doubt">Not everything that the agent sent is shown.</div> : null}
+      {about}
+      <p>
+        <Hostile text={does} />{' '}
+        {hold.stopped ? 'A stop is in force, so it cannot be executed until that is lifted. ' : null}
+        {children}
+      </p>
+    </div>
+  );
+}
