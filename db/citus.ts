@@ -264,8 +264,13 @@ export const onlyOf = (tenantId: string): Only =>
 
 /** The same to several, of one shard: Citus then knows the node. */
 export function amongThese(tenantIds: Iterable<string>): (alias: string) => string {
-  const list = [...tenantIds].map((tenantId) => pg.escapeLiteral(tenantId)).join(', ');
-  return (alias) => ` and ${alias}.tenant_id = any(array[${list}])`;
+  const these = arrayOf(tenantIds);
+  return (alias) => ` and ${alias}.tenant_id = any(${these})`;
+}
+
+/** Ids within the text of a statement, where Citus reads them. */
+export function arrayOf(tenantIds: Iterable<string>): string {
+  return `array[${[...tenantIds].map((tenantId) => pg.escapeLiteral(tenantId)).join(', ')}]`;
 }
 
 /** As much of a database as looks for tenants in it. */

@@ -1,5 +1,5 @@
 import type pg from 'pg';
-import { amongThese } from '../../db/citus.ts';
+import { arrayOf } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { RECORDS } from './loss.ts';
 import type { ChainName } from './record.ts';
@@ -26,7 +26,7 @@ export async function headsOf(
     const { rows } = await db
       .nearOf(ofShard[0])
       .query<{ tenant_id: string; seq: number }>(
-        `select h.tenant_id, h.seq from chain_head h where h.chain = 'forensics' ${amongThese(ofShard)('h')}`,
+        `select tenant_id, seq from chain_head where tenant_id = any(${arrayOf(ofShard)}) and chain = 'forensics'`,
       );
     for (const { tenant_id, seq } of rows) heads.set(tenant_id, seq);
   }
