@@ -280,6 +280,8 @@ export interface Tenants {
   readonly searchNode?: Pick<pg.Pool, 'query'> | undefined;
   readonly places?: Places | undefined;
   readonly elsewhere?: Elsewhere | undefined;
+  /** Where a synchronous standby is demanded. */
+  readonly replication?: { missingFor(tenantId: string): string | undefined; readonly missing: string | undefined } | undefined;
 }
 
 /** The tenants of the node beside a process, or those of all others. */
@@ -399,14 +401,20 @@ async function partsOf(node: Pick<pg.Pool, 'query'>): Promise<Map<string, string
   );
 }
 
+/** Those of what was found whose tenants can be written: jobs leave the others until the server that has them has its standby. */
+export function writable<R extends { readonly tenant_id: string }>(db: Tenants, found: readonly R[]): R[] {
+  return found.filter(({ tenant_id }) => db.replication?.missingFor(tenant_id) === undefined);
+}
+
 /**
  * For a statement that changes or locks rows of several tenants: it is run once, or, where those are on several servers, once
- * for each tenant that `found` finds, in its order. So no statement locks rows of two servers, nor waits for both.
+ * for each tenant that `found` finds, in its order. So no statement locks rows of two servers, nor waits for both. It is not run
+ * where a synchronous standby is demanded and missing.
  */
 export async function apart(db: Tenants, found: string, values: unknown[]): Promise<Only[]> {
-  if (!db.citus) return [ALL];
+  if (!db.citus) return db.replication?.missing === undefined ? [ALL] : [];
   const rows = await across<{ tenant_id: string }>(db, found, values);
-  return rows.map(({ tenant_id }) => onlyOf(tenant_id));
+  return writable(db, rows).map(({ tenant_id }) => onlyOf(tenant_id));
 }
 
 /** As `apart`, for items that are known. */

@@ -26,7 +26,13 @@ const BEGIN = /^\s*(begin|start transaction)\b(?!.*\bread only\b)/i;
 const BEGINS = /^\s*(begin|start transaction)\b/i;
 const END = /^\s*(commit|rollback(?!\s+to\b)|end)\b/i;
 const FRAME = /^\s*(begin|start transaction)\b|^\s*rollback\s*(;\s*)?$/i;
+/** Of sessions that a configuration, or a login's own, would have answer before the standby has a commit. */
+const FLUSHED = 'set local synchronous_commit = on';
 const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete from|update \w+ \w+ set)\b/is;
+
+export interface SteadyConfig extends pg.ClientConfig {
+  readonly refusal?: (() => Error | undefined) | undefined;
+}
 
 /**
  * A connection on which no fault of the database's becomes a fault of the process's.
@@ -36,6 +42,8 @@ const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete fr
  *   and what is under way on it rejects. A commit can wait without end, for a synchronous standby that is gone or for a
  *   host that vanished. Whether it happened is then unknown, as with any lost connection. It is not canceled on the
  *   server: that would make the commit succeed without the standby.
+ * - While `refusal` of its configuration has one, neither a transaction that may write begins on it, nor a write: that is rejected
+ *   before it is sent. A commit that waits for a standby keeps a connection of the database, and its locks, until that is back.
  * - Nothing is prepared by name: a pooler may give the connection to others between transactions, and theirs to this client.
  * - The frame of a transaction never fails. Kysely gives a connection back only when its BEGIN or ROLLBACK succeeded, so
  *   each one that broke there would be missing in the pool for good. Where one of them fails, the connection is cut and
@@ -43,12 +51,14 @@ const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete fr
  */
 export class SteadyClient extends PrimaryClient {
   protected readonly silentMs: number = SILENT_MS;
+  readonly #refusal: (() => Error | undefined) | undefined;
   #transaction: Limit | undefined;
   #long = false;
   #heardAt = Number.NEGATIVE_INFINITY;
 
-  constructor(config?: string | pg.ClientConfig) {
+  constructor(config?: string | SteadyConfig) {
     super(config);
+    this.#refusal = typeof config === 'object' ? config.refusal : undefined;
     this.on('error', () => undefined);
     this.on('end', () => this.#transaction?.end());
   }
@@ -58,6 +68,13 @@ export class SteadyClient extends PrimaryClient {
     const [first] = args as [string | { text?: string; name?: string }];
     const text = typeof first === 'string' ? first : (first?.text ?? '');
     if (typeof first === 'object' && first.name !== undefined) throw new Error('a statement that is prepared by name');
+    const refused = BEGIN.test(text) || WRITE.test(text) ? this.#refusal?.() : undefined;
+    if (refused) {
+      const told = args.at(-1);
+      if (typeof told !== 'function') return Promise.reject(refused) as never;
+      process.nextTick(told, refused);
+      return undefined as never;
+    }
     if (BEGIN.test(text)) {
       this.#transaction?.end();
       this.#transaction = this.#cutAfter(WRITE_MS);
@@ -139,6 +156,8 @@ export class PromptClient extends SteadyClient {
 
 /** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
 const LOCK_MS = 4000;
+/** What a transaction begins with that may write, unless it is told otherwise. */
+const BEGIN_WRITE = `begin; set local lock_timeout = ${LOCK_MS}; ${FLUSHED}`;
 /** What each transaction of a request begins with, sent together with its BEGIN. */
 const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS}`;
 
@@ -158,7 +177,7 @@ export class RequestClient extends PromptClient {
     const text = typeof first === 'string' ? first : (first?.text ?? '');
     if (BEGINS.test(text)) {
       this.#within = true;
-      return super.query(text + AS_REQUEST);
+      return super.query(BEGIN.test(text) ? `${text}${AS_REQUEST}; ${FLUSHED}` : text + AS_REQUEST);
     }
     if (END.test(text)) this.#within = false;
     else if (!this.#within) throw new Error('a statement of a request outside of a transaction');
@@ -173,7 +192,7 @@ export class RequestClient extends PromptClient {
 export async function inTransaction<T>(
   pool: pg.Pool,
   work: (client: pg.PoolClient) => Promise<T>,
-  begin = 'begin',
+  begin = BEGIN_WRITE,
 ): Promise<T> {
   const client = await pool.connect();
   let broken: Error | undefined;

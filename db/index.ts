@@ -237,6 +237,7 @@ export async function openDatabase(
   const { places } = pools;
   const leadingTo = (node: number) => pools.to(node).owner;
   const replication = options.replicated ? await Replication.watch({ owner, places, leadingTo }) : undefined;
+  pools.replication = replication;
   /** `near`: on the node, whose notices nobody hears. */
   const transact = async <T>(
     tenantId: string,

@@ -1,6 +1,7 @@
 import pg from 'pg';
 import { type Citus, CitusClient, citusOf, type Places } from './citus.ts';
-import { COLUMN_TYPES, CONNECT_MS, PromptClient, RequestClient, SteadyClient } from './client.ts';
+import { COLUMN_TYPES, CONNECT_MS, PromptClient, RequestClient, SteadyClient, type SteadyConfig } from './client.ts';
+import type { Replication } from './replication.ts';
 
 /** What is asked aside is short and waits for no lock. */
 const ASIDE = 2;
@@ -44,6 +45,8 @@ export class Pools {
   readonly near: Pair | undefined;
   /** Which node has a tenant, as soon as that is known. */
   places: Places | undefined;
+  /** Where a synchronous standby is demanded: while a server has none, nothing is written there by the owner. */
+  replication: Replication | undefined;
   readonly #far = new Map<number | undefined, Pair>();
   readonly #all: Set<pg.Pool>;
   readonly #addresses: Addresses;
@@ -60,18 +63,22 @@ export class Pools {
     this.owner = owner;
     this.citus = citus;
     // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
-    this.aside = sessionUrl === url ? owner : this.#pool({ connectionString: sessionUrl, max: ASIDE });
+    this.aside = sessionUrl === url ? owner : this.#pool({ connectionString: sessionUrl, max: ASIDE, refusal: () => this.replication?.refusal });
     this.search = citus ? this.#pool({ max: SEARCHES }) : owner;
     if (nodeUrl === undefined) return;
-    this.near = this.#pair({ app: size, owner: size });
+    this.near = this.#pair({ app: size, owner: size }, () => this.places?.here);
     this.searchNode = this.#pool({ connectionString: nodeUrl, max: SEARCHES });
   }
 
   static async open(addresses: Addresses, size: number): Promise<Pools> {
     const all = new Set<pg.Pool>();
-    const owner = poolOf(all, { connectionString: addresses.url, max: size });
+    // asked of each write, once there are pools
+    const refusal = () => made?.replication?.refusal;
+    const owner = poolOf(all, { connectionString: addresses.url, max: size, refusal });
+    let made: Pools | undefined;
     try {
-      return new Pools(addresses, { size, all, owner, citus: await citusOf(owner) });
+      made = new Pools(addresses, { size, all, owner, citus: await citusOf(owner) });
+      return made;
     } catch (error) {
       await owner.end();
       throw error;
@@ -94,7 +101,9 @@ export class Pools {
     let pair = this.#far.get(place);
     if (!pair) {
       // reads that may take long have half of those of requests: see Database.readOnly
-      if (this.near || place !== undefined) pair = this.#pair({ app: this.#size, owner: Math.ceil(this.#size / 2) });
+      if (this.near || place !== undefined) {
+        pair = this.#pair({ app: this.#size, owner: Math.ceil(this.#size / 2) }, () => place);
+      }
       else pair = { app: this.#pool(this.asApp), owner: this.owner };
       this.#far.set(place, pair);
     }
@@ -105,24 +114,26 @@ export class Pools {
     await Promise.all([...this.#all].map((pool) => pool.end()));
   }
 
-  /** On the node beside this process, or on the coordinator. */
-  #pair({ app, owner }: { app: number; owner: number }): Pair {
+  /** On the node beside this process, or on the coordinator, for tenants of the node `place`. */
+  #pair({ app, owner }: { app: number; owner: number }, place: () => number | undefined): Pair {
     const { url, nodeUrl } = this.#addresses;
     const there = { connectionString: nodeUrl ?? url };
     return {
       app: this.#pool({ ...this.asApp, ...there, max: app, ...(nodeUrl !== undefined && { options: TAKEN_ALONG }) }),
-      owner: this.#pool({ ...there, max: owner, Client: PromptClient }),
+      owner: this.#pool({ ...there, max: owner, Client: PromptClient, refusal: () => this.replication?.refusalOf(place()) }),
     };
   }
 
-  #pool(config: pg.PoolConfig): pg.Pool {
+  #pool(config: Config): pg.Pool {
     return poolOf(this.#all, { connectionString: this.#addresses.url, max: this.#size, ...config });
   }
 }
 
 const PATIENCE = { connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
 
-function poolOf(all: Set<pg.Pool>, config: pg.PoolConfig): pg.Pool {
+type Config = pg.PoolConfig & Pick<SteadyConfig, 'refusal'>;
+
+function poolOf(all: Set<pg.Pool>, config: Config): pg.Pool {
   const pool = new pg.Pool({ types: COLUMN_TYPES, Client: SteadyClient, ...PATIENCE, ...config });
   all.add(pool);
   // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself

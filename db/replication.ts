@@ -1,9 +1,16 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type pg from 'pg';
+import { within } from './client.ts';
 import { PrimaryClient } from './primary.ts';
 
 /** How often a running server asks. */
 const CHECK_MS = 1000;
+/** How long a server has to answer. A connection on which it does not is given up, and the next one is asked. */
+const ANSWER_MS = 4000;
+/** A server that was not heard for this long counts as one without a standby. */
+const HEARD_MS = 5000;
+/** A commit that waits for longer is taken to wait for a standby that hangs: its connection may stay open for a minute. */
+const STUCK_MS = 2500;
 /** How long a start waits for a standby that is about to come back. */
 const PATIENCE_MS = 10_000;
 const RETRY_MS = 500;
@@ -21,7 +28,7 @@ export class Unreplicated extends Error {
 
 /** What a server says of its standbys. */
 export interface Standing {
-  /** Its synchronous_commit. */
+  /** The synchronous_commit of sessions that begin now. */
   readonly commit: string;
   /** Its synchronous_standby_names. */
   readonly names: string;
@@ -32,11 +39,24 @@ export interface Standing {
   readonly streaming: number;
   /** and for how many of them commits wait. */
   readonly synchronous: number;
+  /** Commits that wait for one, by what tells them apart. */
+  readonly waiting: readonly string[];
 }
 
-/** One row and one column, so that it can be asked of another server through Citus. */
+/**
+ * One row and one column, so that it can be asked of another server through Citus. What was set for the login or the database goes
+ * before what this session has: it applies to sessions that begin afterwards, and this one may be older.
+ */
 const STANDING = `select json_build_object(
-  'commit', current_setting('synchronous_commit'), 'names', current_setting('synchronous_standby_names'),
+  'commit', coalesce((
+     select split_part(setting, '=', 2) from pg_db_role_setting s, unnest(s.setconfig) setting
+     where setting like 'synchronous\\_commit=%'
+       and s.setrole in (0, (select oid from pg_roles where rolname = session_user))
+       and s.setdatabase in (0, (select oid from pg_database where datname = current_database()))
+     order by s.setrole = 0, s.setdatabase = 0 limit 1), current_setting('synchronous_commit')),
+  'waiting', (select coalesce(json_agg(pid || ' ' || state_change), '[]') from pg_stat_activity
+              where backend_type = 'client backend' and wait_event = 'SyncRep'),
+  'names', current_setting('synchronous_standby_names'),
   'sees', pg_has_role(current_user, 'pg_read_all_stats', 'usage'), 'login', current_user,
   'streaming', (select count(*) from pg_stat_replication where state = 'streaming'),
   'synchronous', (select count(*) from pg_stat_replication
@@ -104,7 +124,8 @@ interface Places {
  *
  * With Citus each server has standbys of its own, and what a commit survives is said by the server that stores it: the node that
  * has the tenant, whichever server was asked. What goes through the coordinator needs that one's as well: it keeps what belongs to no
- * tenant, and what was decided about a transaction of several servers. A node that was never heard is taken for one without.
+ * tenant, and what was decided about a transaction of several servers. A server that was never heard, or not for five seconds, is
+ * taken for one without.
  */
 export class Replication {
   readonly #database: Watched;
@@ -117,8 +138,10 @@ export class Replication {
     const { owner, places, leadingTo } = parts;
     this.#places = places;
     this.#standingOn = (node) =>
-      node === places?.here ? standingOf(leadingTo(node)) : standingOfNode(leadingTo(node), node);
-    this.#database = new Watched(places && 'coordinator', () => standingOf(owner));
+      answerOf(leadingTo(node), (client) =>
+        node === places?.here ? standingOf(client) : standingOfNode(client, node),
+      );
+    this.#database = new Watched(places && 'coordinator', () => answerOf(owner, standingOf));
     this.#timer = setInterval(() => void this.#look(), CHECK_MS).unref();
   }
 
@@ -160,6 +183,21 @@ export class Replication {
     return (this.#places?.nodes ?? []).map((node) => this.#node(node));
   }
 
+  /** Why nothing is to be written on the server of DATABASE_URL. */
+  get refusal(): Unreplicated | undefined {
+    return refusalFor(this.missing);
+  }
+
+  /** The same of a node; without its number, of the server of DATABASE_URL. */
+  refusalOf(node: number | undefined): Unreplicated | undefined {
+    return node === undefined ? this.refusal : refusalFor(this.#node(node).missing);
+  }
+
+  /** Throws Unreplicated while any server has none: a change of what each has a copy of is written on all. */
+  assertEverywhere(): void {
+    for (const { missing } of this.servers) if (missing !== undefined) throw new Unreplicated(missing);
+  }
+
   /** Throws Unreplicated while the server of DATABASE_URL has none, or the one that has the tenant. */
   assert(tenantId?: string): void {
     if (this.missing !== undefined) throw new Unreplicated(this.missing);
@@ -199,11 +237,31 @@ export class Replication {
   }
 }
 
+const refusalFor = (missing: string | undefined) => (missing === undefined ? undefined : new Unreplicated(missing));
+
+/** On a connection of its own to what is asked: one that says nothing is closed. */
+async function answerOf(pool: pg.Pool, ask: (client: pg.PoolClient) => Promise<Standing>): Promise<Standing> {
+  const client = await pool.connect();
+  let broken: Error | undefined;
+  try {
+    return await within(ANSWER_MS, ask(client));
+  } catch (error) {
+    // what it was asked may still be under way there
+    broken = (error as { code?: unknown }).code === 'ETIMEDOUT' ? (error as Error) : undefined;
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}
+
 /** A server whose standbys are asked about. */
 class Watched {
   readonly name: string | undefined;
   readonly #standing: () => Promise<Standing>;
   #missing: string | undefined = 'it has not said yet whether there is one';
+  #heardAt: number | undefined;
+  /** Commits that wait for the standby, and since when this is known. */
+  #waiting = new Map<string, number>();
   asking: Promise<void> | undefined;
 
   constructor(name: string | undefined, standing: () => Promise<Standing>) {
@@ -212,16 +270,24 @@ class Watched {
   }
 
   get missing(): string | undefined {
-    return this.#missing === undefined || this.name === undefined ? this.#missing : `${this.name}: ${this.#missing}`;
+    const silent = this.#heardAt !== undefined && performance.now() - this.#heardAt > HEARD_MS;
+    const missing = silent ? `it has not said for ${HEARD_MS / 1000} s whether there is one` : this.#missing;
+    return missing === undefined || this.name === undefined ? missing : `${this.name}: ${missing}`;
   }
 
-  /** Never rejects: when the server does not answer, writes meet that fault themselves. */
+  #heard(standing: Standing): void {
+    const now = performance.now();
+    this.#heardAt = now;
+    this.#waiting = new Map(standing.waiting.map((commit) => [commit, this.#waiting.get(commit) ?? now]));
+    const stuck = [...this.#waiting.values()].some((since) => now - since > STUCK_MS);
+    this.#missing = lackOf(standing) ?? (stuck ? 'commits wait for one that does not confirm them' : undefined);
+  }
+
+  /** Never rejects. What was said last counts for some seconds. */
   ask(): Promise<void> {
     this.asking ??= this.#standing()
       .then(
-        (standing) => {
-          this.#missing = lackOf(standing);
-        },
+        (standing) => this.#heard(standing),
         () => undefined,
       )
       .finally(() => {

@@ -1,5 +1,5 @@
 import pg from 'pg';
-import { across, type Tenants } from '../../db/citus.ts';
+import { across, type Tenants, writable } from '../../db/citus.ts';
 import { inTransaction, within } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { BLOCK_FIELDS } from '../domain/decision.ts';
@@ -43,7 +43,7 @@ export class Blocks {
       [],
     );
     const into = Buffer.allocUnsafe(rows.length > 0 ? RECEIVE_BYTES : 0);
-    for (let chains = rows; chains.length > 0 && !signal.aborted; ) {
+    for (let chains = writable(this.#db, rows); chains.length > 0 && !signal.aborted; ) {
       const left: typeof rows = [];
       await each(chains, signal, async (chain) => {
         if (await this.#extend(chain.tenant_id, chain.seq, into, signal)) left.push(chain);

@@ -1,5 +1,5 @@
 import type { KeyObject } from 'node:crypto';
-import { across, type Tenants } from '../../db/citus.ts';
+import { across, type Tenants, writable } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { type Departure, hasLeftWith } from '../../db/moves.ts';
@@ -186,7 +186,7 @@ export class Checkpoints {
       [this.everyRecords, new Date(clock.now() - this.#everyMs + SWEEP_MS)],
     );
     let signed = 0;
-    for (const row of rows) {
+    for (const row of writable(db, rows)) {
       if (signal.aborted) break;
       try {
         // by its writer, on the way: it is looked at again after its next record

@@ -1,5 +1,5 @@
 import type pg from 'pg';
-import { across } from '../../db/citus.ts';
+import { across, writable } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Job } from '../jobs/jobs.ts';
@@ -111,11 +111,12 @@ export function forgetInputs(parts: {
       const now = new Date(parts.clock.now());
       const failures: unknown[] = [];
       for (let more = true; more && !signal.aborted; ) {
-        const rows = await across<{ tenant_id: string; due: string }>(
+        const found = await across<{ tenant_id: string; due: string }>(
           db,
           `select tenant_id, erase_at::text as due from tenant where erase_at <= $1 order by erase_at limit ${TENANTS}`,
           [now],
         );
+        const rows = writable(db, found);
         for (const { tenant_id, due } of rows) {
           if (signal.aborted) break;
           try {

@@ -358,7 +358,7 @@ export class Simulations implements SimulationGate {
     let records = 0;
     let range: { from: number; to: number } | undefined;
     const beat = async () => {
-      const { rowCount } = await this.#db.owner.query(
+      const { rowCount } = await this.#db.nearOf(tenantId).query(
         `update policy_simulation set lease_until = $4, checked = $5, total = $6
          where tenant_id = $1 and id = $2 and attempt = $3 and status = 'running'`,
         [
@@ -448,7 +448,7 @@ export class Simulations implements SimulationGate {
 
   /** The process stops: another one may begin at once. */
   async #giveBack({ tenant_id, id, attempt }: Claimed): Promise<void> {
-    await this.#db.owner.query(
+    await this.#db.nearOf(tenant_id).query(
       `update policy_simulation set status = 'queued', attempt = attempt - 1, lease_until = null
        where tenant_id = $1 and id = $2 and attempt = $3 and status = 'running'`,
       [tenant_id, id, attempt],

@@ -1,5 +1,5 @@
 import type pg from 'pg';
-import { across } from '../../db/citus.ts';
+import { across, writable } from '../../db/citus.ts';
 import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
@@ -82,7 +82,7 @@ export class FanOut {
       [TENANTS, left, ...(only === undefined ? [] : [only])],
     );
     let events = 0;
-    for (const { tenant_id } of rows) {
+    for (const { tenant_id } of writable(this.#db, rows)) {
       if (signal.aborted) break;
       try {
         events += await fanOutTenant(this.#db, this.#box, tenant_id, this.#now());

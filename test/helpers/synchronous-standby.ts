@@ -46,6 +46,15 @@ export class SynchronousStandby {
     await once(child, 'exit');
   }
 
+  /** It keeps its connection and confirms nothing, until it goes on. */
+  pause(): void {
+    this.#child!.kill('SIGSTOP');
+  }
+
+  resume(): void {
+    this.#child!.kill('SIGCONT');
+  }
+
   async stop(): Promise<void> {
     await this.kill();
     rmSync(this.#directory, { recursive: true, force: true });

@@ -1,3 +1,4 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
 import { isIP } from 'node:net';
 import { domainToASCII } from 'node:url';
 import type { Database, WriteAudit } from '../../../db/index.ts';
@@ -142,7 +143,7 @@ export class Domains {
     if (holder) await this.#refuseTaken(tenantId, domain, by);
     await this.#releaseLapsed(tenantId, domain);
     const now = new Date(this.#clock.now());
-    const mine = await this.#db.transaction(tenantId, async (em) => {
+    const mine = await this.#changeHolder(tenantId, async (em) => {
       const known = await em.execute<unknown[]>(
         'select 1 from sso_domain where tenant_id = ? and domain = ? for update',
         [tenantId, domain],
@@ -179,7 +180,7 @@ export class Domains {
     assertAllowed: (em: Parameters<WriteAudit>[0], verified: string[]) => Promise<void>,
   ): Promise<void> {
     const { domain } = await this.#claimed(tenantId, given);
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#changeHolder(tenantId, async (em) => {
       const gone = await em.execute<unknown[]>(
         'delete from sso_domain where tenant_id = ? and domain = ? returning domain',
         [tenantId, domain],
@@ -240,7 +241,7 @@ export class Domains {
 
   async #noteCheck(tenantId: string, domain: string, found: boolean, log: Log): Promise<void> {
     const now = new Date(this.#clock.now());
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#changeHolder(tenantId, async (em) => {
       const [before] = await em.execute<{ missing_since: Date | null }[]>(
         'select missing_since from verified_domain where tenant_id = ? and domain = ? for update',
         [tenantId, domain],
@@ -276,7 +277,7 @@ export class Domains {
   async #releaseLapsed(tenantId: string, domain: string): Promise<void> {
     const before = await this.tenantOf(domain);
     if (!before || before === tenantId) return;
-    await this.#db.transaction(before, async (em) => {
+    await this.#changeHolder(before, async (em) => {
       const lost = await em.execute<unknown[]>(
         'delete from verified_domain where tenant_id = ? and domain = ? and missing_since <= ? returning domain',
         [before, domain, this.#lapsedBefore()],
@@ -290,6 +291,12 @@ export class Domains {
         detail: 'its record was missing for a week, and another organization proved that it controls the domain',
       });
     });
+  }
+
+  /** With Citus every server has a copy of `verified_domain`, so all of them commit such a change. */
+  async #changeHolder<T>(tenantId: string, work: (em: EntityManager) => Promise<T>): Promise<T> {
+    this.#db.replication?.assertEverywhere();
+    return this.#db.transaction(tenantId, work);
   }
 
   #lapsedBefore(): Date {

@@ -139,9 +139,15 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
       )
     : { rows: [] };
   for (const { node, at } of rows) {
-    // one that does not answer was reported
-    const standing = await standingOfNode(client, node).catch(() => undefined);
-    if (standing) reportReplicas(standing, config, report, at);
+    try {
+      reportReplicas(await standingOfNode(client, node), config, report, at);
+    } catch (error) {
+      // that it does not answer was reported; what it does not say is not there
+      if (config.durability !== 'replicated') continue;
+      const advice = `see why it does not answer; until then nothing of its tenants is acknowledged`;
+      const detail = `SVC_DURABILITY=replicated: standbys unknown, on ${at}: ${(error as Error).message}`;
+      report('FAIL', 'replicas', detail, advice);
+    }
   }
 }
 

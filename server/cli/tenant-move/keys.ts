@@ -55,6 +55,8 @@ export async function addFormerKeys(
     ...source.core.keyring.all.map(({ kid, publicKey }): FormerKey => ({ tenantId, kid, publicKey, upTo })),
     ...before,
   ].filter((key) => !own.includes(key.kid));
+  // each server of Citus has a copy of them
+  target.core.db.replication?.assertEverywhere();
   await transaction(target, tenantId, async (client) => {
     await client.query('delete from former_key where tenant_id = $1', [tenantId]);
     for (const key of former) {

@@ -1,0 +1,122 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type Database, migrate, openDatabase } from '../../db/index.ts';
+import { Cluster } from '../../deploy/drill/cluster.ts';
+import { event } from '../helpers/api.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+import { SynchronousStandby } from '../helpers/synchronous-standby.ts';
+
+/** What the program leaves on a server whose synchronous standby is away, and what it takes for one that is there. */
+describe('without the synchronous standby', () => {
+  let cluster: Cluster;
+  let standby: SynchronousStandby;
+  let db: Database;
+  beforeAll(async () => {
+    cluster = await Cluster.plain();
+    await migrate(cluster.url);
+    await cluster.query('grant pg_read_all_stats to svc_owner');
+    standby = await SynchronousStandby.of(cluster, 0);
+    db = await openDatabase(cluster.url, { replicated: true });
+  }, 120_000);
+  afterAll(async () => {
+    await standby?.stop();
+    await db?.close();
+    await cluster?.stop();
+  }, 60_000);
+  const server = useServer(() => ({ DATABASE_URL: cluster.url, SVC_DURABILITY: 'replicated' }), {
+    database: () => cluster.url,
+  });
+  let tenant: TestTenant;
+  beforeAll(async () => {
+    tenant = await server.tenant();
+    expect(await ingest()).toBe(202);
+  }, 60_000);
+
+  const eventually = (work: () => unknown) => expect.poll(work, { timeout: 30_000, interval: 100 });
+  const authorization = () => ({ authorization: `Bearer ${tenant.admin.key}` });
+  const ingest = async () => {
+    const headers = { ...authorization(), 'content-type': 'application/json' };
+    const body = JSON.stringify({ events: [event()] });
+    return (await fetch(`${server.url}/v1/events/ingest`, { method: 'POST', headers, body })).status;
+  };
+  const read = async () => (await fetch(`${server.url}/v1/events?limit=5`, { headers: authorization() })).status;
+  /** A commit of this session waits for nobody. */
+  const alone = (text: string) => cluster.query(`set synchronous_commit = local; ${text}`);
+  /** Gives jobs something to write for the tenant: heads to settle, blocks to summarize, events to fan out. */
+  const leaveWork = () =>
+    alone(`update chain_head set unsigned = true, unsummarized = true;
+      update event_outbox set fanned_out_at = null`);
+  /** Backends that wait for the standby, or for one of them. */
+  const waiting = async () => {
+    const [row] = await cluster.query<{ n: number }>(
+      `select count(*)::int as n from pg_stat_activity
+       where datname = 'svc' and backend_type = 'client backend' and (wait_event = 'SyncRep' or wait_event_type = 'Lock')`,
+    );
+    return row!.n;
+  };
+
+  test('jobs with work to do leave no more backends that wait for one that is gone, and reads go on', async () => {
+    await leaveWork();
+    await standby.kill();
+    await eventually(() => db.replication!.missing).toBe('none of synchronous_standby_names is streaming');
+    await eventually(async () => (await fetch(`${server.url}/readyz`)).status).toBe(503);
+    // those that began before this was known stay until it is back
+    const left = await waiting();
+    expect(await ingest()).toBe(503);
+    // each of those jobs runs at least once in ten seconds
+    for (let n = 0; n < 15; n++) {
+      await delay(1000);
+      expect(await waiting()).toBeLessThanOrEqual(left);
+      expect(await read()).toBe(200);
+    }
+    await standby.start();
+    await eventually(ingest).toBe(202);
+    // what was left is done
+    await eventually(() => cluster.query('select from chain_head where unsummarized')).toEqual([]);
+    await eventually(() => cluster.query('select from event_outbox where fanned_out_at is null')).toEqual([]);
+  }, 120_000);
+
+  test('one that keeps its connection and confirms nothing counts as missing, before many wait for it', async () => {
+    await leaveWork();
+    standby.pause();
+    try {
+      await eventually(() => db.replication!.missing).toBe('commits wait for one that does not confirm them');
+      await eventually(ingest).toBe(503);
+      // those that began before this was known stay until it goes on
+      const left = await waiting();
+      expect(left).toBeGreaterThan(0);
+      for (let n = 0; n < 15; n++) {
+        await delay(1000);
+        expect(await waiting()).toBeLessThanOrEqual(left);
+        expect(await read()).toBe(200);
+      }
+    } finally {
+      standby.resume();
+    }
+    await eventually(() => db.replication!.missing).toBe(undefined);
+    await eventually(waiting).toBe(0);
+    await eventually(ingest).toBe(202);
+  }, 120_000);
+
+  test('a login whose new sessions would not wait for it is seen, and changes wait whatever the login says', async () => {
+    await alone(`alter role svc_owner set synchronous_commit = local`);
+    const later = await openDatabase(cluster.url);
+    try {
+      await eventually(() => db.replication!.missing).toBe('synchronous_commit is local');
+      const asked = await later.transaction('t', (em) => em.execute<object[]>('show synchronous_commit'));
+      expect(asked).toEqual([{ synchronous_commit: 'on' }]);
+    } finally {
+      await later.close();
+      await alone('alter role svc_owner reset synchronous_commit');
+    }
+    await eventually(() => db.replication!.missing).toBe(undefined);
+  }, 60_000);
+
+  test('a server that is not heard counts as one without', async () => {
+    const before = performance.now();
+    await cluster.kill(0);
+    await eventually(() => db.replication!.missing).toBe('it has not said for 5 s whether there is one');
+    expect(performance.now() - before).toBeGreaterThan(3000);
+    expect(() => db.replication!.assert('t')).toThrow('no synchronous standby: it has not said for 5 s');
+  }, 60_000);
+});
