@@ -281,7 +281,9 @@ export interface Tenants {
   readonly places?: Places | undefined;
   readonly elsewhere?: Elsewhere | undefined;
   /** Where a synchronous standby is demanded. */
-  readonly replication?: { missingFor(tenantId: string): string | undefined; readonly missing: string | undefined } | undefined;
+  readonly replication?:
+    | { missingFor(tenantId: string): string | undefined; readonly missing: string | undefined }
+    | undefined;
 }
 
 /** The tenants of the node beside a process, or those of all others. */

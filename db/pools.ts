@@ -63,7 +63,10 @@ export class Pools {
     this.owner = owner;
     this.citus = citus;
     // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
-    this.aside = sessionUrl === url ? owner : this.#pool({ connectionString: sessionUrl, max: ASIDE, refusal: () => this.replication?.refusal });
+    this.aside =
+      sessionUrl === url
+        ? owner
+        : this.#pool({ connectionString: sessionUrl, max: ASIDE, refusal: () => this.replication?.refusal });
     this.search = citus ? this.#pool({ max: SEARCHES }) : owner;
     if (nodeUrl === undefined) return;
     this.near = this.#pair({ app: size, owner: size }, () => this.places?.here);
@@ -103,8 +106,7 @@ export class Pools {
       // reads that may take long have half of those of requests: see Database.readOnly
       if (this.near || place !== undefined) {
         pair = this.#pair({ app: this.#size, owner: Math.ceil(this.#size / 2) }, () => place);
-      }
-      else pair = { app: this.#pool(this.asApp), owner: this.owner };
+      } else pair = { app: this.#pool(this.asApp), owner: this.owner };
       this.#far.set(place, pair);
     }
     return pair;
@@ -120,7 +122,12 @@ export class Pools {
     const there = { connectionString: nodeUrl ?? url };
     return {
       app: this.#pool({ ...this.asApp, ...there, max: app, ...(nodeUrl !== undefined && { options: TAKEN_ALONG }) }),
-      owner: this.#pool({ ...there, max: owner, Client: PromptClient, refusal: () => this.replication?.refusalOf(place()) }),
+      owner: this.#pool({
+        ...there,
+        max: owner,
+        Client: PromptClient,
+        refusal: () => this.replication?.refusalOf(place()),
+      }),
     };
   }
 

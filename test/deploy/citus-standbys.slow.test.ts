@@ -169,4 +169,35 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     await cluster.query(`${alone}; grant pg_read_all_stats to svc_owner`, [], 2);
     await eventually(() => answers(beyond, 2)).toEqual(all);
   }, 60_000);
+
+  test('what every server has a copy of is changed with the standbys of all', async () => {
+    const { tenant } = on.get(2)!;
+    await beyond.call(201, 'POST /v1/settings/sso/domains', tenant.admin, { domain: 'a.example' });
+    const remove = async () => {
+      const began = performance.now();
+      const headers = { authorization: `Bearer ${tenant.admin.key}`, 'content-type': 'application/json' };
+      const body = JSON.stringify({ reason: 'no longer ours' });
+      const url = `${beyond.url}/v1/settings/sso/domains/a.example`;
+      const { status } = await fetch(url, { method: 'DELETE', headers, body });
+      return [status, performance.now() - began < 4000];
+    };
+    await standbys[1]!.kill();
+    await eventually(() => readiness(beyond)).toEqual([200, `no synchronous standby: node 1: ${lack}`]);
+    expect(await remove()).toEqual([503, true]);
+    expect(await answers(beyond, 2)).toEqual(all);
+    await standbys[1]!.start();
+    await eventually(() => readiness(beyond)).toEqual([200, undefined]);
+    expect(await remove()).toEqual([204, true]);
+  }, 60_000);
+
+  test('a node that does not answer counts as one without, and the doctor says so', async () => {
+    await standbys[2]!.kill();
+    await cluster.kill(2);
+    const said = await doctor(1);
+    expect(said.find((line) => line.startsWith('FAIL'))).toContain(`standbys unknown, on 127.0.0.1:${port(2)}`);
+    const silent = 'node 2: it has not said for 5 s whether there is one';
+    await eventually(() => readiness(beyond)).toEqual([200, `no synchronous standby: ${silent}`]);
+    expect(await answers(beyond, 1)).toEqual(all);
+    expect(await answers(beyond, 2)).toEqual(refused);
+  }, 60_000);
 });

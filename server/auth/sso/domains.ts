@@ -1,6 +1,6 @@
-import type { EntityManager } from '@mikro-orm/postgresql';
 import { isIP } from 'node:net';
 import { domainToASCII } from 'node:url';
+import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database, WriteAudit } from '../../../db/index.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError, invalid } from '../../errors.ts';
