@@ -1896,7 +1896,7 @@ export interface paths {
         put?: never;
         /**
          * Report on a condition of a hold
-         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence, and not as met what they approve; who may not vote on the hold may not report on it.
+         * @description The last report counts. `satisfied: false` is recorded and releases nothing. A person reports with evidence. Nobody both approves a hold and reports a condition as met, not with a key that they made either; a person reports one condition as met, and none that a system reported as not met. Who may not vote on the hold may not report on it; who owns a key of the agent may not with their keys either.
          */
         post: operations["escrow-satisfy"];
         delete?: never;
@@ -5034,6 +5034,10 @@ export interface components {
                 condition_id: string;
                 description?: string;
                 satisfied: boolean;
+                /** @description it was reported as met by one who may not report on this hold any more, which does not count */
+                lapsed?: boolean;
+                /** @description a key reported it as not met: a person cannot report it as met; not shown to agent keys */
+                denied_by_system?: boolean;
                 /** @description not shown to agent keys */
                 evidence?: string;
                 /** Format: date-time */
@@ -5557,6 +5561,10 @@ export interface components {
                 condition_id: string;
                 description?: string;
                 satisfied: boolean;
+                /** @description it was reported as met by one who may not report on this hold any more, which does not count */
+                lapsed?: boolean;
+                /** @description a key reported it as not met: a person cannot report it as met; not shown to agent keys */
+                denied_by_system?: boolean;
                 /** @description not shown to agent keys */
                 evidence?: string;
                 /** Format: date-time */
@@ -6015,7 +6023,7 @@ export interface components {
                 /** @description the states it can lead to from here */
                 to: string[];
                 sent_by: components["schemas"]["MachineSender"];
-                /** @description whether the caller may send it now, and if not, why */
+                /** @description whether the caller may send it now, and if not, or only a vote that rejects, why */
                 you: {
                     allowed: boolean;
                     code?: string;
