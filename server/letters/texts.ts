@@ -1,10 +1,11 @@
 import type { HoldRow, PolicyRow } from '../../db/entities/index.ts';
+import { doubtfulNames } from '../domain/doubtful-names.ts';
 import { holdKind } from '../domain/hold-kinds.ts';
 import { pageAddress } from '../domain/page-address.ts';
 import { eventPayload } from '../escrow/view.ts';
 import type { Letter } from '../lib/mail.ts';
 import { html, type Markup, page } from '../lib/page.ts';
-import { lookalikes, oneLine } from '../lib/visible.ts';
+import { nameRead, oneLine } from '../lib/visible.ts';
 
 /*
  * INVARIANT: a subject, the sentences and the links are the server's words. Of what others choose, a subject has ids that
@@ -140,26 +141,29 @@ function reviewPart(reader: Reader, { id, version, status, machineContext }: Pol
 
 /** What a letter of one and a letter of many say of a hold. */
 function actionFacts(hold: HoldRow): [string, string][] {
-  const { tool_name, tool_server, reason } = eventPayload(hold);
+  const said = eventPayload(hold);
+  const names = { ...said, action_type: hold.actionType };
   const { estimatedValue: value, valueCurrency: currency, source } = hold;
   return present([
-    ['Tool', tool_name],
-    ['Tool server', tool_server],
-    ['Action type', hold.actionType],
-    [
-      'Letters that look Latin and are not, in',
-      lookalikes([tool_name, tool_server, hold.actionType].join(' ')).join(', '),
-    ],
+    ['Tool', read(said.tool_name)],
+    ['Tool server', read(said.tool_server)],
+    ['Action type', read(hold.actionType)],
+    ['Method', read(said.method)],
+    ['Resource', read(said.resource)],
+    ...doubtfulNames(names),
     [
       source === 'evaluate' ? 'Value, as the agent states it' : 'Value, as the proxy read it',
       value === null || value === undefined ? null : `${value} ${currency ?? ''}`.trim(),
     ],
     ['Agent', hold.agentId],
     ['Held by', hold.details.rules.map(({ id }) => id).join(', ')],
-    ['Why it is held, as the policy says', reason],
+    ['Why it is held, as the policy says', said.reason],
     ['Ends', `${hold.expiresAt.toISOString().slice(0, 16).replace('T', ' ')} UTC`],
   ]);
 }
+
+/** A name of others: what is not drawn as itself in it, by its code. */
+const read = (name: string | null) => name && nameRead(name);
 
 const addressOf = ({ appUrl, tenantId }: Reader, path: `/${string}`, query: Record<string, string> = {}) =>
   pageAddress(appUrl, tenantId, path, query);

@@ -137,7 +137,7 @@ function marked(text: string, script: RegExp | undefined): NamePiece[] {
         else if (!isComposed || !/[\p{L}\p{M}\p{N}]/u.test(one)) before = 'code';
         else if (/\p{M}/u.test(one)) {
           // a mark belongs to the letter before, and to its script
-          if (before !== 'code' && !(script !== undefined && script.test(one))) before = 'code';
+          if (before !== 'code' && !script?.test(one)) before = 'code';
         } else before = isOwn(one, script) && !isTwin ? 'text' : 'lookalike';
         add(before, before === 'code' ? `U+${hexOf(one)}` : one);
       }

@@ -179,7 +179,7 @@ describeInBrowser('a text of an agent', () => {
       const { action_summary, value_currency: _currency, ...named } = HARMLESS;
       for (const text of Object.values(named)) await about.getByText(text, { exact: true }).first().waitFor();
       expect(await visitor.page.getByRole('heading', { level: 1 }).textContent()).toBe('refund on shop (tool_call)');
-      expect(await visitor.page.title()).toMatch(/^refund on shop \(tool_call\) · /);
+      expect(await visitor.page.title()).toMatch(/^Hold: refund on shop \(tool_call\) · /);
       await about.getByRole('blockquote').getByText(action_summary).waitFor();
       await fc.assert(
         fc.asyncProperty(hostileTexts, async (texts) => {

@@ -343,7 +343,8 @@ describeInBrowser('the inbox of an approver', () => {
     await page.keyboard.press('a');
     const dialog = page.getByRole('dialog');
     await dialog.getByText('The arguments say $.payment.amount: 9000').waitFor();
-    await dialog.getByText('Letters that look Latin and are not: rеfund').waitFor();
+    await dialog.getByText('Letters in the tool that can be taken for others:').waitFor();
+    expect(await dialog.locator('.hold-doubt .lookalike').textContent()).toBe('е');
     await visitor.assertAccessible();
   });
 

@@ -313,7 +313,7 @@ describe('an agent that floods', () => {
     await written();
     const letter = decoded(lettersTo(approver.email)[0]!).replaceAll('\r\n', '\n');
     expect(letter).toContain('Arguments: {"card":"[masked]"}');
-    expect(letter).toContain('Letters that look Latin and are not, in: rеfund\n');
+    expect(letter).toContain('Letters in the tool that can be taken for others: rеfund\n');
     for (const id of ids) {
       for (const vote of ['approve', 'deny']) {
         expect(letter).toContain(`\nhttp://control.test/approvals/${id}?vote=${vote}&tenant=${w.tenant.id}\n`);

@@ -134,9 +134,24 @@ describe('the card of a hold', () => {
   });
 
   test('names the words of its names that can be taken for others', () => {
-    const label = 'Letters that look Latin and are not, in';
-    expect(cardOf(message('escrow.created', { ...HOLD, tool_name: 'pаy' })).facts).toContainEqual([label, 'pаy']);
-    expect(cardOf(message('escrow.created', HOLD)).facts.map(([name]) => name)).not.toContain(label);
+    const doubts = (more: object) =>
+      cardOf(message('escrow.created', { ...HOLD, ...more })).facts.filter(([label]) => label.startsWith('Letters'));
+    expect(doubts({})).toEqual([]);
+    // however many words the tool's name has, those of the others have their own line, the server's first
+    const many = Array.from({ length: 60 }, (_, n) => `о${n}x`).join('-');
+    const names = { tool_name: many, tool_server: 'bаnk', method: 'PОST', resource: 'https://аpi.bank.test/pay' };
+    expect(doubts(names).map(([label, words]) => [label, words.slice(0, 12)])).toEqual([
+      ['Letters in the tool server that can be taken for others', 'bаnk'],
+      ['Letters in the tool that can be taken for others', 'о0x, о1x, о2'],
+      ['Letters in the method that can be taken for others', 'PОST'],
+      ['Letters in the resource that can be taken for others', 'аpi'],
+    ]);
+  });
+
+  test('shows in names by code what is not drawn as itself', () => {
+    const { facts } = cardOf(message('escrow.created', { ...HOLD, tool_name: 'pay\u2011now ', method: 'fi\u0307le' }));
+    expect(facts).toContainEqual(['Tool', 'pay⟦U+2011⟧now⟦U+0020⟧']);
+    expect(facts).toContainEqual(['Method', 'fi⟦U+0307⟧le']);
   });
 
   test('leads to the form that stops this very agent, or to none', () => {
@@ -280,8 +295,8 @@ test('a card of tools names them in quotes, so that no name can be read as a sen
   }));
   const { facts, buttons } = cardOf(message('tool.changed', { tenant_id: 't1', tool_server: 'crm', tools, count: 30 }));
   const shown = Object.fromEntries(facts).Tools!;
-  expect(shown).toMatch(/^“refund” \(new behavior\), “x’’, ‘‘approved” /);
-  expect(shown).toContain('“⟦U+202E⟧evil”');
+  expect(shown).toMatch(/^“refund” \(new behavior\), “x⟦U+201D⟧, ⟦U+201C⟧approved” /);
+  expect(shown).toContain('“⟦U+202E⟧evil␊”');
   expect(shown).toMatch(/and 25 more$/);
   expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools?tenant=t1' }]);
 });

@@ -23,6 +23,10 @@ const NAMES: KnownNames = {
       { name: 'say "hi"', server: 'shop', status: 'pending', labels: [] },
       // looks like the first one
       { name: 'ref\u200bund', server: 'evil', status: 'pending', labels: [] },
+      ...['rеfund', 'refund\u2011all', 'refund ', 'refu\u0307nd', 'ѕаѵе'].map((name) => ({
+        ...{ name, server: 'evil', status: 'approved', labels: [] },
+      })),
+      { name: 'refund', server: 'shоp', status: 'pending', labels: [] },
     ].filter(({ name }) => name.includes(part)),
   servers: async () => [{ id: 'shop', tools: 2, trust: 70 }],
   agents: async () => [{ id: 'bot-1', roles: ['support'], labels: ['night'] }],
@@ -73,6 +77,18 @@ test('keeps the names that tools chose within their quotes', async () => {
   expect((await offered(`${head}facts.hasTag("|")`)).text).toBe(`${head}facts.hasTag("${quoted} in ")`);
   const listed = await offered(`${head}facts.hasTag("${quoted} in |")`);
   expect(listed.text).toBe(`${head}facts.hasTag("${quoted} in known-ibans")`);
+});
+
+test('offers no name that can be taken for another, and approved ones first', async () => {
+  const doc = 'permit(principal, action, resource == Tool::"';
+  const context = new CompletionContext(EditorState.create({ doc }), doc.length, true);
+  const result = await completeNames(context, NAMES);
+  expect(result?.options.map(({ label, detail }) => [label, detail])).toEqual([
+    ['refund', 'on shop'],
+    ['say "hi"', 'on shop, not approved'],
+  ]);
+  const [approved, other] = result!.options;
+  expect(approved!.boost).toBeGreaterThan(other!.boost ?? 0);
 });
 
 test('explains what it offers', async () => {

@@ -48,7 +48,12 @@ export type NameKind = 'agent' | 'role' | 'tool' | 'tool_server' | 'proxy';
 const LISTS: Record<NameKind, (part: string) => Promise<readonly string[]>> = {
   agent: async (part) => (await NAMES.agents(part)).map(({ id }) => id),
   role: async (part) => (await NAMES.agents(part)).flatMap(({ roles }) => roles),
-  tool: async (part) => (await NAMES.tools(part)).map(({ name }) => name),
+  // those that somebody has approved stand first
+  tool: async (part) => {
+    const [approved, others] = [new Set<string>(), new Set<string>()];
+    for (const { name, status } of await NAMES.tools(part)) (status === 'approved' ? approved : others).add(name);
+    return [...[...approved].sort(), ...[...others].sort()];
+  },
   tool_server: async () => (await NAMES.servers()).map(({ id }) => id),
   proxy: async () => {
     const answer = await queryClient.fetchQuery(trpc.proxies.list.queryOptions({}, KEPT)).catch(() => undefined);
@@ -56,8 +61,12 @@ const LISTS: Record<NameKind, (part: string) => Promise<readonly string[]>> = {
   },
 };
 
-/** Names of one kind that may be meant, each once. Agents and tools chose some: one that a browser would show misread is not offered. */
+/**
+ * Names of one kind that may be meant, each once. Agents and tools chose some: one that can be taken for another, which a browser
+ * would not mark, is not offered.
+ */
 export async function namesLike(kind: NameKind, part: string): Promise<string[]> {
   const all = await LISTS[kind](part.trim());
-  return [...new Set(all)].filter(isPlain).sort();
+  const plain = [...new Set(all)].filter(isPlain);
+  return kind === 'tool' ? plain : plain.sort();
 }

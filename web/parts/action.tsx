@@ -30,7 +30,7 @@ export function ActionTitle({ action: { action_type, tool_name, tool_server } }:
         </>
       )}{' '}
       <span className="type">
-        (<Hostile text={action_type} />)
+        (<Hostile text={action_type} name />)
       </span>
     </span>
   );
@@ -42,9 +42,8 @@ export function actionText({ action_type, tool_name, tool_server }: Action): str
   return `${named(tool_name)}${tool_server === null ? '' : ` on ${named(tool_server)}`} (${named(action_type)})`;
 }
 
-/** A name in a plain text of ours. */
-export const named = (text: string): string =>
-  /^[\w.:/@-]+$/.test(text) ? text : `“${nameRead(text).replaceAll(/[“”]/g, '"')}”`;
+/** A name in a plain text of ours. Quotation marks of its own stand there by their code. */
+export const named = (text: string): string => (/^[\w.:/@-]+$/.test(text) ? text : `“${nameRead(text)}”`);
 
 interface Target {
   agent_id: string;

@@ -4,7 +4,7 @@ import { PageLink } from '../ui/link.tsx';
 /** The name of an agent, which leads to its page. */
 export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }) => (
   <PageLink to="/agents/agent" search={{ id }} {...(plain && { c: 'inherit', inherit: true })}>
-    <Hostile text={id} />
+    <Hostile text={id} name />
   </PageLink>
 );
 

@@ -56,7 +56,7 @@ function Line({ fact, agent }: { fact: SessionFact; agent: boolean }) {
         <Hostile text={from} />
         {agent ? (
           <>
-            , asked for by <Hostile text={agent_id} />
+            , asked for by <Hostile text={agent_id} name />
           </>
         ) : null}
         , <When at={observed_at} exact /> until <When at={expires_at} exact />.{' '}

@@ -241,7 +241,7 @@ function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }
           <span key={name}>
             <span className="dim">tool</span>{' '}
             <span className="mono">
-              <Hostile text={name} /> ({n.toLocaleString()})
+              <Hostile text={name} name /> ({n.toLocaleString()})
             </span>
           </span>
         ))}
@@ -295,7 +295,7 @@ function Example({ id, shown }: { id: string; shown: boolean }) {
     <PageLink to="/decisions" search={{ event: id }} title={id}>
       {data ? (
         <>
-          <Hostile text={data.agent_id} />, <When at={data.timestamp} exact />
+          <Hostile text={data.agent_id} name />, <When at={data.timestamp} exact />
         </>
       ) : (
         <span className="mono">{id}</span>

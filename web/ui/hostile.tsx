@@ -22,7 +22,7 @@ function Pieces({ text, name = false }: { text: string; name?: boolean | undefin
 }
 
 const CHIP = { className: 'chip', title: 'A character that would otherwise be invisible' };
-const LOOKALIKE = { className: 'lookalike', title: 'Looks like a Latin letter, and is not' };
+const LOOKALIKE = { className: 'lookalike', title: 'Can be taken for another letter' };
 
 /**
  * A text that an agent, a tool or a tenant wrote: nothing in it is invisible and nothing of it is markup. Its direction does

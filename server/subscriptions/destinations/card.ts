@@ -1,7 +1,8 @@
+import { doubtfulNames } from '../../domain/doubtful-names.ts';
 import { definitionOf } from '../../domain/events.ts';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
 import { pageAddress } from '../../domain/page-address.ts';
-import { lookalikes, oneLine } from '../../lib/visible.ts';
+import { nameRead, oneLine } from '../../lib/visible.ts';
 import type { Message } from './destination.ts';
 
 /** An event as a chat message, independent of the chat product. All values are plain text. */
@@ -35,16 +36,17 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
   const fact = (label: string, value: unknown, max = 120) => {
     if (value !== undefined && value !== null && value !== '') facts.push([label, oneLine(String(value), max)]);
   };
+  const named = (label: string, name: unknown, max?: number) =>
+    fact(label, typeof name === 'string' ? nameRead(name) : name, max);
   const page: Page = (path, query) => pageAddress(appUrl, String(payload.tenant_id), path, query);
   if (typeof payload.escrow_id === 'string') {
     const hold = `/approvals/${inPath(payload.escrow_id)}` as const;
-    fact('Tool', payload.tool_name);
-    fact('Tool server', payload.tool_server);
-    fact('Action type', payload.action_type);
-    const names = [payload.tool_name, payload.tool_server, payload.action_type].join(' ');
-    fact('Letters that look Latin and are not, in', lookalikes(names).join(', '));
-    fact('Method', payload.method);
-    fact('Resource', payload.resource, 300);
+    named('Tool', payload.tool_name);
+    named('Tool server', payload.tool_server);
+    named('Action type', payload.action_type);
+    named('Method', payload.method);
+    named('Resource', payload.resource, 300);
+    for (const [label, words] of doubtfulNames(payload)) fact(label, words);
     fact('Arguments', payload.arguments, 300);
     fact('Context', payload.context, 300);
     if (typeof payload.estimated_value === 'number') {
@@ -68,8 +70,8 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
       : [{ label: 'Open', url: page(hold) }];
     return { title, facts, claims, buttons };
   }
-  fact('Tool server', payload.tool_server);
-  fact('Tool', payload.tool_name);
+  named('Tool server', payload.tool_server);
+  named('Tool', payload.tool_name);
   if (Array.isArray(payload.tools)) fact('Tools', toolsIn(payload.tools, payload.count), 300);
   fact('Policy', payload.policy_id);
   fact('Version', payload.version);
@@ -118,7 +120,7 @@ function asText(value: string): string {
 function toolsIn(tools: readonly unknown[], count: unknown): string {
   const names = tools.slice(0, 5).map((one) => {
     const { name, change } = (one ?? {}) as Record<string, unknown>;
-    const quoted = oneLine(String(name), 40).replace(/“/g, '‘‘').replace(/”/g, '’’');
+    const quoted = oneLine(nameRead(String(name)), 40);
     return `“${quoted}”${change === 'introduced' ? ' (new behavior)' : ''}`;
   });
   const more = Number(count) - names.length;

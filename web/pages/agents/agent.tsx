@@ -41,7 +41,7 @@ function Agent({ id }: { id: string }) {
   const filter = { agent_id: exactly(id) };
   return (
     <Page
-      title={<Hostile text={id} />}
+      title={<Hostile text={id} name />}
       tab={`Agent ${id}`}
       lead={
         practice

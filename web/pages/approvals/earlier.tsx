@@ -57,7 +57,7 @@ function SimilarHold({ one, of }: { one: Similar; of: Hold }) {
             'same agent'
           ) : (
             <>
-              by <Hostile text={one.agent_id} />
+              by <Hostile text={one.agent_id} name />
             </>
           )}
           {of.rule_ids[0] !== undefined && one.rule_ids[0] === of.rule_ids[0] ? ', same rule' : null}

@@ -34,7 +34,7 @@ export function HoldPage() {
   return (
     <Page
       title={<ActionTitle action={hold} />}
-      tab={actionText(hold)}
+      tab={`Hold: ${actionText(hold)}`}
       lead={
         <>
           <ActionTarget action={hold} />

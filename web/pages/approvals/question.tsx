@@ -1,5 +1,5 @@
 import type { ReactNode } from 'react';
-import { lookalikes } from '../../../server/lib/visible.ts';
+import { doubtfulNames } from '../../../server/domain/doubtful-names.ts';
 import { money } from '../../lib/words.ts';
 import { ActionTargetLines, ActionTitle } from '../../parts/action.tsx';
 import { Clamped, Hostile } from '../../ui/hostile.tsx';
@@ -25,9 +25,6 @@ export function Question({
 }) {
   const doubts = doubtsOf(hold);
   const hidden = hold.erased || hold.cut.length > 0;
-  const alike = lookalikes(
-    [hold.tool_name, hold.tool_server, hold.action_type, hold.method, hold.resource, hold.agent_id].join(' '),
-  );
   return (
     <div className="hold-question">
       <strong>
@@ -44,16 +41,12 @@ export function Question({
           <Clamped text={`The arguments say ${path}: ${says}`} lines={2} what={path} />
         </div>
       ))}
-      {alike.length > 0 ? (
-        <div className="hold-doubt">
-          <Clamped
-            text={`Letters that look Latin and are not: ${alike.join(', ')}`}
-            lines={2}
-            what="these words"
-            name
-          />
+      {doubtfulNames(hold).map(([label, words]) => (
+        <div key={label} className="hold-doubt">
+          <span>{label}:</span>
+          <Clamped text={words} what={label} name />
         </div>
-      ) : null}
+      ))}
       {hidden ? <div className="hold-doubt">Not everything that the agent sent is shown.</div> : null}
       {about}
       <p>

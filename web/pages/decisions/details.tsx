@@ -35,7 +35,7 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
   policy_version: null,
   agent_id: (event) => (
     <Line>
-      <AgentLink id={event.agent_id} /> (<Hostile text={event.agent_role} />)
+      <AgentLink id={event.agent_id} /> (<Hostile text={event.agent_role} name />)
     </Line>
   ),
   rule_id: (event) =>
@@ -89,6 +89,9 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
     hash ? <Id value={hash} length={30} /> : <span className="dim">none: the whole request was not kept</span>,
 };
 
+/** People know tools and what they act on by these, so no other may look the same. */
+const NAMES = new Set<FieldName>(['tool_server', 'method', 'proxy_id']);
+
 /** What it was decided on besides the request and the policies, in words. */
 function Facts({ facts }: { facts: DecisionFacts }) {
   const { covered, doubt, exceeded, session, standstill, stop, uncounted, unholdable } = facts;
@@ -126,7 +129,7 @@ function shownValue(event: Detail, name: FieldName): ReactNode {
   return /^sha256:[0-9a-f]{64}$/.test(value) ? (
     <Id value={value} length={30} />
   ) : (
-    <Clamped text={value} what={fieldOf(name).label.toLowerCase()} />
+    <Clamped text={value} what={fieldOf(name).label.toLowerCase()} name={NAMES.has(name)} />
   );
 }
 

@@ -194,14 +194,14 @@ function subjectOf(payload: DeliveryDetail['payload']): ReactNode {
   if (tool && server) {
     return (
       <PageLink to="/tools/tool" search={{ name: tool, server }}>
-        tool <Hostile text={tool} />
+        tool <Hostile text={tool} name />
       </PageLink>
     );
   }
   if (server) {
     return (
       <PageLink to="/tools">
-        tools of <Hostile text={server} />
+        tools of <Hostile text={server} name />
       </PageLink>
     );
   }

@@ -121,11 +121,11 @@ export function Tools() {
             main: true,
             cell: ({ server, name }) => (
               <PageLink to="/tools/tool" search={{ server, name }} fw={600} c="inherit">
-                <Hostile text={name} />
+                <Hostile text={name} name />
               </PageLink>
             ),
           },
-          { header: 'Server', cell: ({ server }) => <Hostile text={server} /> },
+          { header: 'Server', cell: ({ server }) => <Hostile text={server} name /> },
           { header: 'Status', bare: true, cell: ({ status }) => <ToolTag status={status} />, width: 140 },
           {
             header: 'Change',
@@ -135,7 +135,7 @@ export function Tools() {
                 {twin !== undefined && status === 'pending' ? (
                   <span className="dim">
                     {' '}
-                    same arguments as <Hostile text={twin} />
+                    same arguments as <Hostile text={twin} name />
                   </span>
                 ) : null}
               </>
@@ -176,7 +176,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
     <Paper component="section" aria-label={`Server ${visible(server.id)}`}>
       <Group justify="space-between" wrap="nowrap" align="start">
         <Title order={2} size="h4">
-          <Hostile text={server.id} />
+          <Hostile text={server.id} name />
         </Title>
         {me.has('admin') ? (
           <Button
@@ -226,7 +226,7 @@ function ServerCard({ server, show }: { server: Server; show: (status: ToolStatu
         onClose={() => open(false)}
         title={
           <strong>
-            Settings of <Hostile text={server.id} />
+            Settings of <Hostile text={server.id} name />
           </strong>
         }
         closeButtonProps={{ 'aria-label': 'Close' }}

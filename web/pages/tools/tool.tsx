@@ -47,7 +47,7 @@ function ToolsOfName({ name }: { name: string }) {
   const tools = query.data?.tools.filter((tool) => tool.name === name) ?? [];
   return (
     <Page
-      title={<Hostile text={name} />}
+      title={<Hostile text={name} name />}
       tab="Tool"
       lead={
         tools.length === 0 ? (
@@ -59,7 +59,7 @@ function ToolsOfName({ name }: { name: string }) {
               <span key={server}>
                 {n > 0 ? ', ' : ''}
                 <PageLink to="/tools/tool" search={{ server, name }}>
-                  on <Hostile text={server} />
+                  on <Hostile text={server} name />
                 </PageLink>
               </span>
             ))}
@@ -170,13 +170,13 @@ function Shown({ tool }: { tool: Tool }) {
     <Page
       title={
         <>
-          <Hostile text={name} /> <ToolTag status={tool.status} />
+          <Hostile text={name} name /> <ToolTag status={tool.status} />
         </>
       }
       tab="Tool"
       lead={
         <>
-          of the server <Hostile text={server} />
+          of the server <Hostile text={server} name />
           {tool.owner_id === null ? ', which has no owner' : `, which ${person(tool.owner_id)} answers for`}.{' '}
           <PageLink to="/tools" search={{ server }}>
             Its tools
@@ -224,7 +224,7 @@ function Shown({ tool }: { tool: Tool }) {
           {same_arguments_as.map((twin) => (
             <span key={twin} style={{ marginRight: 8 }}>
               <PageLink to="/tools/tool" search={{ server, name: twin }}>
-                <Hostile text={twin} />
+                <Hostile text={twin} name />
               </PageLink>
             </span>
           ))}

@@ -1,6 +1,6 @@
 import type { Completion, CompletionContext, CompletionResult } from '@codemirror/autocomplete';
 import { HOLD_KIND_NAMES, HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
-import { visible } from '../../../server/lib/visible.ts';
+import { isPlain, nameRead } from '../../../server/lib/visible.ts';
 import { argumentsOf } from '../../../server/policy/language/argument-kinds.ts';
 import type { TagKind } from '../../../server/policy/language/head.ts';
 import { KIND_WORDS, type KnownNames } from '../../lib/name-kinds.ts';
@@ -35,7 +35,10 @@ const STATUS: Record<string, string> = {
   gone: 'its server lists it no more',
 };
 
-/** The names of the tenant, where one stands in quotes. Tools and agents chose some: what cannot be seen is not offered. */
+/**
+ * The names of the tenant, where one stands in quotes. Tools and agents chose some: one that could be taken for another is not
+ * offered.
+ */
 export async function completeNames(context: CompletionContext, names: KnownNames): Promise<CompletionResult | null> {
   const result = async (pattern: RegExp, offered: (typed: string, match: string) => Promise<Offer[]>) => {
     const match = context.matchBefore(pattern);
@@ -47,7 +50,7 @@ export async function completeNames(context: CompletionContext, names: KnownName
     return {
       from: context.pos - typed.length,
       options: options
-        .filter(({ label }) => label === visible(label) && !seen.has(label) && seen.add(label))
+        .filter(({ label, displayLabel }) => isPlain(displayLabel ?? label) && !seen.has(label) && seen.add(label))
         .map(({ text, goesOn, ...one }) => ({
           ...one,
           apply: (text ?? escaped(one.label)) + (closed || goesOn ? '' : '"'),
@@ -57,12 +60,16 @@ export async function completeNames(context: CompletionContext, names: KnownName
     };
   };
   const tools = async (part: string) =>
-    (await names.tools(part)).map(({ name, server, status, labels }) => ({
-      label: name,
-      detail: server === visible(server) ? `on ${server}` : '',
-      info: `A tool: ${STATUS[status] ?? status}${labels.length > 0 ? `; labels: ${labels.join(', ')}` : ''}.`,
-      type: 'function',
-    }));
+    (await names.tools(part))
+      .map(({ name, server, status, labels }) => ({
+        label: name,
+        detail: `on ${nameRead(server)}${status === 'approved' ? '' : ', not approved'}`,
+        info: `A tool: ${STATUS[status] ?? status}${labels.length > 0 ? `; labels: ${labels.map(nameRead).join(', ')}` : ''}.`,
+        type: 'function',
+        // one that somebody has approved stands first, also for a name that several servers have
+        boost: status === 'approved' ? 50 : 0,
+      }))
+      .sort((a, b) => b.boost - a.boost);
   const inOrder = [
     () => result(TOOL, tools),
     () => result(CALLED, tools),
@@ -90,8 +97,9 @@ export async function completeNames(context: CompletionContext, names: KnownName
       result(AGENT, async (part) =>
         (await names.agents(part)).map(({ id, roles, labels }) => ({
           label: id,
-          detail: roles.join(', '),
-          info: labels.length > 0 ? `An agent; labels: ${labels.join(', ')}.` : 'An agent without labels.',
+          detail: roles.map(nameRead).join(', '),
+          info:
+            labels.length > 0 ? `An agent; labels: ${labels.map(nameRead).join(', ')}.` : 'An agent without labels.',
           type: 'variable',
         })),
       ),
@@ -189,13 +197,13 @@ function ofArguments(all: readonly Argument[], fits: (kinds: readonly TagKind[])
     .map(({ tool, key, kinds }) => ({
       label: key,
       detail: kinds.map((kind) => KIND_WORDS[kind]).join(' or '),
-      info: `An argument of the tool ${visible(tool)}, as its schema says.`,
+      info: `An argument of the tool ${nameRead(tool)}, as its schema says.`,
       type: 'property',
     }));
 }
 
 /** A few of many names. */
 function some(all: readonly string[]): string {
-  const names = [...new Set(all)].map(visible);
+  const names = [...new Set(all)].map(nameRead);
   return names.length <= 3 ? names.join(', ') : `${names.slice(0, 3).join(', ')} and ${names.length - 3} more`;
 }

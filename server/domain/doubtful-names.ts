@@ -1,0 +1,24 @@
+import { lookalikes } from '../lib/visible.ts';
+
+const NAMES = [
+  ['tool_server', 'the tool server'],
+  ['tool_name', 'the tool'],
+  ['action_type', 'the action type'],
+  ['method', 'the method'],
+  ['resource', 'the resource'],
+] as const;
+
+/** The names of an action: agents and tools chose them, and people know by them what it is. */
+export type ActionNames = { readonly [K in (typeof NAMES)[number][0]]?: unknown };
+
+/**
+ * Which of the names of an action have letters that can be taken for others, and in which words. One line for each name, the
+ * server's first, so that none can push the words of another one out of sight.
+ */
+export function doubtfulNames(action: ActionNames): [label: string, words: string][] {
+  return NAMES.flatMap(([field, of]) => {
+    const name = action[field];
+    const words = typeof name === 'string' ? lookalikes(name) : [];
+    return words.length > 0 ? [[`Letters in ${of} that can be taken for others`, words.join(', ')]] : [];
+  });
+}
