@@ -295,7 +295,7 @@ test('a card of tools names them in quotes, so that no name can be read as a sen
   }));
   const { facts, buttons } = cardOf(message('tool.changed', { tenant_id: 't1', tool_server: 'crm', tools, count: 30 }));
   const shown = Object.fromEntries(facts).Tools!;
-  expect(shown).toMatch(/^“refund” \(new behavior\), “x⟦U+201D⟧, ⟦U+201C⟧approved” /);
+  expect(shown.startsWith('“refund” (new behavior), “x⟦U+201D⟧, ⟦U+201C⟧approved” ')).toBe(true);
   expect(shown).toContain('“⟦U+202E⟧evil␊”');
   expect(shown).toMatch(/and 25 more$/);
   expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools?tenant=t1' }]);
