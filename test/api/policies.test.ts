@@ -748,9 +748,9 @@ describe('a review', () => {
     expect(body.rules).toEqual([
       {
         ...{ rule_id: 'p#small', change: 'changed' },
-        was: expect.stringContaining('when amount is less than 50.'),
+        was: expect.stringContaining('when the argument `amount` is less than 50.'),
         now: expect.stringMatching(
-          /^Permits any agent: any action with the tool "refund", when amount is less than 75\./,
+          /^Permits any agent: any action with the tool "refund", when the argument `amount` is less than 75\./,
         ),
       },
       { rule_id: 'p#new', change: 'added', was: null, now: expect.stringContaining('in the role "support"') },

@@ -353,13 +353,13 @@ describe('a connection that breaks', () => {
       }
     });
     let kills = 0;
-    for (let i = 0; i < 12; i++) {
-      await delay(20 + 13 * i);
+    // each moment finds a connection, or none while the writer makes another one
+    for (let i = 0; kills < 8; i++) {
+      await delay(20 + 13 * (i % 12));
       kills += await killWriters();
     }
     running = false;
     await Promise.all(loops);
-    expect(kills).toBeGreaterThan(5);
     for (const tenantId of tenants) {
       const seqs = new Map((await storedRows(box.db, tenantId)).map((row) => [row.event_id, row.seq]));
       const expected = acknowledged.get(tenantId)!;

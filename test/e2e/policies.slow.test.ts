@@ -305,7 +305,9 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('compiles, without impossible rules').waitFor();
     await checks.getByText('this version has none').waitFor();
     const rules = page.getByRole('list', { name: 'Rules that differ' });
-    await rules.getByText(/^Permits agents in the role "clerk".*when amount is less than 75\./).waitFor();
+    await rules
+      .getByText(/^Permits agents in the role "clerk".*when the argument `amount` is less than 75\./)
+      .waitFor();
 
     await page.getByRole('button', { name: 'Comment on line 3 of the text' }).waitFor();
     await page.getByRole('button', { name: 'Comment on removed line 2 of the text' }).click();
@@ -337,7 +339,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('none is open').waitFor();
     await submit(rule('60.0'));
     await page.getByRole('button', { name: 'Review version 3' }).click();
-    await rules.getByText(/when amount is less than 60\./).waitFor();
+    await rules.getByText(/when the argument `amount` is less than 60\./).waitFor();
   });
 
   test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
