@@ -263,6 +263,7 @@ describeInBrowser('a text of an agent', () => {
       ] as const) {
         await page.getByRole('button', { name: button, exact: true }).click();
         const dialog = page.getByRole('dialog');
+        await dialog.getByText('Value: ').waitFor();
         expect(await dialog.getByRole('term').allTextContents()).toEqual([
           'Agent',
           'Role',
@@ -275,7 +276,6 @@ describeInBrowser('a text of an agent', () => {
         // a line of its own, which nothing that stands before it takes away
         const [seen, whole] = await Promise.all([resource.boundingBox(), dialog.boundingBox()]);
         expect(seen!.width).toBeGreaterThan(whole!.width / 3);
-        await dialog.getByText('Value: ').waitFor();
         await page.keyboard.press('Escape');
         await dialog.waitFor({ state: 'detached' });
       }
