@@ -166,7 +166,7 @@ describe.skipIf(noPgBouncer)('with PgBouncer in front of the database', () => {
       expect(stdout).toMatch(
         /^ok +pooler +DATABASE_SESSION_URL leads to sessions of the same database; DATABASE_URL shares/m,
       );
-      expect(stdout).toMatch(/^ok +connections .*; a process holds up to 10 past the pooler$/m);
+      expect(stdout).toMatch(/^ok +connections .*; a process holds up to 12 past the pooler$/m);
       await migrate(sessionUrl);
       const db = await openDatabase(url, { sessionUrl, poolSize: 2 });
       try {

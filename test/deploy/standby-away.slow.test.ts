@@ -3,11 +3,14 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type Database, migrate, openDatabase } from '../../db/index.ts';
 import { Cluster } from '../../deploy/drill/cluster.ts';
 import { event } from '../helpers/api.ts';
+import { noPostgres15 } from '../helpers/postgres15.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { SynchronousStandby } from '../helpers/synchronous-standby.ts';
 
 /** What the program leaves on a server whose synchronous standby is away, and what it takes for one that is there. */
-describe('without the synchronous standby', () => {
+if (noPostgres15) console.warn(`${noPostgres15}: a standby that is away is skipped`);
+
+describe.skipIf(noPostgres15)('without the synchronous standby', () => {
   let cluster: Cluster;
   let standby: SynchronousStandby;
   let db: Database;
