@@ -8,8 +8,6 @@ import { type TestTenant, useServer } from '../helpers/server.ts';
 import { SynchronousStandby } from '../helpers/synchronous-standby.ts';
 
 /** What the program leaves on a server whose synchronous standby is away, and what it takes for one that is there. */
-if (noPostgres15) console.warn(`${noPostgres15}: a standby that is away is skipped`);
-
 describe.skipIf(noPostgres15)('without the synchronous standby', () => {
   let cluster: Cluster;
   let standby: SynchronousStandby;
