@@ -349,8 +349,8 @@ export class Holds {
     const rows = await this.#db.query<{ id: string }>(
       tenantId,
       `select h.id from escrow_hold h where h.tenant_id = $1 and h.status = 'held'
-         and (h.machine_context->'conditions' @> '[{"satisfied": true}]' or exists (
-           select 1 from escrow_vote v where v.tenant_id = h.tenant_id and v.hold_id = h.id and v.decision = 'approve'))`,
+         and (h.machine_context->'conditions' @> '[{"satisfied": true}]' or h.id in (
+           select v.hold_id from escrow_vote v where v.tenant_id = $1 and v.decision = 'approve'))`,
       [tenantId],
     );
     let changed = 0;
