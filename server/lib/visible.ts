@@ -105,6 +105,12 @@ export const nameRead = (name: string): string =>
     .map(({ text, kind }) => (kind === 'code' && text.startsWith('U+') ? `⟦${text}⟧` : text))
     .join('');
 
+/** The very letters that a page shows of a name, for the label of what shows it: who speaks to a page says what they see. */
+export const nameShown = (name: string): string =>
+  namePieces(name)
+    .map(({ text }) => text)
+    .join('');
+
 /** Whether a name is shown as it is, where nothing can be marked in it. */
 export const isPlain = (name: string): boolean => namePieces(name).every(({ kind }) => kind === 'text');
 

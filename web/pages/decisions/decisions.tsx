@@ -13,7 +13,7 @@ import {
   type FilterField as SearchField,
 } from '../../../server/domain/decision.ts';
 import { soughtBy } from '../../../server/domain/sought.ts';
-import { isPlain, nameRead } from '../../../server/lib/visible.ts';
+import { isPlain, nameShown } from '../../../server/lib/visible.ts';
 import { AGAIN_MS, listCountsOptions } from '../../lib/counts.ts';
 import type { Filter } from '../../lib/decision-filter.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
@@ -285,7 +285,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
     cell: (row) => (
       <RowButton
         onClick={() => open(row.id)}
-        aria-label={`${nameRead(row.tool_name)}: ${DECISION[row.decision][0]}, details`}
+        aria-label={`${nameShown(row.tool_name)}: ${DECISION[row.decision][0]}, details`}
       >
         <Line>
           <Hostile text={row.tool_name} name />
