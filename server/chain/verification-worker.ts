@@ -176,13 +176,15 @@ async function partsOf(client: pg.Client, { tenantId, chain, sharing }: Verifica
   const { threads, records } = sharing;
   const each = BLOCK_RECORDS * Math.ceil((EARLIER * end) / threads / BLOCK_RECORDS);
   const bounds = end < records ? [] : Array.from({ length: threads - 1 }, (_, n) => (n + 1) * each);
-  const { rows } = await client.query<{ seq: number; hash: Buffer }>(
+  const { rows } = await client.query<{ seq: number; hash: Buffer | null }>(
     `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2) order by seq`,
     [tenantId, bounds.filter((seq) => seq < end)],
   );
-  // a record that is missing is found by the thread that has those before and after it
-  const sound = rows.filter(({ seq, hash }, n) => hash.length === HASH_BYTES && seq !== rows[n - 1]?.seq);
-  const places = [{ seq: 0, hash: ZERO_HASH }, ...sound.map(({ seq, hash }) => ({ seq, hash: hash.toString('hex') }))];
+  // a record that is missing, or has no hash, is found by the thread that has those before and after it
+  const sound = rows.flatMap(({ seq, hash }, n) =>
+    hash?.length === HASH_BYTES && seq !== rows[n - 1]?.seq ? { seq, hash: hash.toString('hex') } : [],
+  );
+  const places = [{ seq: 0, hash: ZERO_HASH }, ...sound];
   return places.map(({ seq, hash }, n) => {
     const next = places[n + 1];
     return { from: seq, hash, to: next?.seq ?? end, next: next?.hash };
@@ -609,7 +611,7 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
   );
   const row = rows[0]!;
   const hash = row.hash?.toString('hex');
-  const checkpoint = row.signed === null ? null : { seq: row.signed, hash: row.note!.split('\n')[3] ?? '' };
+  const checkpoint = row.signed === null ? null : { seq: row.signed, hash: row.note?.split('\n')[3] ?? '' };
   return {
     ...row,
     hash,

@@ -857,6 +857,18 @@ describe('a long chain is shared between two threads', () => {
     });
   }
 
+  test('a hash that is null where the second one would begin is a verdict', async () => {
+    const tenantId = await longChain();
+    await sql('alter table forensic_record alter hash drop not null');
+    try {
+      await sql('update forensic_record set hash = null where tenant_id = $1 and seq = $2', tenantId, BOUND);
+      expect(await shared(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: BOUND });
+    } finally {
+      await sql('delete from forensic_record where tenant_id = $1', tenantId);
+      await sql('alter table forensic_record alter hash set not null');
+    }
+  });
+
   test('another hash in the checkpoint file is found, wherever it is', async () => {
     const tenantId = await longChain();
     const file = checkpointFile(directory, tenantId, 'forensics');
