@@ -15,7 +15,7 @@ import { listsOf } from '../language/facts.ts';
 import { type Head, readHead } from '../language/head.ts';
 import { cedarLanguageVersion, cedarVersions } from '../language/host.ts';
 import { preamble, tokens } from '../language/scan.ts';
-import { firstAmbiguity, keysRead } from './ambiguity.ts';
+import { firstAmbiguity } from './ambiguity.ts';
 import { type Asking, compileAll, decisionHost, type Found } from './cedar/oracle.ts';
 import { conditionsOf } from './cedar/parse.ts';
 import { factsOf, type Lists, longToMatch } from './facts.ts';
@@ -27,7 +27,7 @@ import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
 import { type MappedRequest, mapRequest, RequestError } from './request.ts';
 import { type Place, ScopeIndex } from './scopes.ts';
 import { type KnownSession, SessionRules, sessionState } from './session.ts';
-import { type Indexed, isOwnSchema, type Slice, sliceOf } from './slice.ts';
+import { type Indexed, isOwnSchema, type Slice, SliceReads, sliceOf } from './slice.ts';
 
 export { decisionHost };
 
@@ -389,14 +389,8 @@ export class PolicyEngine {
     if (!rules) return { outcome: 'unpermitted', hits: [], limits: [], narrowing };
     const ambiguity = firstAmbiguity(slice.reads, request) ?? longToMatch(slice.facts, request.args, slice.patterns);
     if (ambiguity) return { ...ambiguousMatch(ambiguity.path, ambiguity.rule), narrowing };
-    const found = yield* rules.finding(request, {
-      get keys() {
-        return keysRead(slice.reads, request);
-      },
-      attributes: slice.attributes,
-      facts: factsOf(slice.facts, request.args, this.#lists, slice.patterns),
-      session: slice.sessionNames,
-    });
+    const facts = factsOf(slice.facts, request.args, this.#lists, slice.patterns);
+    const found = yield* rules.finding(request, new SliceReads(slice, request, facts));
     // they are sliced again, with the disputed ones left to Cedar
     if (found.disputed) this.#recompile(found.disputed);
     return { ...conclude(found), narrowing };

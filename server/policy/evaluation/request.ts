@@ -213,19 +213,57 @@ export interface Reads {
   session?: { facts: ReadonlySet<string>; calls: ReadonlySet<string> };
 }
 
-/** A request as the engine and the slicing by scope see it. */
-export interface MappedRequest {
-  principal: EntityWithAncestors;
-  action: EntityWithAncestors;
-  resource: EntityWithAncestors;
-  args: Arguments;
-  values: RequestValues;
-  /** Every text passed to the engine, other than arguments, by the name of its request field. */
-  texts: ReadonlyMap<string, string>;
+/**
+ * A request as the engine and the slicing by scope see it. Most requests are of a scope that was seen before, and need no
+ * more than its key: what only others need is made when it is read.
+ *
+ * A class, since each object literal with getters has a hidden class of its own: all code that reads one would be slow,
+ * and V8 would keep the request until it collects the old objects.
+ */
+export class MappedRequest {
+  readonly values: RequestValues;
   /** The request has an `estimated_value` without an exact decimal form, so the context has no amount. */
-  inexactValue: boolean;
+  readonly inexactValue: boolean;
+  readonly #sessionId: string | undefined;
+
+  constructor(values: RequestValues, inexactValue: boolean, sessionId: string | undefined) {
+    this.values = values;
+    this.inexactValue = inexactValue;
+    this.#sessionId = sessionId;
+  }
+
+  get args(): Arguments {
+    return this.values.args;
+  }
+
+  get principal(): EntityWithAncestors {
+    const { id, role } = this.values.agent;
+    return placed('Agent', id, [`AgentRole::${role}`]);
+  }
+
+  get action(): EntityWithAncestors {
+    const { type, groups } = this.values.action;
+    return placed(
+      'Action',
+      type,
+      groups.map((group) => `Action::${group}`),
+    );
+  }
+
+  get resource(): EntityWithAncestors {
+    const { id, server } = this.values.tool;
+    return placed('Tool', id, server === undefined ? [] : [`ToolServer::${server}`]);
+  }
+
+  /** Every text passed to the engine, other than arguments, by the name of its request field. */
+  get texts(): ReadonlyMap<string, string> {
+    return textsOf(this.values, this.#sessionId);
+  }
+
   /** The engine's input, with only the context and arguments in `reads`. The schema has the groups of the action. */
-  call(reads: Reads): EngineCall;
+  call(reads: Reads): EngineCall {
+    return engineCall(this.values, reads);
+  }
 }
 
 /** The largest amount that fits a Cedar decimal. */
@@ -287,32 +325,9 @@ export function mapRequest(
     tool: { id: tool, server, ...(server !== undefined && { labels: tool_labels, trust }) },
     ...{ context, session, args },
   };
-  return {
-    // most requests are of a scope that was seen before, and need no more than its key
-    get principal() {
-      return placed('Agent', agentId, [`AgentRole::${role}`]);
-    },
-    get action() {
-      return placed(
-        'Action',
-        actionType,
-        groups.map((group) => `Action::${group}`),
-      );
-    },
-    get resource() {
-      return placed('Tool', tool, server === undefined ? [] : [`ToolServer::${server}`]);
-    },
-    args,
-    values,
-    get texts() {
-      return textsOf(values, request.session_id);
-    },
-    inexactValue: value !== undefined && amount === undefined,
-    call: (reads) => engineCall(values, reads),
-  };
+  return new MappedRequest(values, value !== undefined && amount === undefined, request.session_id);
 }
 
-/** Every text passed to the engine, other than arguments, by the name of its request field. */
 function textsOf({ context, agent }: RequestValues, session_id: string | undefined): ReadonlyMap<string, string> {
   const { method, path: resource, host, currency: value_currency } = context;
   const texts = new Map<string, string>();

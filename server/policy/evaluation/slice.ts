@@ -3,11 +3,11 @@ import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Fact } from '../language/facts.ts';
 import { compilePattern, type Pattern } from '../language/patterns.ts';
 import { actionEntities, narrowed, schemaFor } from '../language/schema.ts';
-import { type RequestReads, readsOf } from './ambiguity.ts';
+import { keysRead, type RequestReads, readsOf } from './ambiguity.ts';
 import { type Asking, type Rule, Rules } from './cedar/oracle.ts';
 import { limitReads } from './limits.ts';
 import { Narrowing } from './projection.ts';
-import type { Reads } from './request.ts';
+import type { MappedRequest, Reads } from './request.ts';
 import type { SessionReads, SessionRules } from './session.ts';
 
 /** A statement of an engine. */
@@ -62,6 +62,27 @@ export function sliceOf(fitting: Indexed[], schema: string, asking: Asking, sess
   );
   const rules = statements.length > 0 ? new Rules(statements, narrow || schema, asking) : undefined;
   return { rules, ...read, narrowing, ready: false };
+}
+
+/** What a slice reads of a request, whose keys are found only where Cedar is asked. */
+export class SliceReads implements Reads {
+  readonly attributes: ReadonlySet<string> | null;
+  readonly facts: ReadonlySet<string>;
+  readonly session: NonNullable<Reads['session']>;
+  readonly #reads: RequestReads<BundleStatement>;
+  readonly #request: MappedRequest;
+
+  constructor(slice: Slice, request: MappedRequest, facts: ReadonlySet<string>) {
+    this.attributes = slice.attributes;
+    this.facts = facts;
+    this.session = slice.sessionNames;
+    this.#reads = slice.reads;
+    this.#request = request;
+  }
+
+  get keys(): ReadonlySet<string> {
+    return keysRead(this.#reads, this.#request);
+  }
 }
 
 /** The union of the lists; null (all attributes) when any of them is null. */
