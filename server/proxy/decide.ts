@@ -141,6 +141,8 @@ export class Enforcer {
   readonly #limits: SharedLimits;
   /** What was permitted and may be going on, with what cuts it. */
   readonly #underWay = new Map<object, () => void>();
+  /** How many actions are being decided. */
+  #ruling = 0;
   /** Called for every decision that was recorded, with the seconds that it took. */
   onRuling: (decision: Decision, seconds: number) => void = () => {};
   /** Called, where spans are wanted, for every decision: when it was taken, or when what it permitted is over. */
@@ -191,6 +193,7 @@ export class Enforcer {
   /** Decides and records. Rejects with a Refusal when nothing was decided; the action must then not be done. */
   async rule(attempt: Attempt): Promise<Ruling> {
     const began = performance.now();
+    this.#ruling++;
     try {
       // before anything begins: no hold is opened or consumed for a decision that cannot be recorded
       this.#spool.assertRoom();
@@ -203,6 +206,8 @@ export class Enforcer {
         throw new Refusal(503, 'UNAVAILABLE', 'the decision could not be recorded', { retryAfter: 5 });
       }
       throw error;
+    } finally {
+      this.#ruling--;
     }
   }
 
@@ -367,7 +372,9 @@ export class Enforcer {
           event.event_type = `decision.${fields.decision}`;
           if (session_facts.length > 0) event.session_facts = session_facts;
           const open = permits(fields.decision) && cuts === undefined;
-          const stored = this.#spool.append(() => event, open, kept && { event_id: eventId, ...kept });
+          const alone = this.#ruling === 1 && this.#underWay.size === 0;
+          const input = kept && { event_id: eventId, ...kept };
+          const stored = this.#spool.append(() => event, open, { input, alone });
           // after the flush has begun, which is in the next microtask
           if (open && meanwhile && !verdict.masks?.length) queueMicrotask(() => this.#while(meanwhile));
           const seq = await stored;

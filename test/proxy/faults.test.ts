@@ -33,8 +33,8 @@ function fail(faults: Partial<typeof fs>): void {
   syncBuiltinESMExports();
 }
 function heal(): void {
-  const { writeSync, fdatasync, ftruncateSync } = real;
-  fail({ writeSync, fdatasync, ftruncateSync });
+  const { writeSync, fdatasync, fdatasyncSync, ftruncateSync } = real;
+  fail({ writeSync, fdatasync, fdatasyncSync, ftruncateSync });
 }
 const full = () => {
   throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
@@ -98,6 +98,55 @@ test('after a flush that failed nothing is built on what may be there, and what 
   expect(spool.fault).toContain('input/output error');
   expect(() => spool.assertRoom()).toThrow(SpoolError);
   await expect(spool.append(event('b'), false)).rejects.toThrow(SpoolError);
+  expect(spool).toMatchObject({ decided: 1, pending: 1 });
+  expect(await afterCrash(dir)).toEqual([['a', 1]]);
+});
+
+test('one that is alone is flushed at once by a quick disk; a slow one, and a group, keep nothing else waiting', async () => {
+  const spool = open(temporaryDirectory());
+  const flushed: string[] = [];
+  let slow = 0;
+  fail({
+    fdatasync: ((_fd: number, done: (error: Error | null) => void) => {
+      flushed.push('aside');
+      done(null);
+    }) as never,
+    fdatasyncSync: () => {
+      flushed.push('at once');
+      for (const began = performance.now(); performance.now() - began < slow; );
+    },
+  });
+  const alone = (id: string) => spool.append(event(id), false, { alone: true });
+  await alone('a');
+  expect(flushed.splice(0), 'nothing is known of the disk').toEqual(['aside']);
+  await alone('b');
+  expect(flushed.splice(0)).toEqual(['at once']);
+  await spool.append(event('c'), false);
+  await Promise.all([alone('d'), spool.append(event('e'), false)]);
+  expect(flushed.splice(0)).toEqual(['aside', 'aside']);
+  slow = 5;
+  await alone('f');
+  expect(flushed.splice(0)).toEqual(['at once']);
+  await alone('g');
+  expect(flushed.splice(0), 'it was slow').toEqual(['aside']);
+  expect(spool.decided).toBe(7);
+});
+
+test('where the flush of one that is alone fails, it is refused and nothing is built on what may be there', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  // of a disk whose flush took no time at all
+  fail({ fdatasync: ((_fd: number, done: (error: Error | null) => void) => done(null)) as never });
+  await spool.append(event('a'), false);
+  fail({
+    fdatasyncSync: () => {
+      throw new Error('input/output error');
+    },
+  });
+  await expect(spool.append(event('lost'), true, { alone: true })).rejects.toThrow('could not be stored');
+  heal();
+  expect(spool.fault).toContain('input/output error');
+  await expect(spool.append(event('b'), false, { alone: true })).rejects.toThrow(SpoolError);
   expect(spool).toMatchObject({ decided: 1, pending: 1 });
   expect(await afterCrash(dir)).toEqual([['a', 1]]);
 });
@@ -255,9 +304,9 @@ test('the control plane gets the texts of the spool in one body, inputs under th
   const control = new ControlPlane(`http://127.0.0.1:${(stub.address() as AddressInfo).port}`, () => 'key');
   const sender = new Sender({ spool, control, log: createLog('silent') });
   try {
-    await spool.append(event('a'), false, { event_id: 'a', projection: '{"a":"\t"}' });
+    await spool.append(event('a'), false, { input: { event_id: 'a', projection: '{"a":"\t"}' } });
     await spool.append(event('b'), false);
-    await spool.append(event('c'), false, { event_id: 'c', projection: '{}' });
+    await spool.append(event('c'), false, { input: { event_id: 'c', projection: '{}' } });
     expect(await sender.drain()).toBe(true);
     await spool.append(event('d'), false);
     expect(await sender.drain()).toBe(true);

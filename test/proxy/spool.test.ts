@@ -81,7 +81,7 @@ test('events come out in the order they went in, once acknowledged never again, 
       for (const step of operations) {
         if (step.op === 'append') {
           const made = Array.from({ length: step.count }, (_, n) => `e${stored.length + n + 1}`);
-          const seqs = await Promise.all(made.map((id) => spool.append(event(id), step.open)));
+          const seqs = await Promise.all(made.map((id) => spool.append(event(id), step.open, { alone: step.count === 1 })));
           expect(seqs).toEqual(made.map((_, n) => stored.length + n + 1));
           stored.push(...made);
         } else if (step.op === 'settle') {
@@ -351,7 +351,7 @@ test('each text is sent as it was stored, whatever is in it and however long it 
     const made = { event_id: `e${n}`, text };
     const input = n % 2 === 0 ? { event_id: `e${n}`, projection: text + 'x'.repeat(lengths[n] ?? 0) } : undefined;
     const outcome = { outcome: `HTTP ${text}`, total_latency_ms: n };
-    const seq = await spool.append(() => ({ ...made }), n % 3 === 0, input);
+    const seq = await spool.append(() => ({ ...made }), n % 3 === 0, { input, alone: n % 2 === 0 });
     if (n % 3 === 0) spool.settle(seq, outcome);
     stored.push({ event: { ...made, proxy_seq: seq, ...(n % 3 === 0 && outcome) }, input });
   }
