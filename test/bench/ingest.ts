@@ -84,7 +84,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     figures.push(
       figure('32 tenants, single events, shared writer', writers.shared, 'events/s'),
       figure('32 tenants, single events, a writer for each', writers.own, 'events/s'),
-      figure('shared writer / a writer for each', ratios(writers.shared, writers.own), 'ratio', 2.5),
+      figure('shared writer / a writer for each', ratios(writers.shared, writers.own), 'ratio', 3),
     );
   } finally {
     await db.close();

@@ -1,7 +1,6 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { open } from 'node:fs/promises';
+import { closeSync, fdatasyncSync, mkdtempSync, openSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -12,12 +11,12 @@ import {
   type BenchContext,
   type Figure,
   figure,
-  inParts,
+  type LoadResult,
   load,
   median,
   pick,
-  quantile,
   ratios,
+  shown,
 } from './lib.ts';
 import { withProgram } from './program.ts';
 
@@ -124,76 +123,92 @@ export async function withProxies<T>(databaseUrl: string, work: (proxies: Proxie
 
 /**
  * A request through the proxy (agent told, body read, decided by 100 statements, recorded and flushed to the disk,
- * forwarded) beside the same request through a bare Node reverse proxy and without any, one of each in turn. Each is a
- * process of its own, and each has one kept connection.
+ * forwarded) beside the same request through a bare Node reverse proxy and without any, in turns. Each is a process of its
+ * own, as is the caller.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
-  return withProxies(ctx.url, async (proxies) => {
-    const { upstream, bare, proxy, agentKey, dir } = proxies;
-    const through = callerOf(proxy, agentKey);
-    const callers = { direct: callerOf(upstream, agentKey), bare: callerOf(bare, agentKey), proxy: through };
-    const took = {
-      direct: [] as number[],
-      bare: [] as number[],
-      proxy: [] as number[],
-      known: [] as number[],
-      flush: [] as number[],
-    };
-    const file = await open(path.join(dir, 'line'), 'w');
-    const calls = pick(ctx, 300, 3000);
-    /** Before any is measured: until then the engines of the processes still compile what runs often. */
-    const warmUp = pick(ctx, 300, 1500);
-    for (let i = 0; i < calls + warmUp; i++) {
-      // more different ones than the proxy remembers answers to
-      const body = bodyOf(1 + (i % 2000));
-      for (const name of ['direct', 'bare', 'proxy'] as const) {
-        const ms = await callers[name](body);
-        if (i >= warmUp) took[name].push(ms);
-      }
-      const ms = await through(BODY);
-      if (i >= warmUp) took.known.push(ms);
-      const began = performance.now();
-      await file.write(BODY, (i % 100) * 200);
-      await file.datasync();
-      if (i >= warmUp) took.flush.push(performance.now() - began);
+  return withProxies(ctx.url, async (proxies) => [
+    ...(await latencies(ctx, proxies)),
+    ...(await throughput(ctx, proxies)),
+  ]);
+}
+
+/** One request after the other over one connection. */
+async function latencies(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
+  const ways = {
+    direct: [proxies.upstream, FRESH],
+    bare: [proxies.bare, FRESH],
+    fresh: [proxies.proxy, FRESH],
+    warm: [proxies.proxy, BODY],
+  } as const;
+  const took = { direct: [], bare: [], fresh: [], warm: [] } as Record<keyof typeof ways, LoadResult[]>;
+  const flushes: number[] = [];
+  // the first round is not measured: until its end the engines of the processes still compile what runs often
+  for (let round = -1; round < pick(ctx, 1, 5); round++) {
+    for (const name of Object.keys(ways) as (keyof typeof ways)[]) {
+      const [url, body] = ways[name];
+      const result = await asked(url, proxies, 1, body, pick(ctx, 1, 2));
+      if (round >= 0) took[name].push(result);
     }
-    await file.close();
-    const p50 = (name: keyof typeof took) => inParts(took[name]).map(median);
-    const p99 = (name: keyof typeof took) =>
-      quantile(
-        took[name].toSorted((a, b) => a - b),
-        0.99,
-      );
-    const added = (name: keyof typeof took) => p50(name).map((ms, part) => ms - p50('bare')[part]!);
-    return [
-      figure('without a proxy, p50', p50('direct'), 'ms'),
-      figure('through a bare Node reverse proxy, p50', p50('bare'), 'ms'),
-      figure(`through the proxy, ${STATEMENTS} statements, p50`, p50('proxy'), 'ms'),
-      figure('of that: a line written to a file and flushed, p50', p50('flush'), 'ms'),
-      figure('fresh question: added over the bare one, p50', added('proxy'), 'ms', 1, true),
-      figure('fresh question: added over the bare one, p99', p99('proxy') - p99('bare'), 'ms'),
-      figure('warm question, the same each time: added, p50', added('known'), 'ms'),
-      ...(await throughput(ctx, proxies)),
-    ];
-  });
+    if (round >= 0) flushes.push(flushed(path.join(proxies.dir, 'line'), pick(ctx, 300, 1500)));
+    if (round >= 0) ctx.print?.(`1 connection, round ${round + 1}: ${saidOf(took, round)}`);
+  }
+  const of = (name: keyof typeof ways, q: 'p50' | 'p99') => took[name].map((result) => result[q]);
+  const added = (name: keyof typeof ways, q: 'p50' | 'p99') =>
+    of(name, q).map((ms, round) => ms - of('bare', q)[round]!);
+  const rates = (name: keyof typeof ways) => took[name].map(({ requestsPerSecond }) => requestsPerSecond);
+  return [
+    figure('without a proxy, p50', of('direct', 'p50'), 'ms'),
+    figure('through a bare Node reverse proxy, p50', of('bare', 'p50'), 'ms'),
+    figure(`through the proxy, ${STATEMENTS} statements, p50`, of('fresh', 'p50'), 'ms'),
+    figure('a line written to a file and flushed, p50', flushes, 'ms'),
+    figure('fresh question: added over the bare one, p50', added('fresh', 'p50'), 'ms', 0.3, true),
+    figure('fresh question: added over the bare one, p99', added('fresh', 'p99'), 'ms', 1.5, true),
+    figure('warm question, the same each time: added, p50', added('warm', 'p50'), 'ms'),
+    figure('1 connection: fresh questions / bare', ratios(rates('fresh'), rates('bare')), 'ratio'),
+  ];
+}
+
+function saidOf(took: Record<string, LoadResult[]>, round: number): string {
+  const each = Object.entries(took).map(([name, results]) => [name, results[round]!] as const);
+  return each.map(([name, { p50, p99 }]) => `${name} ${shown(p50)} (p99 ${shown(p99)}) ms`).join(', ');
+}
+
+/** The median milliseconds of what a record costs at least: a line written and flushed, as often in a row. */
+function flushed(file: string, times: number): number {
+  const fd = openSync(file, 'w');
+  try {
+    writeSync(fd, Buffer.alloc(times * 1200));
+    fdatasyncSync(fd);
+    const took = Array.from({ length: times }, (_, n) => {
+      const began = performance.now();
+      writeSync(fd, Buffer.alloc(1200, 'x'), 0, 1200, n * 1200);
+      fdatasyncSync(fd);
+      return performance.now() - began;
+    });
+    return median(took);
+  } finally {
+    closeSync(fd);
+  }
 }
 
 const FRESH = '{"amount":1XXX.XXXX,"user":{"id":"u_1","tier":"gold"},"items":[{"sku":"a-1","count":2}]}';
 
-async function rate(url: string, { agentKey }: Proxies, connections: number, body: string, seconds: number) {
-  const { requestsPerSecond, errors, firstError } = await load({
+async function asked(url: string, { agentKey }: Proxies, connections: number, body: string, seconds: number) {
+  const result = await load({
     ...{ url, path: '/charges', tenants: [{ authorization: `Bearer ${agentKey}` }] },
     ...{ connections, eventsPerRequest: 1, seconds, warmSeconds: 0.5, bodies: [body], expect: '"sku":"a-1"' },
   });
-  if (errors > 0) throw new Error(`${url}: ${errors} errors, such as ${firstError}`);
-  return requestsPerSecond;
+  if (result.errors > 0) throw new Error(`${url}: ${result.errors} errors, such as ${result.firstError}`);
+  return result;
 }
 
 /** Requests a second: questions of which no two are alike, the same one each time, and without a question. */
 async function throughput(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
   const figures: Figure[] = [];
-  for (const connections of pick(ctx, [16], [1, 16, 64])) {
-    const of = (url: string, body: string) => () => rate(url, proxies, connections, body, pick(ctx, 1, 1.5));
+  for (const connections of pick(ctx, [16], [16, 64])) {
+    const of = (url: string, body: string) => async () =>
+      (await asked(url, proxies, connections, body, pick(ctx, 1, 1.5))).requestsPerSecond;
     const found = await alternate(
       pick(ctx, 1, 3),
       {
@@ -203,7 +218,7 @@ async function throughput(ctx: BenchContext, proxies: Proxies): Promise<Figure[]
       },
       ctx.print,
     );
-    const name = connections === 1 ? '1 connection' : `${connections} connections`;
+    const name = `${connections} connections`;
     figures.push(
       figure(`${name}: a bare Node reverse proxy`, found.bare, 'requests/s'),
       figure(`${name}: the proxy, fresh questions`, found.fresh, 'requests/s'),
@@ -223,7 +238,7 @@ export async function proxyMemory(ctx: BenchContext, proxies: Proxies): Promise<
   // it has asked the control plane for everything once
   await new Promise((resolve) => setTimeout(resolve, 1000));
   const idle = megabytes();
-  for (const connections of [16, 64]) await rate(url, proxies, connections, FRESH, pick(ctx, 1, 5));
+  for (const connections of [16, 64]) await asked(url, proxies, connections, FRESH, pick(ctx, 1, 5));
   const busy = megabytes();
   await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
   return [
@@ -231,30 +246,6 @@ export async function proxyMemory(ctx: BenchContext, proxies: Proxies): Promise<
     figure('proxy: at the end of load', busy, 'MB'),
     figure('proxy: after load', megabytes(), 'MB', 160, true),
   ];
-}
-
-/** One request after the other over one kept connection; resolves with the milliseconds until the answer was read. */
-function callerOf(url: string, key: string): (body: string) => Promise<number> {
-  const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
-  return (body) =>
-    new Promise((resolve, reject) => {
-      const began = performance.now();
-      const request = http.request(`${url}/charges`, {
-        method: 'POST',
-        agent,
-        headers: {
-          authorization: `Bearer ${key}`,
-          'content-type': 'application/json',
-          'content-length': Buffer.byteLength(body),
-        },
-      });
-      request.on('error', reject);
-      request.on('response', (response) => {
-        if (response.statusCode !== 200) reject(new Error(`answered ${response.statusCode}`));
-        response.on('end', () => resolve(performance.now() - began)).resume();
-      });
-      request.end(body);
-    });
 }
 
 if (import.meta.main) {
