@@ -149,7 +149,7 @@ export function auditExportRoute(db: Database): PlainRoute {
       const { format = 'csv', ...filter } = call.query;
       const csv = format === 'csv';
       // the first page before the status: where it is refused, the answer says so
-      const reads = readsOf(db, principal);
+      const reads = readsOf(db, { principal, gone: call.context.gone });
       const first = await listAudit(reads, tenantId, { ...filter, limit: PAGE });
       call.reply.headers({
         'content-disposition': `attachment; filename="audit-${tenantId}.${format}"`,

@@ -193,7 +193,7 @@ export function chainRouter(db: Database) {
         }),
       )
       .output(z.object({ records: z.array(AuditRecordOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input }) => listAudit(readsOf(db, ctx.principal), ctx.tenantId, input)),
+      .query(({ ctx, input }) => listAudit(readsOf(db, ctx), ctx.tenantId, input)),
 
     auditRecord: route(
       'GET /v1/audit/{id}',
@@ -202,7 +202,7 @@ export function chainRouter(db: Database) {
     )
       .input(z.strictObject({ id: text(100) }))
       .output(AuditRecordOut)
-      .query(({ ctx, input }) => getAudit(readsOf(db, ctx.principal), ctx.tenantId, input.id)),
+      .query(({ ctx, input }) => getAudit(readsOf(db, ctx), ctx.tenantId, input.id)),
 
     actions: route(
       'GET /v1/audit/actions',
