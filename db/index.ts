@@ -54,9 +54,15 @@ export interface Database {
    * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
    * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
    * left for decisions. Of each who asks (`who`; nobody for the server's own reads), fewer run and wait than of the tenant, and
-   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that. `work` must not begin another one.
+   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that, and where
+   * `gone` aborts before it began. `work` must not begin another one.
    */
-  readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, who?: string): Promise<T>;
+  readOnly<T>(
+    tenantId: string,
+    work: (client: pg.PoolClient) => Promise<T>,
+    who?: string,
+    gone?: AbortSignal,
+  ): Promise<T>;
   /** The same with entities, for what people decide by: it waits for no search. */
   readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
@@ -104,9 +110,13 @@ export interface Database {
 /** The reads that somebody asks for: see `readOnly`. */
 export type Reads = Pick<Database, 'readOnly'>;
 
-/** Counts what is read against the turns of the person behind a principal, however many keys and sessions they use. */
-export function readsOf(db: Reads, principal: Principal): Reads {
-  return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, personOf(principal)) };
+/**
+ * Counts what is read against the turns of the person behind a principal, however many keys and sessions they use. What a request asked
+ * for whose caller has gone is not read: a page that was left keeps no turn from the next one.
+ */
+export function readsOf(db: Reads, request: { principal: Principal; gone(): AbortSignal }): Reads {
+  const { principal } = request;
+  return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, personOf(principal), request.gone()) };
 }
 
 interface Transaction {
@@ -188,11 +198,12 @@ export async function openDatabase(
   const inTurn = async <T>(
     turns: readonly (readonly [Turns, string, string?])[],
     read: () => Promise<T>,
+    gone?: AbortSignal,
   ): Promise<T> => {
     const ends: (() => void)[] = [];
     try {
       for (const [each, owner, who] of turns) {
-        const end = await each.take(owner, who);
+        const end = await each.take(owner, who, gone);
         if (!end) throw new ReadRefused('too_many');
         ends.push(end);
       }
@@ -287,7 +298,7 @@ export async function openDatabase(
       return transact(tenantId, quiet, isNear(tenantId));
     },
     reader: (tenantId) => fork(tenantId),
-    readOnly: (tenantId, work, who) =>
+    readOnly: (tenantId, work, who, gone) =>
       inTurn(
         [
           ...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]),
@@ -295,6 +306,7 @@ export async function openDatabase(
           [ofAll, placeOf(tenantId), tenantId],
         ],
         () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
+        gone,
       ),
     readEntities: (tenantId, who, work) =>
       inTurn(

@@ -73,7 +73,7 @@ export function findProcedure(db: Reads) {
     .query(async ({ ctx, input }) => {
       const { principal } = ctx;
       const people = principal.kind !== 'session' || hasRole(principal.roles, 'admin');
-      return { found: await find(readsOf(db, principal), ctx.tenantId, input.q.trim(), { people }) };
+      return { found: await find(readsOf(db, ctx), ctx.tenantId, input.q.trim(), { people }) };
     });
 }
 

@@ -101,7 +101,7 @@ export function countsProcedure(db: Reads) {
       }),
     )
     .output(EventCounts)
-    .query(({ ctx, input }) => countEvents(readsOf(db, ctx.principal), ctx.tenantId, input));
+    .query(({ ctx, input }) => countEvents(readsOf(db, ctx), ctx.tenantId, input));
 }
 
 /** Throws BAD_REQUEST for a range that ends before it begins. */

@@ -77,7 +77,7 @@ export function groupsProcedure(db: Reads) {
       }),
     )
     .output(EventGroups)
-    .query(({ ctx, input }) => groupEvents(readsOf(db, ctx.principal), ctx.tenantId, input));
+    .query(({ ctx, input }) => groupEvents(readsOf(db, ctx), ctx.tenantId, input));
 }
 
 /** Throws VALIDATION_FAILED where both fields are the same one. */

@@ -61,7 +61,7 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
       const { tenantId } = principal;
       const query = call.query as EventFilters & { since?: string; until?: string };
       const gone = call.context.gone();
-      const found = await collect(readsOf(db, principal), tenantId, query, gone);
+      const found = await collect(readsOf(db, { principal, gone: call.context.gone }), tenantId, query, gone);
       if (gone.aborted) return call.reply;
       const isWhole = found.rest === undefined;
       const count = found.lines.length.toLocaleString('en');

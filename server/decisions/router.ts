@@ -494,7 +494,7 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
           end_cursor: z.string().describe('with order=asc it continues with what is recorded after this answer'),
         }),
       )
-      .query(({ ctx, input }) => searchEvents(readsOf(db, ctx.principal), ctx.tenantId, input)),
+      .query(({ ctx, input }) => searchEvents(readsOf(db, ctx), ctx.tenantId, input)),
 
     summary: route(
       'GET /v1/events/summary',
@@ -513,7 +513,7 @@ export function eventsRouter(db: Database, kept: KeptInputs, rules: DecisionRule
         }),
       )
       .output(SummaryOut)
-      .query(({ ctx, input }) => countDecisions(readsOf(db, ctx.principal), ctx.tenantId, input)),
+      .query(({ ctx, input }) => countDecisions(readsOf(db, ctx), ctx.tenantId, input)),
 
     counts: countsProcedure(db),
 

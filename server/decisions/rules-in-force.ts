@@ -120,7 +120,7 @@ export function rulesRouter(db: Reads, inForce: RulesInForce) {
       .query(async ({ ctx, input }) => {
         const rules = await inForce.of(ctx.tenantId);
         const since = new Date(Date.now() - input.days * 86_400_000).toISOString();
-        const met = await rulesMet.since(readsOf(db, ctx.principal), ctx.tenantId, rules, { ...input, since });
+        const met = await rulesMet.since(readsOf(db, ctx), ctx.tenantId, rules, { ...input, since });
         const { ids, ...looked } = met;
         const unused = rules.filter(({ rule_id }) => !ids.has(rule_id)).map(({ head: _, ...rule }) => rule);
         return {

@@ -82,7 +82,7 @@ export function sessionStoryProcedure(db: Database, holds: HoldQueries, stops: S
     .output(Story)
     .query(async ({ ctx, input }) => {
       const { tenantId, principal } = ctx;
-      const reads = readsOf(db, principal);
+      const reads = readsOf(db, ctx);
       const { session_id, agent_id, decision, order, after, limit } = input;
       const session = {
         session_id: exactly(session_id),

@@ -38,9 +38,10 @@ export class Turns {
 
   /**
    * Resolves when it is the owner's turn, and among those who share it that of `who`, to what ends it, which may be called
-   * twice. Undefined where too many wait, or it waited for too long.
+   * twice. Undefined where too many wait, it waited for too long, or `gone` aborted: who has left keeps nobody waiting.
    */
-  async take(owner: string, who = owner): Promise<(() => void) | undefined> {
+  async take(owner: string, who = owner, gone?: AbortSignal): Promise<(() => void) | undefined> {
+    if (gone?.aborted) return undefined;
     const own = this.#owners.get(owner) ?? { running: 0, waiting: [], now: 0, next: new Map() };
     this.#owners.set(owner, own);
     const at = Math.max(own.next.get(who) ?? 0, own.now);
@@ -58,7 +59,7 @@ export class Turns {
       }
       own.next.set(who, at + 1);
       // anyone who ends hands the turn over
-      if (!(await this.#turn(own, place, { at, who }))) return undefined;
+      if (!(await this.#turn(own, place, { at, who, gone }))) return undefined;
     }
     let ended = false;
     return () => {
@@ -72,15 +73,21 @@ export class Turns {
     };
   }
 
-  #turn({ waiting }: Owner, place: number, { at, who }: Pick<Waiting, 'at' | 'who'>): Promise<boolean> {
+  #turn(
+    { waiting }: Owner,
+    place: number,
+    { at, who, gone }: Pick<Waiting, 'at' | 'who'> & { gone: AbortSignal | undefined },
+  ): Promise<boolean> {
     return new Promise((resolve) => {
-      const late = () => {
+      const leave = () => {
         waiting.splice(waiting.indexOf(one), 1);
-        resolve(false);
+        go(false);
       };
-      const timer = this.#mostMs === undefined ? undefined : setTimeout(late, this.#mostMs);
+      const timer = this.#mostMs === undefined ? undefined : setTimeout(leave, this.#mostMs);
+      gone?.addEventListener('abort', leave);
       const go = (turn: boolean) => {
         clearTimeout(timer);
+        gone?.removeEventListener('abort', leave);
         resolve(turn);
       };
       const one: Waiting = { at, who, go };

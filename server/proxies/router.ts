@@ -167,7 +167,7 @@ export function fleetRouter(
       .input(z.strictObject({ proxy_id: text(200) }))
       .output(z.object({ bundles: z.array(BundleRunOut) }))
       .query(async ({ ctx, input }) => ({
-        bundles: await fleet.bundles(readsOf(db, ctx.principal), ctx.tenantId, input.proxy_id),
+        bundles: await fleet.bundles(readsOf(db, ctx), ctx.tenantId, input.proxy_id),
       })),
 
     remove: route(

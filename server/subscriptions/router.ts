@@ -339,9 +339,7 @@ export function subscriptionsRouter(
         }),
       )
       .output(AttemptsOut)
-      .query(({ ctx, input: { id, ...query } }) =>
-        deliveries.attempts(readsOf(db, ctx.principal), ctx.tenantId, id, query),
-      ),
+      .query(({ ctx, input: { id, ...query } }) => deliveries.attempts(readsOf(db, ctx), ctx.tenantId, id, query)),
 
     deliveries: route('GET /v1/subscriptions/{id}/deliveries', admin, {
       summary: 'List recent deliveries, newest event first',
@@ -361,9 +359,7 @@ export function subscriptionsRouter(
         }),
       )
       .output(z.object({ deliveries: z.array(DeliveryOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input: { id, ...filter } }) =>
-        deliveries.list(readsOf(db, ctx.principal), ctx.tenantId, id, filter),
-      ),
+      .query(({ ctx, input: { id, ...filter } }) => deliveries.list(readsOf(db, ctx), ctx.tenantId, id, filter)),
 
     delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
       summary: 'Read a delivery: what was sent, and its attempts with their answers, newest first',
@@ -404,7 +400,7 @@ export function subscriptionsRouter(
       .input(z.strictObject({ subscription_id: text(100).optional() }))
       .output(z.object({ subscriptions: z.array(SummaryOut) }))
       .query(async ({ ctx, input }) => ({
-        subscriptions: await deliveries.summary(readsOf(db, ctx.principal), ctx.tenantId, input.subscription_id),
+        subscriptions: await deliveries.summary(readsOf(db, ctx), ctx.tenantId, input.subscription_id),
       })),
 
     resend: route('POST /v1/subscriptions/{id}/resend', admin, {

@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { event } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 import { enforce } from '../proxy/support.ts';
 
 const server = useServer();
@@ -127,6 +128,44 @@ test('many people of one tenant who look at the same news at once are all answer
     expect(first).toBe('all wait');
     await lock.query('rollback');
     expect(await Promise.all(looks)).toEqual(people.map(() => 200));
+  } finally {
+    lock.release(true);
+  }
+});
+
+test('what a page asked for that was left keeps no place from the next page of the same person', async () => {
+  const { cookie } = await (await server.tenant()).person('viewer');
+  const left = new AbortController();
+  const look = async (signal: AbortSignal | null = null) => {
+    const { status } = await fetch(`${server.url}/v1/find?q=busy`, { headers: { cookie: cookie! }, signal });
+    return status;
+  };
+  const lock = await server.core.db.owner.connect();
+  const readingNow = async () =>
+    (
+      await lock.query(
+        `select pid, waitstart from pg_locks where relation = 'policy_revision'::regclass and not granted order by pid`,
+      )
+    ).rows;
+  try {
+    await lock.query('begin');
+    await lock.query('lock table policy_revision in access exclusive mode');
+    const looks = Array.from({ length: 10 }, () => look(left.signal).catch(() => 'left'));
+    await until(async () => (await look()) === 503, 'no place is left');
+    await until(async () => (await readingNow()).length === 2, 'two are read');
+    const reading = await readingNow();
+    left.abort();
+    expect(await Promise.all(looks)).toEqual(looks.map(() => 'left'));
+    const next: Promise<number>[] = [];
+    await until(async () => {
+      const asked = look();
+      const soon = await Promise.race([asked, new Promise<'waits'>((resolve) => setTimeout(resolve, 200, 'waits'))]);
+      if (soon === 'waits') next.push(asked);
+      return soon === 'waits';
+    }, 'the places of those who left are free');
+    expect(await readingNow(), 'and not for the end of what they began').toEqual(reading);
+    await lock.query('rollback');
+    expect(await Promise.all(next)).toEqual([200]);
   } finally {
     lock.release(true);
   }

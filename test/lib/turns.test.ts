@@ -102,3 +102,32 @@ test('who was away long has no more turns than the others when they come back', 
   await Promise.all(all);
   expect(order.slice(0, 3).sort()).toEqual(['busy 298', 'busy 299', 'late']);
 });
+
+test('who has gone keeps no place: not one who waits, nor one who comes', async () => {
+  const turns = new Turns({ atOnce: 1, mostWaiting: 2 });
+  const first = (await turns.take('one'))!;
+  const leaving = new AbortController();
+  const waiting = [turns.take('one', 'one', leaving.signal), turns.take('one', 'one', leaving.signal)];
+  expect(await settled(turns.take('one'))).toBeUndefined();
+  leaving.abort();
+  expect(await Promise.all(waiting)).toEqual([undefined, undefined]);
+  expect(await settled(turns.take('one', 'one', leaving.signal))).toBeUndefined();
+  const next = turns.take('one');
+  expect(await settled(next)).toBe('waits');
+  first();
+  expect(await settled(next)).toBeTypeOf('function');
+});
+
+test('who leaves during their turn has it until they end it', async () => {
+  const turns = new Turns({ atOnce: 1, mostWaiting: 1 });
+  const leaving = new AbortController();
+  const first = (await turns.take('one'))!;
+  const second = turns.take('one', 'one', leaving.signal);
+  first();
+  const end = (await second)!;
+  const third = turns.take('one');
+  leaving.abort();
+  expect(await settled(third)).toBe('waits');
+  end();
+  expect(await settled(third)).toBeTypeOf('function');
+});

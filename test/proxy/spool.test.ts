@@ -81,7 +81,9 @@ test('events come out in the order they went in, once acknowledged never again, 
       for (const step of operations) {
         if (step.op === 'append') {
           const made = Array.from({ length: step.count }, (_, n) => `e${stored.length + n + 1}`);
-          const seqs = await Promise.all(made.map((id) => spool.append(event(id), step.open, { alone: step.count === 1 })));
+          const seqs = await Promise.all(
+            made.map((id) => spool.append(event(id), step.open, { alone: step.count === 1 })),
+          );
           expect(seqs).toEqual(made.map((_, n) => stored.length + n + 1));
           stored.push(...made);
         } else if (step.op === 'settle') {
