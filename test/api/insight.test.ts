@@ -54,7 +54,8 @@ test('the texts of policies are read once, and again when other rules are in for
   };
   const router = rulesRouter(db, new RulesInForce({ query: counted, notices: db.notices }, server.clock));
   const principal = { kind: 'api_key', tenantId: tenant.id, id: 'x', ownerId: null, scopes: ['pipeline'] } as const;
-  const caller = router.createCaller({ principal } as unknown as Context);
+  const gone = () => new AbortController().signal;
+  const caller = router.createCaller({ principal, gone } as unknown as Context);
   const [first] = await Promise.all(Array.from({ length: 10 }, () => caller.list({})));
   expect([reads, first!.rules.length]).toEqual([1, 3]);
   await caller.unused({});
