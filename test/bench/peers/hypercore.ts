@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import Fastify from 'fastify';
 import { openDatabase } from '../../../db/index.ts';
-import { ingested } from '../ingest.ts';
+import { hasRun, ingested } from '../ingest.ts';
 import { alternate, type BenchContext, type Figure, figure, type LoadOptions, load, pick, ratios } from '../lib.ts';
 import { notInstalled, peer } from './install.ts';
 
@@ -34,6 +34,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const db = await openDatabase(ctx.url, { poolSize: 5 });
   const figures: Figure[] = [];
   try {
+    await hasRun(ctx, db);
     for (const { name, tenants, connections, eventsPerRequest, least } of SHAPES.slice(
       0,
       pick(ctx, 2, SHAPES.length),
