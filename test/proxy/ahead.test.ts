@@ -2,7 +2,7 @@ import fs, { writeFileSync } from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
 import net, { type AddressInfo, type Socket } from 'node:net';
 import path from 'node:path';
-import { afterEach, beforeAll, expect, test } from 'vitest';
+import { afterEach, beforeAll, beforeEach, expect, test } from 'vitest';
 import { type HttpRoute, type ProxyConfig, readConfig } from '../../server/proxy/config.ts';
 import { serve } from '../../server/proxy/serve.ts';
 import { atEnd } from '../helpers/cleanups.ts';
@@ -26,6 +26,11 @@ function holdFlushes(): void {
     held.push((error) => (error ? done(error) : fdatasync(fd, done)));
   }) as typeof fdatasync);
 }
+/** Of a disk that takes its time: what is alone is flushed at once by a quick one, and cannot be held here. */
+const slowly = ((fd: number, done: (error: Error | null) => void) => {
+  setTimeout(() => fdatasync(fd, done), 3);
+}) as typeof fdatasync;
+beforeEach(() => patch(slowly));
 afterEach(() => patch(fdatasync));
 
 /** Keeps what it gets, and answers each request as soon as it has the end of its head. */
@@ -81,7 +86,7 @@ async function proxied(
   change(config);
   const stop = await serve(config, new AbortController().signal);
   atEnd(async () => {
-    patch(fdatasync);
+    patch(slowly);
     await stop();
   });
   return (body) =>
@@ -131,7 +136,7 @@ test('a kept connection that the upstream closes meanwhile is replaced, since no
   await moment();
   upstream.sockets[0]!.destroy();
   await moment();
-  patch(fdatasync);
+  patch(slowly);
   for (const flush of held) flush();
   expect((await second).status).toBe(200);
   expect(upstream.sockets).toHaveLength(2);
@@ -149,7 +154,7 @@ test('nothing is sent ahead of the record where a route has the header that asks
   await until(() => upstream.sockets.length === 1 && held.length > 0, 'the way is made while the disk is waited for');
   await moment();
   expect(upstream.received).toBe('');
-  patch(fdatasync);
+  patch(slowly);
   for (const flush of held) flush();
   expect((await asked).status).toBe(200);
   expect(upstream.received).toContain('{"amount":1}');
@@ -173,7 +178,7 @@ test.each<[string, (socket: Socket) => unknown]>([
     await moment();
     await meanwhile(upstream.sockets.at(-1)!);
     await moment();
-    patch(fdatasync);
+    patch(slowly);
     for (const flush of held) flush();
     expect((await asked).status).toBe(200);
     // the one that was replaced is not used for anything else either
