@@ -377,7 +377,10 @@ export class Spool {
         }
         const began = performance.now();
         try {
-          if (group.every(({ seq, alone }) => alone || seq === 0) && this.#flushMs < QUICK_MS) fdatasyncSync(this.#fd);
+          // a note of an earlier action may go with it
+          const events = group.filter(({ seq }) => seq > 0);
+          const atOnce = events.length > 0 && events.every(({ alone }) => alone) && this.#flushMs < QUICK_MS;
+          if (atOnce) fdatasyncSync(this.#fd);
           else await sync(this.#fd);
           this.#flushMs = performance.now() - began;
         } catch (error) {
