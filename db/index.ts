@@ -204,7 +204,7 @@ export async function openDatabase(
     try {
       for (const [each, owner, who] of turns) {
         const end = await each.take(owner, who, gone);
-        if (!end) throw new ReadRefused('too_many');
+        if (!end) throw new ReadRefused(gone?.aborted ? 'left' : 'too_many');
         ends.push(end);
       }
       return await read();

@@ -15,6 +15,7 @@ import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
 import type { Config } from '../config.ts';
 import { AppError, problemBody } from '../errors.ts';
+import { ReadRefused } from '../lib/database-fault.ts';
 import { newId } from '../lib/ids.ts';
 import { type Log, RequestLog } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
@@ -121,7 +122,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
   const { app, begin } = server;
   const onError = ({ error, ctx, path }: { error: Error; ctx?: Context | undefined; path: string | undefined }) => {
     const problem = toAppError(error);
-    if (problem.status >= 500) {
+    if (isFault(problem)) {
       app.log.error({ err: problem.cause ?? problem, path, reqId: ctx?.requestId }, 'a request failed');
     }
   };
@@ -218,10 +219,15 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
+/** What an operator should know of. That a caller has left is no fault, whatever would have been answered. */
+function isFault({ status, cause }: AppError): boolean {
+  return status >= 500 && !(cause instanceof ReadRefused && cause.why === 'left');
+}
+
 /** Answers an error as a problem; server faults are logged with their cause. */
 function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyReply) {
   const problem = toAppError(error);
-  if (problem.status >= 500) {
+  if (isFault(problem)) {
     request.log.error({ err: problem.cause ?? problem, path: pathOf(request) }, 'a request failed');
   }
   reply.headers(problem.headers);

@@ -3,7 +3,7 @@ import type { AppendEvent, Appended, AppendResult } from './appender.ts';
 import type { Checkpoint, Checkpoints } from './checkpoint.ts';
 import type { Rows } from './copy.ts';
 import type { RecentIds, RecentRecord } from './recent-ids.ts';
-import { chainHash, decisionLine, genesisLine } from './record.ts';
+import { chainHash, decisionLine, genesisLine, HASH_BYTES } from './record.ts';
 import { addInput, addRecord } from './transaction.ts';
 
 /*
@@ -156,7 +156,6 @@ export function undo(group: Group, recentIds: RecentIds): void {
 const GENESIS_ID = 'genesis_forensics';
 /** How many records a batch may add beside its events'. */
 export const GENESIS_RECORDS = 1;
-export const HASH_BYTES = 32;
 
 /** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
 function begin(group: Group, chain: Chain, now: number): Move {

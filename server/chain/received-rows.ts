@@ -3,10 +3,10 @@ import { DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
 import { COPY_EPOCH_MS, RECEIVE_BYTES } from './copy.ts';
 import { HashLanes, type HashModule, LANE_LINE_BYTES, LANES } from './hash-lanes.ts';
 import { RECORDS } from './loss.ts';
-import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName } from './record.ts';
+import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, HASH_BYTES } from './record.ts';
 import type { DecisionColumns, RecordMembers, Slice } from './verify.ts';
 
-/** The rows of a chain as a verification reads them: by COPY in binary form, hashed and compared where they were received. */
+/* The rows of a chain as a verification reads them: by COPY in binary form, hashed and compared where they were received. */
 
 /** The COPY of a chain's rows after `from` up to `to`, in their order. */
 export function selectRows(tenantId: string, chain: ChainName, from: number, to: number): string {
@@ -76,7 +76,6 @@ export class Hashes {
     return following;
   }
 }
-export const HASH_BYTES = 32;
 /** Where the hash of a row begins, and where its line does, in the order of `selectRows`. */
 const HASH_AT = 2 + 12 + 4;
 const LINE_AT = HASH_AT + HASH_BYTES + 4;

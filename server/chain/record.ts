@@ -28,7 +28,8 @@ interface Blake3 {
  */
 export const RECORD_VERSION = 1;
 export const RECORD_ALG = 'BLAKE3';
-export const ZERO_HASH = '0'.repeat(64);
+export const HASH_BYTES = 32;
+export const ZERO_HASH = '0'.repeat(2 * HASH_BYTES);
 
 /** The value of the column `decision` for a record among the decisions that is none. */
 export const NO_DECISION = DECISIONS.length;

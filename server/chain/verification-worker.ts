@@ -14,8 +14,8 @@ import { type HashModule, LANES } from './hash-lanes.ts';
 import type { KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
 import { type NoteKey, openHead } from './note.ts';
-import { type Columns, compareAudit, HASH_BYTES, Hashes, RowReader, selectRows } from './received-rows.ts';
-import { type ChainName, ZERO_HASH } from './record.ts';
+import { type Columns, compareAudit, Hashes, RowReader, selectRows } from './received-rows.ts';
+import { type ChainName, HASH_BYTES, ZERO_HASH } from './record.ts';
 import type { VerifyResult } from './verification.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from './verify.ts';
 

@@ -9,19 +9,9 @@ import { pause } from '../lib/pause.ts';
 import type { AppendEvent, AppenderOptions, AppendResult } from './appender.ts';
 import { ChainClosed } from './checkpoint.ts';
 import { ConnectionLost, CopyRows, Pipeline, type Rows, type ServerError, ValueRows } from './copy.ts';
-import {
-  type Batch,
-  type Chain,
-  GENESIS_RECORDS,
-  type Group,
-  groupOf,
-  HASH_BYTES,
-  record,
-  sign,
-  undo,
-} from './group.ts';
+import { type Batch, type Chain, GENESIS_RECORDS, type Group, groupOf, record, sign, undo } from './group.ts';
 import { RecentIds } from './recent-ids.ts';
-import { decisionLine, ZERO_HASH } from './record.ts';
+import { decisionLine, HASH_BYTES, ZERO_HASH } from './record.ts';
 import { BadEvent, type HeadMove, remedyFor, session, spreadTransaction, transaction } from './transaction.ts';
 
 const GROUP_EVENTS = 1000;

@@ -52,13 +52,22 @@ export function isDatabaseFault(error: unknown): boolean {
   return false;
 }
 
-/** Reading was given up: the statement took too long, or too many like it wait already. Nothing is wrong with the database. */
+/**
+ * Reading was given up: the statement took too long, too many like it wait already, or who asked has left. Nothing is wrong with
+ * the database.
+ */
 export class ReadRefused extends Error {
   override readonly name = 'ReadRefused';
-  readonly why: 'took_long' | 'too_many';
+  readonly why: keyof typeof READ_REFUSALS;
 
-  constructor(why: 'took_long' | 'too_many', options?: ErrorOptions) {
-    super(why === 'took_long' ? 'a statement took too long' : 'too many reads wait', options);
+  constructor(why: keyof typeof READ_REFUSALS, options?: ErrorOptions) {
+    super(READ_REFUSALS[why], options);
     this.why = why;
   }
 }
+
+const READ_REFUSALS = {
+  took_long: 'a statement took too long',
+  too_many: 'too many reads wait',
+  left: 'the caller has left',
+};

@@ -241,7 +241,8 @@ export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): Ap
 }
 
 function readRefused(error: ReadRefused): AppError {
-  if (error.why === 'too_many') {
+  if (error.why !== 'took_long') {
+    // to one who has left nothing is answered
     return new AppError('UNAVAILABLE', 'too many reads of this tenant are under way', {
       headers: { 'retry-after': '1' },
       cause: error,

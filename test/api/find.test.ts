@@ -164,6 +164,7 @@ test('what a page asked for that was left keeps no place from the next page of t
       return soon === 'waits';
     }, 'the places of those who left are free');
     expect(await readingNow(), 'and not for the end of what they began').toEqual(reading);
+    expect(server.logged.filter((line) => line.includes('the caller has left'))).toEqual([]);
     await lock.query('rollback');
     expect(await Promise.all(next)).toEqual([200]);
   } finally {
