@@ -128,17 +128,28 @@ export class SteadyClient extends PrimaryClient {
   }
 }
 
+/** By how much a timer is late where its process, or the whole machine, did not run. */
+const STALLED_MS = 1000;
+
 /**
- * Calls `late` after `ms`, unless it was ended; once more after each time that it says `again`. Where the process itself did not run
- * for that long, what came in meanwhile is read first.
+ * Calls `late` after `ms`, unless it was ended; once more after each time that it says `again`. Time in which the process itself
+ * did not run is nobody else's delay: what came in meanwhile is read first, and after a long stall there are once `ms` more, for
+ * a database on the same machine stood still as well, and a transaction goes on only now.
  */
 class Limit {
   readonly #timer: NodeJS.Timeout;
   #over = false;
 
   constructor(ms: number, late: () => unknown) {
+    let dueAt = performance.now() + ms;
+    let excused = false;
     const look = () => {
-      if (!this.#over && late() === 'again') this.#timer.refresh();
+      if (this.#over) return;
+      const stalled = !excused && performance.now() - dueAt > STALLED_MS;
+      if (stalled) excused = true;
+      else if (late() !== 'again') return;
+      dueAt = performance.now() + ms;
+      this.#timer.refresh();
     };
     this.#timer = setTimeout(() => setImmediate(look), ms).unref();
   }

@@ -53,18 +53,13 @@ export interface Database {
   /**
    * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
    * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
-   * left for decisions. Of each who asks (`who`; nobody for the server's own reads), fewer run and wait than of the tenant, and
-   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that, and where
-   * `gone` aborts before it began. `work` must not begin another one.
+   * left for decisions. Of each person who asks (nobody for the server's own reads), fewer run and wait than of the tenant, and
+   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that,
+   * and where the asker has gone before it began. `work` must not begin another one.
    */
-  readOnly<T>(
-    tenantId: string,
-    work: (client: pg.PoolClient) => Promise<T>,
-    who?: string,
-    gone?: AbortSignal,
-  ): Promise<T>;
+  readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, asker?: Asker): Promise<T>;
   /** The same with entities, for what people decide by: it waits for no search. */
-  readEntities<T>(tenantId: string, who: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
+  readEntities<T>(tenantId: string, asker: Asker, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
   /**
    * The owner's too, for what is asked about a tenant while a transaction of the same process is open: it never waits for a
@@ -107,16 +102,27 @@ export interface Database {
   close(): Promise<void>;
 }
 
-/** The reads that somebody asks for: see `readOnly`. */
-export type Reads = Pick<Database, 'readOnly'>;
+/** Whose turns a read takes: see `readOnly`. */
+export interface Asker {
+  readonly person: string;
+  /** Aborts when they no longer wait for the answer. */
+  readonly gone?: AbortSignal;
+}
 
 /**
  * Counts what is read against the turns of the person behind a principal, however many keys and sessions they use. What a request asked
  * for whose caller has gone is not read: a page that was left keeps no turn from the next one.
  */
-export function readsOf(db: Reads, request: { principal: Principal; gone(): AbortSignal }): Reads {
-  const { principal } = request;
-  return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, personOf(principal), request.gone()) };
+export function askerOf(request: { principal: Principal; gone(): AbortSignal }): Asker {
+  return { person: personOf(request.principal), gone: request.gone() };
+}
+
+/** The reads that somebody asks for. */
+export type Reads = Pick<Database, 'readOnly'>;
+
+/** The reads of a request: see askerOf. */
+export function readsOf(db: Reads, request: Parameters<typeof askerOf>[0]): Reads {
+  return { readOnly: (tenantId, work) => db.readOnly(tenantId, work, askerOf(request)) };
 }
 
 interface Transaction {
@@ -298,21 +304,21 @@ export async function openDatabase(
       return transact(tenantId, quiet, isNear(tenantId));
     },
     reader: (tenantId) => fork(tenantId),
-    readOnly: (tenantId, work, who, gone) =>
+    readOnly: (tenantId, work, asker) =>
       inTurn(
         [
-          ...(who === undefined ? [] : [[ofPerson, `${tenantId} ${who}`] as const]),
-          [ofTenant, tenantId, who ?? ''],
+          ...(asker === undefined ? [] : [[ofPerson, `${tenantId} ${asker.person}`] as const]),
+          [ofTenant, tenantId, asker?.person ?? ''],
           [ofAll, placeOf(tenantId), tenantId],
         ],
         () => asTenant(tenantId, work, `; set local statement_timeout = ${readMs}`),
-        gone,
+        asker?.gone,
       ),
-    readEntities: (tenantId, who, work) =>
+    readEntities: (tenantId, { person, gone }, work) =>
       inTurn(
         [
-          [entitiesOfPerson, `${tenantId} ${who}`],
-          [entitiesOfTenant, tenantId, who],
+          [entitiesOfPerson, `${tenantId} ${person}`],
+          [entitiesOfTenant, tenantId, person],
           [ofAll, placeOf(tenantId), tenantId],
         ],
         () =>
@@ -323,6 +329,7 @@ export async function openDatabase(
             },
             { readOnly: true },
           ),
+        gone,
       ),
     query: async <R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]) =>
       asTenant(tenantId, async (client) => (await client.query<R>(text, values)).rows),

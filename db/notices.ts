@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type pg from 'pg';
+import { within } from './client.ts';
 
 /**
  * Tells every process on this database that something cached has changed: a credential, a tenant's settings or members,
@@ -167,9 +168,12 @@ export class Notices {
    * for; for a credential or a member, when every process on this database has.
    */
   async deliver(notice: Notice): Promise<void> {
-    await this.#tell(notice, true);
-    if (notice.receipt && this.#client) await this.#heardByAll(this.#client, notice.receipt);
-    this.drop(notice);
+    try {
+      await this.#tell(notice, true);
+      if (notice.receipt && !this.#closed) await this.#heardByAll(notice.receipt);
+    } finally {
+      this.drop(notice);
+    }
   }
 
   /**
@@ -209,17 +213,13 @@ export class Notices {
     if (notice.receipt) this.#receipts.delete(notice.receipt);
   }
 
-  async #heardByAll(client: pg.Client, receipt: string): Promise<void> {
+  /** Never rejects: the change is committed. Where nobody says how many there are to hear of it, they are given all the time. */
+  async #heardByAll(receipt: string): Promise<void> {
     const entry = this.#receipts.get(receipt);
     if (!entry) return;
     const end = Date.now() + PATIENCE_MS;
-    const { rows } = await this.#ask<{ listeners: number }>(
-      client,
-      `select count(*)::int as listeners from pg_stat_activity
-       where datname = current_database() and application_name = $1`,
-      [LISTENER],
-    );
-    while (entry.count < rows[0]!.listeners && Date.now() < end) {
+    const listeners = await this.#listeners().catch(() => Number.POSITIVE_INFINITY);
+    while (entry.count < listeners && Date.now() < end) {
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, end - Date.now());
         entry.heard = () => {
@@ -228,6 +228,15 @@ export class Notices {
         };
       });
     }
+  }
+
+  /** How many processes listen, this one included. Rejects when the listening connection is away or hangs. */
+  async #listeners(): Promise<number> {
+    if (!this.#client) throw new Error('there is no listening connection');
+    const text = `select count(*)::int as listeners from pg_stat_activity
+       where datname = current_database() and application_name = $1`;
+    const asked = this.#ask<{ listeners: number }>(this.#client, text, [LISTENER]);
+    return (await within(PATIENCE_MS, asked)).rows[0]!.listeners;
   }
 
   /** One statement after the other: several notices at a time use the one connection. */

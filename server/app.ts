@@ -241,6 +241,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       },
       revokeKeys: (...args) => keys.revokeOf(...args),
       leaveGroups: (...args) => tenants.leaveGroups(...args),
+      assertAdminCanSignIn: (...args) => connections.assertAdminCanSignIn(...args),
       stopMail: (...args) => personMail.stopWithin(...args),
       forgetPending: forgetPendingOf,
     },
@@ -293,7 +294,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     db,
     clock,
     signer: () => keyring.current,
-    actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
+    actionTypes: async (em, tenantId) => (await tenants.settingsSeen(em, tenantId)).action_types,
     registry: (em, tenantId) => registryOf(em, tenantId, log),
     log,
   });

@@ -13,6 +13,7 @@ import { isApiPath, pagePolicy } from './api/static.ts';
 import { type Config, readConfig } from './config.ts';
 import { contentSecurityPolicy } from './lib/security-headers.ts';
 import { ConfigError } from './lib/settings.ts';
+import { onStopSignals } from './lib/signals.ts';
 
 /**
  * `npm run dev`: the program for those who change it. Vite listens at the usual address and serves the dashboard from
@@ -50,13 +51,15 @@ async function main(): Promise<void> {
 
   let stopping = false;
   const stop = async () => {
-    if (stopping) process.exit(1);
     stopping = true;
     await Promise.all([vite.close(), server.stop()]);
     await embedded?.leave();
     process.exit(0);
   };
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, () => void stop());
+  onStopSignals(
+    () => void stop(),
+    () => process.exit(1),
+  );
   process.once('exit', () => server.kill());
 
   let settling: NodeJS.Timeout | undefined;

@@ -11,6 +11,7 @@ import { collectStart, collectWhenQuiet } from './lib/collect.ts';
 import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
 import { ConfigError } from './lib/settings.ts';
+import { onStopSignals } from './lib/signals.ts';
 import { createProgram } from './program.ts';
 import { createTenant } from './provision.ts';
 
@@ -42,10 +43,6 @@ async function main(): Promise<void> {
   const running: { stop(): Promise<void> }[] = [];
   let stopping = false;
   const stop = async (signal: NodeJS.Signals) => {
-    if (stopping) {
-      log.warn({ signal }, 'stopping at once');
-      process.exit(1);
-    }
     stopping = true;
     log.info({ signal }, 'stopping: what was accepted is finished first');
     setTimeout(() => process.exit(1), STOP_MS).unref();
@@ -58,7 +55,13 @@ async function main(): Promise<void> {
       process.exit(1);
     }
   };
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, (name) => void stop(name));
+  onStopSignals(
+    (signal) => void stop(signal),
+    (signal) => {
+      log.warn({ signal }, 'stopping at once');
+      process.exit(1);
+    },
+  );
 
   const begin = async () => {
     let { databaseUrl } = config;

@@ -245,7 +245,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.links, core.origins),
     tokenRoute(core.workloads),
-    ...inviteRoutes(core.invitations, {
+    ...inviteRoutes(core, {
       assertOpenedAsPage,
       assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),
     }),

@@ -27,8 +27,8 @@ export default defineConfig({
     maxWorkers: 3,
     sequence: { sequencer: LongestFirst },
     // only what hangs takes so long, on however busy a machine
-    testTimeout: 60_000,
-    hookTimeout: 60_000,
+    testTimeout: slow ? 180_000 : 60_000,
+    hookTimeout: slow ? 180_000 : 60_000,
     // of a poll that names no other limit: only what hangs exceeds it
     expect: { poll: { timeout: 20_000 } },
     reporters: ['default'],

@@ -142,6 +142,8 @@ export const ApiKey = defineEntity({
     createdAt: time(),
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),
+    /** How long it was to be valid when it was made; without it, without end. A rotation brings `expiresAt` forward, not this. */
+    lifeMs: p.bigint('number').nullable(),
     revokedAt: time().nullable(),
     /** Restored from a backup: it works again when an operator has confirmed it. */
     unconfirmedSince: time().nullable(),
@@ -168,6 +170,8 @@ export const AgentKey = defineEntity({
     /** The proxy that reported it; null where the agent asked here. */
     lastUsedBy: p.text().nullable(),
     expiresAt: time().nullable(),
+    /** How long it was to be valid when it was made; without it, without end. A rotation brings `expiresAt` forward, not this. */
+    lifeMs: p.bigint('number').nullable(),
     revokedAt: time().nullable(),
     /** Restored from a backup: it works again when an operator has confirmed it. */
     unconfirmedSince: time().nullable(),

@@ -597,6 +597,7 @@ const VerifiedDomain = defineEntity({
     tenantId: p.text(),
     verifiedAt: time(),
     checkedAt: time(),
+    failedAt: time().nullable(),
     missingSince: time().nullable(),
   },
   filters: tenantFilter,

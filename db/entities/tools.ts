@@ -44,6 +44,8 @@ export type ToolServerRow = InferEntity<typeof ToolServer>;
 export interface ToolProposals {
   approve?: Proposal<{ pin: string }>;
   labels?: Proposal<{ labels: string[] }>;
+  /** To forget the tool, with these labels and rejections. */
+  remove?: Proposal<{ labels: string[]; rejected_pins: string[] }>;
 }
 
 export const Tool = defineEntity({

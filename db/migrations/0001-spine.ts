@@ -132,6 +132,7 @@ export class Spine extends Migration {
         created_at timestamptz(3) not null,
         last_used_at timestamptz(3),
         expires_at timestamptz(3),
+        life_ms bigint,
         revoked_at timestamptz(3),
         unconfirmed_since timestamptz(3),
         primary key (tenant_id, id)
@@ -152,6 +153,7 @@ export class Spine extends Migration {
         -- the proxy that reported it
         last_used_by text,
         expires_at timestamptz(3),
+        life_ms bigint,
         revoked_at timestamptz(3),
         unconfirmed_since timestamptz(3),
         primary key (tenant_id, id)

@@ -118,8 +118,10 @@ export class Pair {
     const receiver = await this.#receiver().catch(() => undefined);
     if (receiver !== undefined) process.kill(receiver, 'SIGKILL');
     [this.#primary, this.#standby] = [this.#standby, this.#primary];
+    // what ended its receiver restarted its other processes: the answer to the first call may be lost, and the promotion not
+    const promoted = 'select case when pg_is_in_recovery() then pg_promote(true, 60) else true end as done';
     await eventually('the standby is promoted', async () => {
-      const [row] = await this.query<{ done: boolean }>('select pg_promote(true, 60) as done');
+      const [row] = await this.query<{ done: boolean }>(promoted);
       return row?.done === true;
     });
   }

@@ -227,7 +227,7 @@ export class Server {
     return newest;
   }
 
-  /** Has a policy enforced at once, as the administrator whom the first start made. */
+  /** Has a new policy enforced at once, as the administrator whom the first start made. */
   async enforce(id: string, dsl_source: string): Promise<void> {
     const { pathname, search, origin } = this.#link!;
     const signedIn = await fetch(this.url + pathname + search, { redirect: 'manual' });
@@ -238,7 +238,7 @@ export class Server {
     };
     for (const [route, body] of [
       ['/v1/policies', { id, dsl_source }],
-      [`/v1/policies/${id}/break-glass`, { reason: 'drill' }],
+      [`/v1/policies/${id}/break-glass`, { version: 1, reason: 'drill' }],
     ] as const) {
       const answer = await fetch(this.url + route, { method: 'POST', headers, body: JSON.stringify(body) });
       if (!answer.ok) throw new Error(`${route} was answered ${answer.status}: ${await answer.text()}`);

@@ -1,10 +1,11 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { FastifyReply } from 'fastify';
 import { type Authenticator, assertSameOrigin } from '../auth/authenticate.ts';
-import { SESSION_COOKIE } from '../auth/sessions.ts';
+import { sessionCookie } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
 import { type Principal, personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
+import { whenClosed } from '../lib/closed.ts';
 import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import type { Begin } from '../rpc/plain.ts';
@@ -21,6 +22,7 @@ export function beginner(
   redis: RedisLink | undefined,
 ): Begin {
   const { rates } = config;
+  const cookieName = sessionCookie(config.baseUrl.startsWith('https:'));
   const limiters = {
     evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }, redis),
     ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }, redis),
@@ -60,7 +62,7 @@ export function beginner(
     };
     for (const limit of limits) if (limit === 'sign_in') count(await limiters.signIn.take(networkOf(request.ip)));
     const authorization = request.headers.authorization;
-    const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
+    const cookieValue = authorization === undefined ? request.cookies[cookieName] : undefined;
     const credential = { authorization, cookie: cookieValue };
     const principal = await authenticator.authenticate(credential);
     for (const limit of limits) {
@@ -102,7 +104,6 @@ function goneOf(reply: FastifyReply): AbortSignal {
   if (known) return known;
   const gone = new AbortController();
   LEAVING.set(reply, gone.signal);
-  if (reply.raw.closed) gone.abort();
-  else reply.raw.once('close', () => gone.abort());
+  whenClosed(reply.raw, () => gone.abort());
   return gone.signal;
 }

@@ -14,12 +14,14 @@ import type { Registry } from 'prom-client';
 import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
 import type { Config } from '../config.ts';
+import { refusal } from '../domain/principal.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { ReadRefused } from '../lib/database-fault.ts';
 import { newId } from '../lib/ids.ts';
 import { type Log, RequestLog } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
+import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
 import { jsonReader } from '../rpc/json-body.ts';
 import type { Begin } from '../rpc/plain.ts';
 import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
@@ -29,6 +31,8 @@ import type { AppRouter } from './root.ts';
 
 /** The maximum size of a body in bytes. Ingest has its own, larger limit for an uncompressed body. */
 const BODY_LIMIT = 1024 * 1024;
+/** The most calls of a batch at /trpc. */
+const MOST_CALLS = 20;
 
 export interface HttpServer {
   readonly app: FastifyInstance;
@@ -127,13 +131,18 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     }
   };
   const procedures = router._def.procedures as unknown as Record<string, AnyProcedure>;
-  const limitOf = (name: string) =>
-    Object.hasOwn(procedures, name) ? (procedures[name]!._def.meta as Meta | undefined)?.limit : undefined;
+  const metaOf = (name: string) =>
+    Object.hasOwn(procedures, name) ? (procedures[name]!._def.meta as Meta | undefined) : undefined;
+  /** Requests of which no call may be made: tRPC says why of each, and reads no input for that. */
+  const refused = new WeakSet<FastifyRequest>();
+  const strangers = new WeakSet<FastifyRequest>();
   app.register(async (scope) => {
     // tRPC parses the text itself; this only rejects what REST would reject
     const read = jsonReader(scope);
     scope.removeContentTypeParser('application/json');
     scope.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
+      if (refused.has(request)) return done(null, '');
+      if (strangers.has(request) && body.length > PUBLIC_BODY_BYTES) return done(new AppError('PAYLOAD_TOO_LARGE'));
       read(request, body as Buffer, (error) => done(error, error ? undefined : body.toString()));
     });
     const serve = (url: string, more: { bodyLimit?: number; path?: string } = {}) =>
@@ -142,15 +151,30 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
         url,
         exposeHeadRoute: false,
         ...(more.bodyLimit && { bodyLimit: more.bodyLimit }),
+        onRequest: async (req, res) => {
+          const path = more.path ?? (req.params as { path: string }).path;
+          const isBatch = (req.query as { batch?: string }).batch === '1';
+          // every call of a batch counts against the limit of its route; a longer one is refused
+          const calls = (isBatch ? path.split(',').slice(0, MOST_CALLS) : [path]).map(metaOf);
+          const context = beginEarly(req, () => begin(req, res, ...calls.map((meta) => meta?.limit)));
+          const principal = await context.then(
+            (begun) => begun.principal,
+            // tRPC tells of it
+            () => undefined,
+          );
+          const may = (meta: Meta | undefined) =>
+            principal !== undefined && meta?.access && !refusal(meta.access, principal);
+          if (!calls.some(may)) refused.add(req);
+          else if (!principal) strangers.add(req);
+        },
         handler: (req, res) =>
           fastifyRequestHandler({
             router,
             req,
             res,
             path: more.path ?? (req.params as { path: string }).path,
-            maxBatchSize: 20,
-            // every call of a batch counts against the limit of its route
-            createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => limitOf(path))),
+            maxBatchSize: MOST_CALLS,
+            createContext: () => contextOf(req, res),
             onError,
             responseMeta: ({ errors, ctx, info }) => {
               const headers = { ...(ctx?.answer as Record<string, string> | undefined) };

@@ -39,7 +39,12 @@ const SECURITY_SCHEMES = {
     scheme: 'bearer',
     description: 'Token of a workload (svc_token_…) from POST /auth/token, with its scopes',
   },
-  session: { type: 'apiKey', in: 'cookie', name: 'svc_session', description: 'Session of a signed-in person' },
+  session: {
+    type: 'apiKey',
+    in: 'cookie',
+    name: 'svc_session',
+    description: 'Session of a signed-in person; on https `__Host-svc_session`',
+  },
 } as const;
 
 /** Headers shared by several operations, described once. */

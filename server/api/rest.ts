@@ -2,8 +2,9 @@ import type { AnyProcedure, AnyRouter } from '@trpc/server';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { z } from 'zod';
 import { AppError } from '../errors.ts';
+import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
 import type { Begin } from '../rpc/plain.ts';
-import { directly, type Meta, toAppError } from '../rpc/procedure.ts';
+import { assertAccess, directly, type Meta, toAppError } from '../rpc/procedure.ts';
 
 type Schema = z.core.$ZodType;
 interface Definition {
@@ -89,8 +90,13 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
       url: line.path.replace(/\{(\w+)\}/g, ':$1'),
       exposeHeadRoute: false,
       ...(meta.bodyBytes && { bodyLimit: meta.bodyBytes }),
+      ...(meta.access?.public && { bodyLimit: PUBLIC_BODY_BYTES }),
+      onRequest: async (request, reply) => {
+        const { principal } = await beginEarly(request, () => begin(request, reply, meta.limit));
+        if (meta.access) assertAccess(meta.access, principal);
+      },
       handler: async (request, reply) => {
-        const context = await begin(request, reply, meta.limit);
+        const context = await contextOf(request, reply);
         const body = request.body === undefined ? {} : request.body;
         if (typeof body !== 'object' || body === null || Array.isArray(body)) {
           throw new AppError('VALIDATION_FAILED', 'the body must be a JSON object');

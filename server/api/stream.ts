@@ -1,4 +1,5 @@
 import type { Notices, Topic } from '../../db/notices.ts';
+import { AtOnce } from '../rpc/at-once.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { openEventStream } from '../rpc/sse.ts';
 
@@ -24,6 +25,8 @@ const HINTS: Partial<Record<Topic, string>> = {
 const HEARTBEAT_MS = 15_000;
 /** How often the heads of the chains are read while a stream is open. */
 const HEADS_MS = 1_000;
+/** Streams of one credential at a time: each tab of a dashboard has one. */
+const MOST_STREAMS = 50;
 
 interface Listener {
   tenantId: string;
@@ -43,6 +46,7 @@ interface Listener {
  */
 export class LiveStreams {
   readonly #listeners = new Set<Listener>();
+  readonly #atOnce = new AtOnce(MOST_STREAMS);
   readonly #heads: (tenantIds: string[]) => Promise<Map<string, number>>;
   readonly #placeOf: (tenantId: string) => unknown;
   /** Where heads are being read. */
@@ -89,11 +93,16 @@ export class LiveStreams {
   }
 
   async #open(call: PlainCall): Promise<unknown> {
-    const { tenantId } = principalOf(call);
+    const { tenantId, id } = principalOf(call);
     // read before `hello`: every change from now on gets a hint
     if (!this.#known.has(tenantId)) this.#known.set(tenantId, (await this.#heads([tenantId])).get(tenantId) ?? 0);
+    const done = this.#atOnce.take(id);
     const stream = openEventStream(call.reply);
-    if (!stream) return call.reply;
+    if (!stream) {
+      done();
+      return call.reply;
+    }
+    stream.onClose(done);
     if (this.#closed) {
       stream.end();
       return call.reply;
@@ -111,12 +120,12 @@ export class LiveStreams {
       listener.send('beat', {});
       void listener.check();
     }, HEARTBEAT_MS);
+    this.#listeners.add(listener);
     stream.onClose(() => {
       clearInterval(heartbeat);
       this.#listeners.delete(listener);
       if (this.#listeners.size === 0) this.#rest();
     });
-    this.#listeners.add(listener);
     if (!this.#timer) this.#watch();
     listener.send('hello', {});
     return call.reply;

@@ -57,7 +57,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       return { tenant_id: result.tenantId, session_expires_at: result.expiresAt.toISOString() };
     }
     // 303 after a form, so that the browser continues with GET
-    return reply.redirect('/policies', posted ? 303 : 302);
+    return reply.redirect('/', posted ? 303 : 302);
   };
   return [
     {
@@ -162,6 +162,6 @@ ${signedInAs === undefined ? undefined : html`<p>You are signed in as <strong>${
 <p>This link signs in <strong>${to.email}</strong> at <strong>${to.tenantName}</strong>. It works once.</p>
 <p><button>Sign in as ${to.email}</button></p>
 </form>
-${signedInAs === undefined ? undefined : html`<p><a href="/policies">Stay signed in as ${signedInAs}</a></p>`}`,
+${signedInAs === undefined ? undefined : html`<p><a href="/">Stay signed in as ${signedInAs}</a></p>`}`,
   );
 }

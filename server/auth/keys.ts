@@ -2,7 +2,6 @@ import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { addCredential } from '../../db/credentials.ts';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { lockPeople } from '../../db/locks.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import type { EventPayload } from '../domain/events.ts';
@@ -11,7 +10,10 @@ import { newSecret, type SecretKind, secretHash, secretPrefix } from '../domain/
 import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { assertEntitled } from '../rpc/entitled.ts';
 
+/** The last time that ISO 8601 writes with four digits for the year. */
+const LAST_TIME = Date.UTC(9999, 11, 31);
 const WRITE = { lockMode: LockMode.PESSIMISTIC_WRITE } as const;
 
 interface NewAgentKey {
@@ -46,7 +48,7 @@ export class Keys {
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
-      await assertEntitled(em, tenantId, { maker: input.owner, owner: null });
+      await assertEntitled(em, tenantId, by.actor, { maker: input.owner });
       return this.#createApiKey(em, tenantId, input, by);
     });
   }
@@ -72,8 +74,7 @@ export class Keys {
       prefix: secretPrefix(secret),
       scopes: [...new Set(input.scopes)],
       createdBy: input.owner,
-      createdAt: new Date(this.#clock.now()),
-      expiresAt: input.expiresAt ?? null,
+      ...this.#life(input.expiresAt),
     });
     await em.flush();
     await this.#announce(em, tenantId, 'key.created', by.actor, {
@@ -100,7 +101,7 @@ export class Keys {
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      await assertEntitled(em, tenantId, input);
+      await assertEntitled(em, tenantId, by.actor, { maker: input.maker ?? null, owner: input.owner });
       return this.#createAgentKey(em, notify, tenantId, input, by);
     });
   }
@@ -123,8 +124,7 @@ export class Keys {
       prefix: secretPrefix(secret),
       hash: secretHash(secret),
       createdBy: by.actor.id,
-      createdAt: new Date(this.#clock.now()),
-      expiresAt: input.expiresAt ?? null,
+      ...this.#life(input.expiresAt),
     });
     await em.flush();
     await notify('settings');
@@ -156,7 +156,7 @@ export class Keys {
     by: Doer,
   ): Promise<{ row: ApiKeyRow; secret: string; until: Date }> {
     return this.#db.transaction(tenantId, async (em, notify) => {
-      await assertEntitled(em, tenantId, { maker: owner, owner: null });
+      await assertEntitled(em, tenantId, by.actor, { maker: owner });
       const old = this.#working(await em.findOne(ApiKey, { id }, WRITE));
       const { label, scopes, lineId: line } = old;
       const made = await this.#createApiKey(
@@ -189,7 +189,7 @@ export class Keys {
         [tenantId, id],
       );
       // the people before the key, see lockPeople; the owner of a key never changes
-      if (found) await assertEntitled(em, tenantId, { maker, owner: found.owner_id });
+      if (found) await assertEntitled(em, tenantId, by.actor, { maker, owner: found.owner_id });
       const old = this.#working(await em.findOne(AgentKey, { id }, WRITE));
       const { label, agentId, agentRole, ownerId } = old;
       const made = await this.#createAgentKey(
@@ -359,8 +359,19 @@ export class Keys {
     return row;
   }
 
-  #sameLife({ createdAt, expiresAt }: ApiKeyRow | AgentKeyRow): Date | undefined {
-    return expiresAt ? new Date(this.#clock.now() + expiresAt.getTime() - createdAt.getTime()) : undefined;
+  /** Not by `expiresAt`, which an earlier rotation may have brought forward. */
+  #sameLife({ lifeMs }: ApiKeyRow | AgentKeyRow): Date | undefined {
+    return lifeMs == null ? undefined : new Date(Math.min(this.#clock.now() + lifeMs, LAST_TIME));
+  }
+
+  /** When a new key is made, when it ends, and how long that is. */
+  #life(expiresAt: Date | undefined) {
+    const now = this.#clock.now();
+    return {
+      createdAt: new Date(now),
+      expiresAt: expiresAt ?? null,
+      lifeMs: expiresAt ? expiresAt.getTime() - now : null,
+    };
   }
 
   async #expire(
@@ -387,24 +398,6 @@ export class Keys {
     const hash = secretHash(secret);
     await addCredential(em, tenantId, { hash, kind: kind === 'key' ? 'api_key' : 'agent_key', id });
     return { id, secret };
-  }
-}
-
-/**
- * A request may have been authorized just before its person was removed or demoted. Their rows are locked, so either
- * the removal finds the new key and revokes it, or the removal is seen here and no key is created. Only an admin
- * creates keys, and only a member can own one.
- */
-export async function assertEntitled(
-  em: EntityManager,
-  tenantId: string,
-  { maker = null, owner }: { maker?: string | null; owner: string | null },
-): Promise<void> {
-  const ids = [maker, owner].filter((id) => id !== null);
-  const people = ids.length > 0 ? await lockPeople(em, tenantId, ids) : new Map<string, never>();
-  const gone = owner !== null && people.get(owner)?.removed !== false;
-  if (gone || (maker !== null && !people.get(maker)?.roles.includes('admin'))) {
-    throw new AppError('FORBIDDEN', 'the owner of the key no longer has the required role');
   }
 }
 

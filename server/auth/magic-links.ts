@@ -116,15 +116,15 @@ export class MagicLinks {
    * was exceeded: then it is dropped silently. Resolves to the cookie that identifies the browser.
    */
   async request(email: string, origin: Origin, cookies: string | undefined): Promise<string> {
-    const { db, clock, box, limits, failed } = this.#parts;
+    const { db, clock, limits, failed } = this.#parts;
     // a browser that requests twice keeps its nonce, so that the first link still recognizes it
     const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
     const address = email.toLowerCase();
-    const states = await Promise.all([
-      limits.ip.take(networkOf(origin.ip)),
-      limits.address.take(sha256(address).toString('base64url')),
-    ]);
-    if (states.every(({ allowed }) => allowed)) {
+    // one after the other: a network that has used up its own limit must not use up that of other people's addresses
+    const mayAsk =
+      (await limits.ip.take(networkOf(origin.ip))).allowed &&
+      (await limits.address.take(sha256(address).toString('base64url'))).allowed;
+    if (mayAsk) {
       const now = new Date(clock.now());
       const id = newId('req', now.getTime());
       const request: Request = {
@@ -135,7 +135,7 @@ export class MagicLinks {
       };
       await db.owner.query('insert into sign_in_request (id, sealed, created_at, next_at) values ($1, $2, $3, $3)', [
         id,
-        box.seal(JSON.stringify(request), sealContext(id)),
+        this.#seal(id, request),
         now,
       ]);
     } else failed('too many sign-in links requested', origin);
@@ -292,7 +292,25 @@ export class MagicLinks {
       [request.email],
     );
     if (rows.length === 0) failed('unknown address', { ip: request.ip, requestId: request.request_id });
-    for (const member of rows) await this.#mail(row, request, member);
+    const served = new Set(request.served);
+    const left = rows.filter((member) => !served.has(member.tenant_id));
+    try {
+      await each(left, undefined, async (member) => {
+        await this.#mail(row, request, member);
+        served.add(member.tenant_id);
+      });
+    } catch (error) {
+      // the fault of one tenant keeps no mail of the others back, and does not repeat them
+      await db.owner.query('update sign_in_request set sealed = $2 where id = $1', [
+        row.id,
+        this.#seal(row.id, { ...request, served: [...served] }),
+      ]);
+      throw error;
+    }
+  }
+
+  #seal(id: string, request: Request): Buffer {
+    return this.#parts.box.seal(JSON.stringify(request), sealContext(id));
   }
 
   async #mail(
@@ -376,6 +394,8 @@ interface Request {
   nonce_hash: string;
   ip: string;
   request_id: string;
+  /** The tenants whose mail is queued, after the attempt for another one failed. */
+  served?: string[];
 }
 
 const sealContext = (id: string) => `sign_in_request/${id}/sealed`;

@@ -5,7 +5,7 @@ import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
-import { emailAddress, reason, text, timestamp } from '../rpc/fields.ts';
+import { emailAddress, keptTime, reason, text } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
@@ -42,7 +42,7 @@ const AgentKeyListed = z
   })
   .meta({ id: 'AgentKey' });
 
-const expiry = timestamp.optional();
+const expiry = keptTime.optional();
 const tag = 'keys';
 
 const rotation = {

@@ -23,7 +23,8 @@ declare module 'lucia' {
 type SessionAttributes = Pick<SessionRow, 'authMethod' | 'ip' | 'userAgent' | 'createdAt'> & { endsAt: Date };
 type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
-export const SESSION_COOKIE = 'svc_session';
+/** The name of the cookie; on https one that no other host of the domain can plant. */
+export const sessionCookie = (https: boolean) => (https ? '__Host-svc_session' : 'svc_session');
 /** A session ends this long after sign-in, regardless of activity. */
 const SESSION_SECONDS = 24 * 3600;
 
@@ -65,7 +66,7 @@ export class Sessions {
     return new Lucia(adapter(em, tenantId, this.#clock), {
       sessionExpiresIn: new TimeSpan(SESSION_SECONDS, 's'),
       sessionCookie: {
-        name: SESSION_COOKIE,
+        name: sessionCookie(this.#secureCookie),
         attributes: { sameSite: 'lax', secure: this.#secureCookie, path: '/' },
       },
       getSessionAttributes: (attributes) => attributes,

@@ -24,7 +24,9 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { assertEntitled, endTokens } from './keys.ts';
+import { assertEntitled } from '../rpc/entitled.ts';
+import { endTokens } from './keys.ts';
+import { RefusalLimit } from './refusal-limit.ts';
 import type { OpenIdConnect } from './sso/oidc.ts';
 import { SsoRefusal } from './sso/refusal.ts';
 
@@ -51,8 +53,6 @@ const MAX_PER_TENANT = 100;
 const MAX_SUBJECT_SECONDS = 86_400;
 /** A used token is remembered for this long after it has expired, whatever the clocks of processes say. */
 const MARGIN_MS = 600_000;
-/** Refused tokens of known issuers that are recorded, per tenant, process and hour; anybody can have GitHub sign one. */
-const REFUSALS_AN_HOUR = 60;
 
 /**
  * What a tenant trusts of the tokens that a platform gives its workloads, and the exchange of such a token for one of
@@ -65,7 +65,8 @@ export class Workloads {
   readonly #audit: WriteAudit;
   readonly #oidc: OpenIdConnect;
   readonly #base: string;
-  readonly #refusals = new Map<string, { hour: number; count: number }>();
+  /** Of tokens of known issuers; anybody can have GitHub sign one. */
+  readonly #refusals: RefusalLimit;
 
   constructor(parts: {
     db: Database;
@@ -80,6 +81,7 @@ export class Workloads {
     this.#log = parts.log;
     this.#audit = parts.audit;
     this.#oidc = parts.oidc;
+    this.#refusals = new RefusalLimit(parts.clock);
     this.#base = `${parts.baseUrl.replace(/\/+$/, '')}/tenants/`;
   }
 
@@ -111,7 +113,7 @@ export class Workloads {
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     await this.#assertIssuer(tenantId, input, by);
     return this.#db.transaction(tenantId, async (em) => {
-      await assertEntitled(em, tenantId, { maker, owner: null });
+      await assertEntitled(em, tenantId, by.actor, { maker });
       await lockTenant(em, tenantId);
       const now = this.#clock.now();
       const others = await em.count(WorkloadTrust, { tenantId, revokedAt: null });
@@ -343,12 +345,8 @@ export class Workloads {
   }
 
   async #recordRefusal(tenantId: string, origin: Origin, detail: string): Promise<void> {
-    const hour = Math.floor(this.#clock.now() / 3_600_000);
-    const before = this.#refusals.get(tenantId);
-    const count = before?.hour === hour ? before.count + 1 : 1;
-    this.#refusals.set(tenantId, { hour, count });
     this.#log.warn({ ip: origin.ip, reqId: origin.requestId, tenantId, detail }, 'a token of a workload was refused');
-    if (count > REFUSALS_AN_HOUR) return;
+    if (!this.#refusals.mayRecord(tenantId)) return;
     await this.#db.transaction(tenantId, (em) =>
       this.#audit(em, tenantId, {
         actor: { type: 'system', id: 'workloads', ip: origin.ip },

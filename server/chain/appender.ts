@@ -6,12 +6,14 @@ import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Checkpoints } from './checkpoint.ts';
 import { idHash } from './record.ts';
-import { inputBytesOf, Writer } from './writer.ts';
+import { bytesOf, Writer } from './writer.ts';
 
 export interface AppendEvent {
   event: DecisionEvent;
   /** What the decision was taken on. Stored in the record's transaction, beside the chain, so that it can be erased. */
   input?: KeptInput | undefined;
+  /** About how long its record is, where that is known: so much is neither queued nor committed together that others wait long. */
+  bytes?: number | undefined;
 }
 
 /** The result of one event. */
@@ -45,7 +47,7 @@ export interface Appender {
    *
    * Rejects with Fenced when another process took the tenant over, with ChainClosed when the chain lacks what was
    * acknowledged (compared whenever the chain is opened and after every connect), with UNAVAILABLE (Retry-After) when the
-   * mailbox is full, the database does not acknowledge within 5 s or lacks the standby that is demanded, and with NOT_FOUND for an unknown tenant. The events
+   * mailbox or the tenant's share of it is full, the database does not acknowledge within 5 s or lacks the standby that is demanded, and with NOT_FOUND for an unknown tenant. The events
    * may then be stored or not: the same call again finds out and does the rest.
    */
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
@@ -77,7 +79,7 @@ export interface AppenderOptions {
   shards?: number;
   /** Event ids remembered per shard, so that a proxy's retry costs no look-up. */
   recentIds?: number;
-  /** Events that may wait per shard. */
+  /** Events that may wait per shard, of one tenant half as many. */
   mailbox?: number;
   /** How long callers wait for a lost connection to come back, in milliseconds. */
   patienceMs?: number;
@@ -137,9 +139,6 @@ export function openAppender(options: AppenderOptions): Appender {
   };
 }
 
-/** About how much an event takes beside what is kept of its input. */
-const EVENT_BYTES = 1024;
-
 /** The appender as a kind of actor, so that a host decides which process owns a tenant. */
 export function chainActor(appender: Appender): ActorKind<string, AppendCommand, AppendResult> {
   return {
@@ -149,6 +148,6 @@ export function chainActor(appender: Appender): ActorKind<string, AppendCommand,
     },
     handle: (tenantId, command) => appender.append(tenantId, command.events),
     close: (tenantId) => appender.release(tenantId),
-    size: ({ events }) => events.length * EVENT_BYTES + inputBytesOf(events),
+    size: ({ events }) => bytesOf(events),
   };
 }

@@ -170,11 +170,12 @@ export class Checkpoints {
 
   /**
    * Signs the chains that are due: with everyRecords new records, or with any that will be older than the interval
-   * before the next look. Resolves with how many were signed. What it costs depends on the chains with records that are not
-   * signed, not on how many chains there are.
+   * before the next look, or that follow a checkpoint of a clock that was far ahead. Resolves with how many were signed.
+   * What it costs depends on the chains with records that are not signed, not on how many chains there are.
    */
   async sweep(signal = this.#stopping.signal): Promise<number> {
     const { db, clock, log } = this.#options;
+    const now = clock.now();
     const rows = await across<{ tenant_id: string; chain: ChainName; seq: number; signed: boolean }>(
       db,
       `select h.tenant_id, h.chain, h.seq, h.seq <= coalesce(c.seq, 0) as signed from chain_head h
@@ -182,8 +183,8 @@ export class Checkpoints {
          select c.seq, c.created_at from chain_checkpoint c
          where c.tenant_id = h.tenant_id and c.chain = h.chain order by c.seq desc limit 1) c on true
        where h.unsigned
-         and (c.seq is null or h.seq <= c.seq or h.seq - c.seq >= $1 or c.created_at <= $2)`,
-      [this.everyRecords, new Date(clock.now() - this.#everyMs + SWEEP_MS)],
+         and (c.seq is null or h.seq <= c.seq or h.seq - c.seq >= $1 or c.created_at <= $2 or c.created_at > $3)`,
+      [this.everyRecords, new Date(now - this.#everyMs + SWEEP_MS), new Date(now + SWEEP_MS)],
     );
     let signed = 0;
     for (const row of writable(db, rows)) {

@@ -13,6 +13,8 @@ const HEADER = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1');
 /** PostgreSQL counts microseconds from 2000-01-01. */
 const EPOCH_MS = 946_684_800_000;
 const TWO_32 = 2 ** 32;
+/** A larger buffer than this is not kept for the next rows. */
+const KEPT_BYTES = 1024 * 1024;
 
 /** For the numbers in a buffer: to write one takes a fraction of what the buffer's own functions take, which check it first. */
 const viewOf = ({ buffer, byteOffset, length }: Buffer) => new DataView(buffer, byteOffset, length);
@@ -80,8 +82,11 @@ export class CopyRows {
   #view: DataView;
   #end = 0;
   #count = 0;
+  readonly #size: number;
 
+  /** `size`: of the buffer at first, in bytes. */
   constructor(size = 64 * 1024) {
+    this.#size = size;
     this.#buffer = Buffer.allocUnsafe(size);
     this.#view = viewOf(this.#buffer);
     this.reset();
@@ -92,6 +97,11 @@ export class CopyRows {
   }
 
   reset(): void {
+    // what a few unusual rows took is given back
+    if (this.#buffer.length > Math.max(this.#size, KEPT_BYTES)) {
+      this.#buffer = Buffer.allocUnsafe(this.#size);
+      this.#view = viewOf(this.#buffer);
+    }
     this.#buffer[0] = 0x64;
     HEADER.copy(this.#buffer, 5);
     this.#end = 5 + HEADER.length;

@@ -34,7 +34,7 @@ export interface Chain {
 export interface Batch {
   readonly chain: Chain;
   readonly events: readonly AppendEvent[];
-  readonly inputBytes: number;
+  readonly bytes: number;
   readonly results: Appended[];
   /** The hash of each event's record, one behind the other, as far as there is one. */
   readonly hashes: Buffer;

@@ -13,6 +13,10 @@ export interface KnownHead {
 
 /** How often one chain's head is sent to Redis at most; a process that dies loses what it learned since. */
 const FLUSH_MS = 50;
+/** What Redis did not take is sent again after this time, and as soon as the connection is back. */
+const RETRY_MS = 1000;
+/** So many are sent at once: those of all chains, when the connection is back, would keep everything else waiting. */
+const MOST_AT_ONCE = 1000;
 
 /**
  * The heads that were acknowledged, chain by chain: in this process's memory, and in Redis where there is one, so that
@@ -25,12 +29,17 @@ export class AcknowledgedHeads {
   readonly #redis: RedisLink | undefined;
   readonly #log: Log;
   readonly #unsent = new Set<string>();
+  /** What Redis did not take. */
+  readonly #refused = new Set<string>();
   #timer: NodeJS.Timeout | undefined;
+  #retry: NodeJS.Timeout | undefined;
   #sending: Promise<unknown> = Promise.resolve();
 
   constructor(log: Log, redis?: RedisLink | undefined) {
     this.#log = log;
     this.#redis = redis;
+    // it may have been started again, empty, or be another one without the newest entries
+    redis?.commands.on('ready', () => this.#sendAgain(this.#heads.keys()));
   }
 
   /** Remembers a head whose commit is certain. Call it before anyone learns of the commit. */
@@ -41,7 +50,7 @@ export class AcknowledgedHeads {
     this.#heads.set(key, head);
     if (!this.#redis) return;
     this.#unsent.add(key);
-    this.#timer ??= setTimeout(() => this.#send(), FLUSH_MS).unref();
+    this.#sendSoon();
   }
 
   /** Forgets what this process remembers of a chain: its tenant has moved to another installation. */
@@ -72,8 +81,10 @@ export class AcknowledgedHeads {
 
   /** Resolves when everything was sent to Redis, or could not be. */
   async flushed(): Promise<void> {
-    if (this.#timer) this.#send();
-    await this.#sending;
+    do {
+      if (this.#unsent.size > 0) this.#send();
+      await this.#sending;
+    } while (this.#timer);
   }
 
   async #shared(tenantId: string, chain: ChainName): Promise<KnownHead | undefined> {
@@ -90,19 +101,37 @@ export class AcknowledgedHeads {
     return undefined;
   }
 
+  #sendSoon(): void {
+    this.#timer ??= setTimeout(() => this.#send(), FLUSH_MS).unref();
+  }
+
+  #sendAgain(keys: Iterable<string>): void {
+    for (const key of keys) if (this.#heads.has(key)) this.#unsent.add(key);
+    this.#refused.clear();
+    clearTimeout(this.#retry);
+    this.#retry = undefined;
+    if (this.#unsent.size > 0) this.#sendSoon();
+  }
+
   #send(): void {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     const redis = this.#redis!;
-    const sent = [...this.#unsent].map(async (key) => {
+    const sent = [...this.#unsent.values().take(MOST_AT_ONCE)].map(async (key) => {
+      this.#unsent.delete(key);
       const [chain, ...tenant] = key.split(' ');
       const head = this.#heads.get(key)!;
       const name = redis.name('head', chain!, tenant.join(' '));
       const value = order(head) + redis.seal(name, JSON.stringify(head)).toString('base64url');
-      await redis.commands.eval(RAISE, 1, name, value, ORDER);
+      try {
+        await redis.commands.eval(RAISE, 1, name, value, ORDER);
+      } catch {
+        this.#refused.add(key);
+        this.#retry ??= setTimeout(() => this.#sendAgain(this.#refused), RETRY_MS).unref();
+      }
     });
-    this.#unsent.clear();
-    this.#sending = Promise.allSettled([this.#sending, ...sent]);
+    this.#sending = Promise.all([this.#sending, ...sent]);
+    if (this.#unsent.size > 0) this.#sendSoon();
   }
 }
 

@@ -2,10 +2,11 @@ import { Readable } from 'node:stream';
 import { z } from 'zod';
 import { type Database, type Reads, readsOf, type WriteAudit } from '../../db/index.ts';
 import { actorOf } from '../domain/audit.ts';
-import { problemBody } from '../errors.ts';
+import { AppError, problemBody } from '../errors.ts';
+import { whenClosed } from '../lib/closed.ts';
 import { csvLine } from '../lib/csv.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
-import { toAppError } from '../rpc/procedure.ts';
+import { type Context, toAppError } from '../rpc/procedure.ts';
 import { openEventStream } from '../rpc/sse.ts';
 import { type AuditFilter, type AuditRecord, listAudit } from './audit.ts';
 import { ChainClosed } from './checkpoint.ts';
@@ -44,7 +45,7 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
     const principal = principalOf(call);
     const gone = new AbortController();
     const leave = () => gone.abort(new Error('the caller went away'));
-    call.reply.raw.once('close', leave);
+    const stay = whenClosed(call.reply.raw, leave);
     const run = async (onProgress?: (progress: { checked: number; total: number }) => void) => {
       const result = await parts.verifications.verify(principal.tenantId, chain, {
         signal: gone.signal,
@@ -57,7 +58,7 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
       if (String(call.request.headers.accept ?? '').includes('text/event-stream')) return await stream(call, run);
       return call.reply.type('application/json; charset=utf-8').send(JSON.stringify(await run()));
     } finally {
-      call.reply.raw.off('close', leave);
+      stay();
     }
   };
 
@@ -156,7 +157,7 @@ export function auditExportRoute(db: Database): PlainRoute {
         'cache-control': 'no-store',
       });
       call.reply.type(csv ? 'text/csv; charset=utf-8' : 'application/x-ndjson; charset=utf-8');
-      return call.reply.send(Readable.from(auditText(reads, tenantId, filter, csv, first)));
+      return call.reply.send(Readable.from(auditText(reads, call.context, tenantId, filter, csv, first)));
     },
   };
 }
@@ -165,6 +166,7 @@ const PAGE = 1000;
 
 async function* auditText(
   reads: Reads,
+  { stillValid }: Pick<Context, 'stillValid'>,
   tenantId: string,
   filter: Omit<AuditFilter, 'limit' | 'after'>,
   csv: boolean,
@@ -180,6 +182,8 @@ async function* auditText(
       )
       .join('');
     if (page.next_cursor === null) return;
+    // breaks the file off, as everything that fails from here on does
+    if (!(await stillValid())) throw new AppError('UNAUTHENTICATED', 'the credential is no longer valid');
     page = await listAudit(reads, tenantId, { ...filter, after: page.next_cursor, limit: PAGE });
   }
 }

@@ -1,6 +1,6 @@
 import type pg from 'pg';
 import { type ChainLoss, type NoteKey, openLoss } from './note.ts';
-import type { ChainName } from './record.ts';
+import { type ChainName, NO_DECISION } from './record.ts';
 
 /**
  * What a chain holds that was lost and given up: records of kind `chain.loss` (in the audit chain, of the action
@@ -45,11 +45,17 @@ export interface LossRow {
   readonly line: string;
 }
 
+/** A longer line is none that was written here: whatever is in it, the lines of all losses fit into memory. */
+const MOST_BYTES = 16 * 1024;
+
 /** The query for the LossRows of the tenant $1. */
 export function lossRows(chain: ChainName): string {
   const { table, id } = RECORDS[chain];
   const [from, to] = [`loss_${chain}_`, `loss_${chain}\``];
-  return `select seq, line from ${table} where tenant_id = $1 and ${id} >= '${from}' and ${id} < '${to}'`;
+  // the id of a decision is the proxy's word; the column is not, and it has an index
+  const kind = chain === 'forensics' ? `and decision = ${NO_DECISION}` : '';
+  return `select seq, line from ${table}
+    where tenant_id = $1 and ${id} >= '${from}' and ${id} < '${to}' ${kind} and octet_length(line) <= ${MOST_BYTES}`;
 }
 
 /** As readLosses, of rows that were read already, in the order of seq. */

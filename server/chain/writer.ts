@@ -15,8 +15,11 @@ import { decisionLine, HASH_BYTES, ZERO_HASH } from './record.ts';
 import { BadEvent, type HeadMove, remedyFor, session, spreadTransaction, transaction } from './transaction.ts';
 
 const GROUP_EVENTS = 1000;
-const GROUP_INPUT_BYTES = 4 * 1024 * 1024;
-const MAILBOX_INPUT_BYTES = 64 * 1024 * 1024;
+/** Of events and their inputs. A call that is larger is a group by itself. */
+const GROUP_BYTES = 4 * 1024 * 1024;
+const MAILBOX_BYTES = 64 * 1024 * 1024;
+/** What one tenant has waiting is at most this part of what is left for the others: half of an empty mailbox, and a quarter. */
+const SHARE = { events: 1, bytes: 1 / 3 };
 /** Transactions under way at once. */
 const DEPTH = 2;
 /** A second transaction is begun beside the first for as many events as that has, or this many; fewer gather meanwhile. */
@@ -29,6 +32,8 @@ const CONNECT_MS = 5000;
 /** A writer is busy for this long after its last events. */
 const BUSY_MS = 250;
 const ATTEMPTS = 5;
+/** About how much an event takes of which nobody knows it. */
+const EVENT_BYTES = 1024;
 /** An event whose acknowledgement was lost is sent again within this time. */
 const MOMENT_MS = 30_000;
 
@@ -46,6 +51,7 @@ export class Writer {
   #queuedEvents = 0;
   #waitingEvents = 0;
   #waitingBytes = 0;
+  readonly #waitingOf = new Map<string, { events: number; bytes: number }>();
   /** The calls that are not yet answered, the oldest first. */
   readonly #waits = new Set<{ since: number }>();
   #askedAt = Number.NEGATIVE_INFINITY;
@@ -53,7 +59,8 @@ export class Writer {
   #pipeline: Pipeline | undefined;
   /** How many connections of the pipeline were lost. */
   #losses = 0;
-  readonly #rows: CopyRows[] = [];
+  /** Buffers that no transaction uses. */
+  readonly #unused: { rows: CopyRows; inputs: CopyRows }[] = [];
   #scheduled = false;
   /** A failure is being repaired; no new transaction begins. */
   #repairing: Promise<void> | undefined;
@@ -97,15 +104,18 @@ export class Writer {
     if (this.#stopped) throw unavailable('the server is shutting down');
     if (this.#down) throw unavailable('the database does not answer');
     this.#assertReplicated(tenantId);
-    const inputBytes = inputBytesOf(events);
+    const bytes = bytesOf(events);
+    const own = this.#waitingOf.get(tenantId);
+    const left = this.#mailbox - this.#waitingEvents - events.length;
+    const leftBytes = MAILBOX_BYTES - this.#waitingBytes - bytes;
     if (
-      this.#waitingEvents + events.length > this.#mailbox ||
-      (inputBytes > 0 && this.#waitingBytes + inputBytes > MAILBOX_INPUT_BYTES)
+      (own?.events ?? 0) + events.length > SHARE.events * left ||
+      (own?.bytes ?? 0) + bytes > SHARE.bytes * leftBytes
     ) {
       throw unavailable('too many events are waiting');
     }
     this.#askedAt = performance.now();
-    return this.#inTime.of(this.#queued(tenantId, events, inputBytes));
+    return this.#inTime.of(this.#queued(tenantId, events, bytes));
   }
 
   /** What waits for a standby that is gone would keep a connection of the database until that is back. */
@@ -115,9 +125,13 @@ export class Writer {
   }
 
   /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
-  async #queued(tenantId: string, events: readonly AppendEvent[], inputBytes: number): Promise<AppendResult> {
+  async #queued(tenantId: string, events: readonly AppendEvent[], bytes: number): Promise<AppendResult> {
     this.#waitingEvents += events.length;
-    this.#waitingBytes += inputBytes;
+    this.#waitingBytes += bytes;
+    const own = this.#waitingOf.get(tenantId) ?? { events: 0, bytes: 0 };
+    this.#waitingOf.set(tenantId, own);
+    own.events += events.length;
+    own.bytes += bytes;
     const wait = { since: performance.now() };
     this.#waits.add(wait);
     try {
@@ -125,14 +139,17 @@ export class Writer {
       const chain = known instanceof Promise || known === undefined ? await this.#chain(tenantId) : known;
       return await new Promise<AppendResult>((resolve, reject) => {
         const hashes = Buffer.allocUnsafe(HASH_BYTES * events.length);
-        this.#queue.push({ chain, events, inputBytes, results: [], hashes, final: undefined, resolve, reject });
+        this.#queue.push({ chain, events, bytes, results: [], hashes, final: undefined, resolve, reject });
         this.#queuedEvents += events.length;
         this.#schedule();
       });
     } finally {
       this.#waits.delete(wait);
       this.#waitingEvents -= events.length;
-      this.#waitingBytes -= inputBytes;
+      this.#waitingBytes -= bytes;
+      own.events -= events.length;
+      own.bytes -= bytes;
+      if (own.events === 0) this.#waitingOf.delete(tenantId);
       if (this.#waitingEvents === 0) this.#idle?.();
     }
   }
@@ -303,11 +320,11 @@ export class Writer {
         passed.push(batch);
         continue;
       }
-      const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.inputBytes <= GROUP_INPUT_BYTES;
+      const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.bytes <= GROUP_BYTES;
       if (taken > 0 && !fits) break;
       taken++;
       events += batch.events.length;
-      bytes += batch.inputBytes;
+      bytes += batch.bytes;
       if (batch.chain.live) batches.push(batch);
       else batch.reject(batch.chain.refusal ?? new Fenced());
     }
@@ -374,12 +391,13 @@ export class Writer {
   }
 
   #sendCopies(group: Group, pick?: number): { group: Group; done: Promise<void> } {
-    const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
-    const inputs = new CopyRows(1024);
+    const buffers = this.#unused.pop() ?? { rows: new CopyRows(1024 * 1024), inputs: new CopyRows(1024) };
+    const { rows, inputs } = buffers;
     rows.reset();
+    inputs.reset();
     const moves = this.#record(group, pick, rows, inputs);
     if (!Array.isArray(moves)) {
-      this.#rows.push(rows);
+      this.#unused.push(buffers);
       return { group, done: moves };
     }
     const sql = transaction(moves, inputs.count > 0, group.checkpoints, this.#spread);
@@ -387,7 +405,7 @@ export class Writer {
     // INVARIANT: a buffer is used again only when it was written and its transaction answered
     let pending = 2;
     const free = () => {
-      if (--pending === 0) this.#rows.push(rows);
+      if (--pending === 0) this.#unused.push(buffers);
     };
     const done = this.#pipeline!.run(sql, copies, free);
     done.then(free, free);
@@ -475,9 +493,17 @@ export class Writer {
           await this.#lookUp(open, pick);
         } else if (remedy === 'duplicate') {
           if ((await this.#lookUp(open, pick)) === 0) {
-            // no id of ours is there: a record exists beyond the head
-            this.#options.log.error({ err: cause }, 'records stand beyond the head of a chain: it was tampered with');
-            return this.#rejectAll(open, unavailable('the chain is damaged', cause));
+            // no id of ours is there: a record exists beyond the head of one of the chains, or an input without its record
+            const [chain, ...others] = new Set(open.map((batch) => batch.chain));
+            if (chain && others.length === 0) {
+              const tenant = chain.tenantId;
+              this.#options.log.error(
+                { err: cause, tenant },
+                'what no record was made of stands in the way of a chain',
+              );
+              this.#abandon(chain);
+            }
+            return this.#isolate(open, pick, cause);
           }
         } else if (remedy === 'head') await this.#compareHeads(open);
         else if (remedy === 'data') return this.#divide(open, pick);
@@ -542,7 +568,7 @@ export class Writer {
     }
   }
 
-  /** Settles the events whose ids are in the chain by now. Returns how many it found. */
+  /** Settles the events whose ids are in the chain by now, which counts as acknowledged as far as they are. Returns how many it found. */
   async #lookUp(batches: readonly Batch[], pick: number | undefined): Promise<number> {
     let found = 0;
     const byTenant = Map.groupBy(batches, (batch) => batch.chain);
@@ -566,9 +592,11 @@ export class Writer {
             'seq' in meant &&
             !meant.duplicate &&
             row.hash.equals(hashes.subarray(HASH_BYTES * i, HASH_BYTES * (i + 1)));
-          results[i] = sameLine(chain.tenantId, event, row.line)
-            ? { seq: row.seq, duplicate: !ours }
-            : { conflict: true };
+          if (sameLine(chain.tenantId, event, row.line)) {
+            const head = { seq: row.seq, hash: row.hash.toString('hex'), generation: chain.generation };
+            this.#options.checkpoints?.acknowledged.acknowledge(chain.tenantId, 'forensics', head);
+            results[i] = { seq: row.seq, duplicate: !ours };
+          } else results[i] = { conflict: true };
           final![i] = 1;
           found++;
         }
@@ -725,9 +753,11 @@ export class Writer {
   }
 }
 
-export function inputBytesOf(events: readonly AppendEvent[]): number {
+/** About how much they take, with what is kept of their inputs. */
+export function bytesOf(events: readonly AppendEvent[]): number {
   let bytes = 0;
-  for (const { input } of events) {
+  for (const { bytes: own = EVENT_BYTES, input } of events) {
+    bytes += own;
     if (input) bytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
   }
   return bytes;

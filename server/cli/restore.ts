@@ -41,7 +41,7 @@ export const restore = command({
     'The database must have no tenants, and the master key of the backup must be configured (SVC_MASTER_KEY, or master.key\n' +
     'in the data directory). The schema versions must match. The server must not be running. What may have ended since the\n' +
     'backup is ended: sessions, links and invitations end, open and released holds are cancelled, and keys are inactive\n' +
-    'until "svc key confirm". See docs/restore.md.',
+    'until "svc key confirm". People and roles are as of the backup: look them through first. See docs/restore.md.',
   args: [{ name: 'FILE', help: 'a file created by "svc backup"' }],
   flags: {
     'behind-checkpoints': {
@@ -54,7 +54,7 @@ export const restore = command({
     const handle = await open(file, 'r');
     await handle.close();
     const behind = flags['behind-checkpoints'];
-    const { header, manifest, ended } = await withInstallation({ create: true }, async (installation) => {
+    const { header, manifest, ended, people } = await withInstallation({ create: true }, async (installation) => {
       const { config, sessionUrl } = installation;
       const box = new SecretBox(requireMasterKey(config));
       const { migrate } = await import('../../db/index.ts');
@@ -71,11 +71,19 @@ export const restore = command({
         await claim.release();
       }
     });
-    print({ file, ...header, tables: manifest.tables, ended }, [
+    print({ file, ...header, tables: manifest.tables, ended, people }, [
       ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
       `Restored the state of ${header.created_at}.`,
       endedWords(ended),
       'All keys are inactive: check "svc key list", revoke the keys you do not recognize, then run "svc key confirm".',
+      'People, roles, stops and policies are as of the backup. Before the server starts, remove whoever was removed since:',
+      ...columns(
+        people.map(({ tenant_id, members, admins }) => [
+          tenant_id,
+          `${members} ${members === 1 ? 'member' : 'members'}`,
+          `admins ${admins.join(', ') || 'none'}`,
+        ]),
+      ),
       'Verify the chains of each tenant: GET /v1/forensics/verify and /v1/audit/verify. They are compared with the files',
       'in $SVC_DATA_DIR/checkpoints, if there are any, which reveals records that are missing since the backup.',
     ]);
@@ -134,6 +142,7 @@ async function load(
     }
     const { cancelled, ...ended } = await endWhatWasAlive(client);
     await recordRestore(client, { header, beyond, ended, cancelled });
+    const people = await peopleOf(client);
     const losses = lossesOf(options, keys, keysOf);
     try {
       const accepted = await losses.accept(client, beyond, reasonOf(header));
@@ -143,7 +152,7 @@ async function load(
       await losses.close();
     }
     await client.query('analyze');
-    return { header, manifest, ended };
+    return { header, manifest, ended, people };
   } catch (error) {
     throw damaged(error);
   } finally {
@@ -156,6 +165,23 @@ interface Restored {
   header: Header;
   manifest: Manifest;
   ended: Ended;
+  people: PeopleOfTenant[];
+}
+
+/** Who can act again: the backup does not know of those who were removed or demoted since. */
+interface PeopleOfTenant {
+  tenant_id: string;
+  members: number;
+  admins: string[];
+}
+
+async function peopleOf(client: pg.Client): Promise<PeopleOfTenant[]> {
+  const { rows } = await client.query<PeopleOfTenant>(
+    `select tenant_id, count(*)::int as members,
+       coalesce(json_agg(email order by email) filter (where 'admin' = any(roles)), '[]') as admins
+     from member where removed_at is null group by tenant_id order by tenant_id`,
+  );
+  return rows;
 }
 
 interface Ended {

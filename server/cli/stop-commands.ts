@@ -103,10 +103,13 @@ export function stopCommandsOf<const F extends Readonly<Record<string, Flag>>>(p
         wait,
       );
       const { applied, pending, unreachable, applied_ms_max } = proxies;
+      const all = applied + pending.length + unreachable.length;
       const names = (list: readonly { proxy_id: string }[]) => list.map(({ proxy_id }) => proxy_id).join(', ');
       print({ ...made, proxies }, [
         `${made.id} is in force${made.until ? ` until ${made.until}` : ''}`,
-        `applied by ${applied} of ${applied + pending.length + unreachable.length} proxies${applied_ms_max === null ? '' : `, the slowest after ${applied_ms_max} ms`}`,
+        all === 0
+          ? 'no proxy is connected: each applies it when it comes'
+          : `applied by ${applied} of ${all} proxies${applied_ms_max === null ? '' : `, the slowest after ${applied_ms_max} ms`}`,
         ...(pending.length > 0 ? [`not yet by: ${names(pending)}`] : []),
         ...(unreachable.length > 0 ? [`silent: ${names(unreachable)}`] : []),
       ]);

@@ -3,7 +3,8 @@ import type { Decision } from '../domain/decision.ts';
 import type { HoldKind } from '../domain/hold-kinds.ts';
 import { pageAddress } from '../domain/page-address.ts';
 import type { HoldView } from '../escrow/view.ts';
-import { applyMasks, parseMask } from '../policy/evaluation/masks.ts';
+import { maskedWith } from '../policy/evaluation/approver-view.ts';
+import { parseMask } from '../policy/evaluation/masks.ts';
 
 /** The answer to `POST /v1/evaluate`. */
 export interface Evaluation {
@@ -66,10 +67,10 @@ export function holdAnswer(tenantId: string, hold: HoldView, baseUrl: string): H
   };
 }
 
-/** A permitted action's arguments with its masks applied, as a proxy applies them to what a tool answers. */
+/** A permitted action's arguments with its masks applied, as approvers see them. */
 export function maskedArguments(
   { masks = [] }: Pick<Evaluation, 'masks'>,
   args: unknown = {},
 ): Record<string, unknown> | string {
-  return applyMasks(structuredClone(args), masks.map(parseMask)) as Record<string, unknown> | string;
+  return maskedWith(args, masks.map(parseMask)) as Record<string, unknown> | string;
 }

@@ -138,6 +138,15 @@ export class Calls {
     return claimed.length > 0 ? { ...call, eventId, holder } : undefined;
   }
 
+  /** Whether this process decides the call, which nobody takes over until the transaction ends. */
+  async isOwn(em: EntityManager, tenantId: string, { agentId, callId, holder }: Call): Promise<boolean> {
+    const found = await em.execute<unknown[]>(
+      'select 1 from agent_call where tenant_id = ? and agent_id = ? and call_id = ? and holder = ? for update',
+      [tenantId, agentId, callId, holder],
+    );
+    return found.length > 0;
+  }
+
   /** Notes within the transaction which hold the call waits for. */
   async held(em: EntityManager, tenantId: string, call: Call, hold: HoldView): Promise<void> {
     const end = Date.parse(hold.expires_at) + (hold.execute_within_seconds ?? 0) * 1000 + KNOWN_AFTER_HOLD_MS;

@@ -4,7 +4,7 @@ import type { Database } from '../../db/index.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { idHash } from '../chain/record.ts';
 import { actorOf } from '../domain/audit.ts';
-import { type CompleteEvent, permits } from '../domain/decision.ts';
+import { type CompleteEvent, permits, RECORD_FIELDS } from '../domain/decision.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import type { ActionRequest, BundleStatement } from '../domain/policy.ts';
 import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
@@ -580,7 +580,17 @@ export class Decider {
       giveBack: async () => {
         // others rely on what was taken: those who took it, or who ask for the same call again
         if (answer.before || mayBeRecorded()) return;
-        await this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken, id).catch((err) => {
+        const given =
+          id === undefined
+            ? this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken)
+            : // a process that took the call over found it taken
+              this.#limits.giveBackTake(
+                tenantId,
+                CONTROL_PLANE,
+                id,
+                call && ((em) => this.#calls.isOwn(em, tenantId, call)),
+              );
+        await given.catch((err) => {
           // it stays taken, and no limit is passed
           this.#log.error({ err, tenantId }, 'what an action took of limits could not be given back');
         });
@@ -617,6 +627,8 @@ function sessionOf({ agent_id, session_id }: ActionRequest, event_id: string) {
 
 /** The masks of a record; undefined where it has not all of them. */
 function masksOf(obligations: readonly string[]): Mask[] | undefined {
+  // one that fills its field was cut, and may be another path then
+  if (obligations.some((one) => one.length >= RECORD_FIELDS.obligations.length[1])) return undefined;
   try {
     return obligations.map((one) => parseMask(one.replace(/^mask /, '')));
   } catch {

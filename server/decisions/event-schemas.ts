@@ -99,6 +99,9 @@ export type IngestedEvent = {
   [K in Required]: FieldValue<K>;
 } & { [K in Exclude<Ingested, Required>]?: FieldValue<K> | null };
 
+/** What the ids of a chain's own records begin with. */
+const OWN_IDS = /^(genesis|loss_forensics)_/;
+
 const INGESTED = FIELD_NAMES.filter((name) => !fieldOf(name).byServer);
 
 /**
@@ -108,7 +111,9 @@ const INGESTED = FIELD_NAMES.filter((name) => !fieldOf(name).byServer);
  */
 export const IngestedEvent = z
   .object({
-    event_id: text([1, 128]),
+    event_id: text([1, 128]).refine((id) => !OWN_IDS.test(id), {
+      error: 'must not begin with genesis_ or loss_forensics_',
+    }),
     event_type: z.string(),
     tenant_id: text(NAME).nullish(),
     // entries that cannot be read are left out: no record is lost because of them

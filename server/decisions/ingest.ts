@@ -4,6 +4,7 @@ import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
+import { decisionLine } from '../chain/record.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type KeptInput, unfitting } from '../domain/kept-input.ts';
@@ -19,6 +20,13 @@ const MAX_EVENTS = 100;
 /** The body as sent, before decompression. */
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
+/**
+ * Of an event as a record, without what the server adds. A proxy's spool takes no event of more than 64 KiB; the texts of a longer
+ * one would only keep other tenants waiting.
+ */
+const EVENT_BYTES = 65 * 1024;
+/** With fewer characters in its lists no event is as long as that, whatever its other texts are. */
+const LIST_CHARS = 3000;
 const MAX_DEPTH = 32;
 /** A proxy lets requests through that nest deeper than events may. */
 const MAX_INPUT_DEPTH = 256;
@@ -29,7 +37,7 @@ const INPUTS_BYTES = 4 * 1024 * 1024;
 const Events = z.array(IngestedEvent).max(MAX_EVENTS);
 /** The body as the API document describes it. */
 export const IngestBody = z.strictObject({
-  events: Events,
+  events: Events.describe(`each of at most ${EVENT_BYTES} bytes; a longer one is rejected`),
   inputs: z
     .array(IngestedInput)
     .max(MAX_EVENTS)
@@ -89,8 +97,15 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
  *
  * Throws PAYLOAD_TOO_LARGE for inputs of more than 4 MiB, VALIDATION_FAILED if the body has another form or more than 100
  * events, and the errors of `append`; then the same body may be sent again.
+ *
+ * `bytes`: the size of the body.
  */
-export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, body: unknown): Promise<IngestAnswer> {
+export async function ingest(
+  deps: IngestDeps,
+  { tenantId, keyId }: Bringer,
+  body: unknown,
+  bytes: number,
+): Promise<IngestAnswer> {
   const rejected: Rejected[] = [];
   const { events: valid, inputs } = validate(body, rejected);
   const events: AppendEvent[] = [];
@@ -112,15 +127,22 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
       forbidden('escrow_id: is no hold of this agent');
     } else {
       const completed = completeEvent(event);
+      if (bytes > EVENT_BYTES && isTooLong(completed)) {
+        rejected.push({ index, code: 'VALIDATION_FAILED', detail: `event: is longer than ${EVENT_BYTES} bytes` });
+        continue;
+      }
       completed.key_id = keyId;
       if (event.session_facts?.length) learned.set(events.length, event.session_facts);
       indexes.push(index);
-      events.push({ event: completed, input: kept?.of(completed) });
+      events.push({ event: completed, input: kept?.of(completed), bytes: 0 });
     }
   }
   let accepted = 0;
   let duplicates = 0;
   if (events.length > 0) {
+    // only their sum matters, and no record is longer than its event was in the body
+    const each = (bytes - (kept?.bytes ?? 0)) / events.length;
+    for (const event of events) event.bytes = each;
     const { results } = await deps.append(tenantId, events);
     const contradicting = events.flatMap(({ event }, i) => ('conflict' in results[i]! ? [event] : []));
     const before = contradicting.length > 0 ? await deps.broughtBefore(tenantId, contradicting) : undefined;
@@ -157,10 +179,22 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
   return { accepted, duplicates, rejected, ...(kept && { rejected_inputs: kept.rejected() }) };
 }
 
+function isTooLong(event: DecisionEvent): boolean {
+  const { hits = [], obligations = [], delegation_chain = [], facts } = event;
+  let chars = 0;
+  for (const list of [hits, obligations, delegation_chain, facts?.covered ?? [], facts?.session ?? []]) {
+    for (const text of list) chars += text.length;
+  }
+  for (const [rule] of facts?.exceeded ?? []) chars += rule.length;
+  return chars > LIST_CHARS && Buffer.byteLength(decisionLine('', 0, '', event)) > EVENT_BYTES;
+}
+
 /** The inputs of one body, each for one event of it. */
 class KeptInputs {
   readonly #byEvent = new Map<string, { index: number; kept: KeptInput; taken: boolean }>();
   readonly #refused = new Map<number, string>();
+  /** Of their texts. */
+  readonly bytes: number;
 
   /** Throws PAYLOAD_TOO_LARGE. */
   constructor(inputs: readonly unknown[]) {
@@ -179,6 +213,7 @@ class KeptInputs {
     if (bytes > INPUTS_BYTES) {
       throw new AppError('PAYLOAD_TOO_LARGE', `the inputs are larger than ${INPUTS_BYTES} bytes`);
     }
+    this.bytes = bytes;
   }
 
   /** What is to be stored with the event. */
@@ -304,7 +339,11 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
     scope.addContentTypeParser(
       'application/json',
       { parseAs: 'buffer' },
-      async (request: FastifyRequest, body: Buffer) => parse(await inflated(request.headers['content-encoding'], body)),
+      async (request: FastifyRequest, sent: Buffer) => {
+        const body = await inflated(request.headers['content-encoding'], sent);
+        (request as IngestRequest).bodyBytes = body.length;
+        return parse(body);
+      },
     );
     scope.addContentTypeParser('*', async () => {
       throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the body must be application/json');
@@ -317,16 +356,17 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
       throw new AppError('VALIDATION_FAILED', 'the request is malformed', { cause: error });
     });
     scope.decorateRequest('bringer', null);
+    scope.decorateRequest('bodyBytes', 0);
     scope.addHook('onRequest', async (request, reply) => {
       (request as IngestRequest).bringer = await deps.authenticate(request, reply);
     });
     for (const url of ['/v1/events/ingest', '/v1/forensics/records']) {
       scope.post(url, { bodyLimit: BODY_BYTES }, async (request, reply) => {
-        const { bringer } = request as IngestRequest;
+        const { bringer, bodyBytes } = request as IngestRequest;
         if (reply.elapsedTime > LONG_BODY_MS && !(await bringer.stillValid())) {
           throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
         }
-        const answer = await ingest(deps, bringer, request.body);
+        const answer = await ingest(deps, bringer, request.body, bodyBytes);
         return reply.code(202).type('application/json; charset=utf-8').send(JSON.stringify(answer));
       });
     }
@@ -334,6 +374,7 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
 }
 interface IngestRequest extends FastifyRequest {
   bringer: Authenticated;
+  bodyBytes: number;
 }
 
 const unzip = promisify(gunzip) as (body: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>;

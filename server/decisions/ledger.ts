@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
 import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
-import { FACT_LIMITS, type LedgerRow } from '../domain/session-facts.ts';
+import { FACT_LIMITS, type LedgerRow, TRUST } from '../domain/session-facts.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { KnownSession } from '../policy/evaluation/session.ts';
@@ -39,6 +39,8 @@ export interface Remembered extends SessionOf {
 }
 
 const DAY_MS = 24 * 3600 * 1000;
+/** Which entries of a session are known: the newest, and first those of the servers that are trusted least. */
+const FOREMOST = `(case when source = '${TRUST}' and jsonb_typeof(value) = 'number' then value::float8 end), observed_at desc, source, name, key`;
 
 /**
  * What tools' answers said in agents' sessions. A session is known by its agent and its id: another agent that names the
@@ -84,7 +86,7 @@ export class SessionLedger {
     });
   }
 
-  /** What is known of an agent's session now: the newest entries. */
+  /** What is known of an agent's session now: the newest entries, and all that say whom not to trust. */
   async known(tenantId: string, agentId: string, sessionId: string): Promise<KnownSession> {
     return { rows: await this.rows(tenantId, sessionId, agentId), complete: true };
   }
@@ -96,14 +98,16 @@ export class SessionLedger {
       `select agent_id, source, name, key, reported, value, event_id, observed_at as observed, expires_at as expires
        from session_fact where tenant_id = $1 and session_id = $2 and ($3::text is null or agent_id = $3)
          and expires_at > $4
-       order by observed_at desc, source, name, key limit ${FACT_LIMITS.ofSession}`,
+       order by ${FOREMOST} limit ${FACT_LIMITS.ofSession}`,
       [tenantId, sessionId, agentId ?? null, new Date(this.#clock.now())],
     );
-    return found.map(({ observed, expires, ...row }) => ({
-      ...row,
-      observed_at: observed.toISOString(),
-      expires_at: expires.toISOString(),
-    }));
+    return found
+      .sort((a, b) => b.observed.getTime() - a.observed.getTime())
+      .map(({ observed, expires, ...row }) => ({
+        ...row,
+        observed_at: observed.toISOString(),
+        expires_at: expires.toISOString(),
+      }));
   }
 
   /** The same for people: with the tool that each entry comes from, where its decision is recorded by now. */
@@ -171,7 +175,7 @@ async function put(
      where ? and f.observed_at <= excluded.observed_at`,
     [tenantId, JSON.stringify(rows), replace],
   );
-  // what is beyond the newest of a session is never read
+  // what is beyond these is never read
   const sessions = new Map(rows.map((row) => [canonicalJson([row.agent_id, row.session_id]), row]));
   for (const { agent_id, session_id } of sessions.values()) {
     const of = [tenantId, agent_id, session_id];
@@ -180,7 +184,7 @@ async function put(
          and (source, name, key, reported) in (
            select source, name, key, reported from session_fact
            where tenant_id = ? and agent_id = ? and session_id = ?
-           order by observed_at desc, source, name, key offset ${FACT_LIMITS.ofSession})`,
+           order by ${FOREMOST} offset ${FACT_LIMITS.ofSession})`,
       [...of, ...of],
     );
   }

@@ -11,7 +11,7 @@ const KEPT_MS = 600_000;
 
 /** What one action takes of its limits. */
 export interface LimitTake {
-  /** The same id takes nothing a second time while its windows are open. */
+  /** The same id takes nothing of a limit a second time while its windows are open. */
   id: string | undefined;
   /** The id is that of the action, whichever credential asks. */
   shared?: boolean;
@@ -60,19 +60,22 @@ export class Limits {
    */
   async take(tenantId: string, take: LimitTake): Promise<LimitAnswer> {
     const now = this.#clock.now();
-    let known = false;
+    let before: TakenLimit[] | undefined;
     try {
       const taken = await this.#db.transactionNear(tenantId, async (em) => {
         if (take.id !== undefined) {
-          const before = await this.#begin(em, tenantId, take, take.id, now);
-          known = before !== undefined;
-          if (before) return before;
+          before = await this.#begin(em, tenantId, take, take.id, now);
         }
+        const known = before ?? [];
+        const isKnown = (limit: LimitHit) => known.some((one) => byCounter(one, limit) === 0);
+        // policies may have got another limit since
+        const limits = take.limits.filter((limit) => !isKnown(limit)).sort(byCounter);
+        if (before && limits.length === 0) return before;
         const exceeded = new Map<string, { retry_after: number }>();
-        const results: TakenLimit[] = [];
+        const results = [...known];
         const opened: LimitHit[] = [];
         // INVARIANT: always in this order, so that concurrent calls never wait for each other in a circle
-        for (const limit of [...take.limits].sort(byCounter)) {
+        for (const limit of limits) {
           const result = await this.#takeOne(em, tenantId, take.source, limit, now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
           else {
@@ -89,7 +92,7 @@ export class Limits {
           const result = await this.#takeOne(em, tenantId, take.source, values, now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
         }
-        for (const limit of take.checked) {
+        for (const limit of before ? [] : take.checked) {
           const result = takenFrom(windowOf(await this.#read(em, tenantId, limit)), limit, now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
         }
@@ -98,7 +101,7 @@ export class Limits {
         if (take.id !== undefined) await this.#keep(em, tenantId, take.id, results, now);
         return results;
       });
-      return { taken, before: known };
+      return { taken, before: before !== undefined };
     } catch (error) {
       if (error instanceof Exceeded) return { exceeded: error.exceeded };
       throw error;
@@ -110,9 +113,18 @@ export class Limits {
     return Math.max(0, endsAt - this.#clock.now());
   }
 
-  /** Gives back what was taken under this id, once, as far as its windows are still open. */
-  async giveBackTake(tenantId: string, source: string, id: string): Promise<void> {
+  /**
+   * Gives back what was taken under this id, once, as far as its windows are still open; nothing where `may` says within the
+   * transaction that others rely on it.
+   */
+  async giveBackTake(
+    tenantId: string,
+    source: string,
+    id: string,
+    may?: (em: EntityManager) => Promise<boolean>,
+  ): Promise<void> {
     await this.#db.transactionNear(tenantId, async (em) => {
+      if (may && !(await may(em))) return;
       const rows = await em.execute<{ counts: TakenLimit[] }[]>(
         'delete from limit_take where tenant_id = ? and id = ? and source = ? returning counts',
         [tenantId, id, source],
@@ -121,9 +133,8 @@ export class Limits {
     });
   }
 
-  /** Gives back what `take` took without an id, or with this one. */
-  async giveBack(tenantId: string, source: string, taken: readonly TakenLimit[], id?: string): Promise<void> {
-    if (id !== undefined) return this.giveBackTake(tenantId, source, id);
+  /** Gives back what `take` took without an id. */
+  async giveBack(tenantId: string, source: string, taken: readonly TakenLimit[]): Promise<void> {
     await this.#db.transactionNear(tenantId, (em) => this.#giveBack(em, tenantId, source, taken));
   }
 

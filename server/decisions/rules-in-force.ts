@@ -22,6 +22,7 @@ const RuleInForce = z.object({
   policy_id: z.string(),
   version: z.int(),
   effect: z.enum(['permit', 'forbid', 'guardrail']),
+  holds: z.boolean().describe('what it applies to waits for a person'),
   reason: z.string().nullable(),
   cedar: z.string().describe('its text'),
   written_at: z.iso.datetime().describe('when this version of its policy was written'),
@@ -157,6 +158,7 @@ async function readRules(db: Pick<Database, 'query'>, tenantId: string): Promise
       rules.push({
         ...{ rule_id: id, policy_id, version, cedar },
         effect: isGuardrail(effect, annotations) ? 'guardrail' : effect,
+        holds: annotations.escrow !== undefined,
         reason: annotations.reason ?? null,
         written_at: created_at.toISOString(),
         head: readHead(words),

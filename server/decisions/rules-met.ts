@@ -2,6 +2,7 @@ import type pg from 'pg';
 import type { Reads } from '../../db/index.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS } from '../domain/decision.ts';
+import { ReadRefused } from '../lib/database-fault.ts';
 
 /** Of all decisions, and then of each kind but `allow`, the newest so many are looked through for rules. */
 export const MOST_LOOKED_AT = 40_000;
@@ -50,9 +51,14 @@ export class RulesMet {
     this.#known.set(rules, ofRules);
     const known = ofRules.get(days) ?? {};
     ofRules.set(days, known);
-    // all who ask at once have one answer. That somebody got none, by too many reads of their own, is nobody else's concern
-    const same = await known.asked?.catch(() => undefined);
-    if (same) return same;
+    // All who ask at once have one answer. That somebody got none, having left or by too many reads of their own, is nobody
+    // else's concern: one of the others asks then, for all who still wait.
+    while (known.asked) {
+      const same = await known.asked.catch((error) => {
+        if (!(error instanceof ReadRefused) || error.why === 'took_long') throw error;
+      });
+      if (same) return same;
+    }
     const asked = db.readOnly(tenantId, async (client) => {
       await client.query(PLAN);
       const last = await lastSeq(client, tenantId, 'forensics');

@@ -1,9 +1,8 @@
 import { z } from 'zod';
-import { type Database, type Reads, readsOf } from '../../db/index.ts';
+import { askerOf, type Database, type Reads, readsOf } from '../../db/index.ts';
 import { idHash, NO_DECISION } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
 import { DECISIONS, type FieldName } from '../domain/decision.ts';
-import { personOf } from '../domain/principal.ts';
 import { exactly } from '../domain/sought.ts';
 import { WHOLE_TENANT } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
@@ -81,7 +80,7 @@ export function sessionStoryProcedure(db: Database, holds: HoldQueries, stops: S
     )
     .output(Story)
     .query(async ({ ctx, input }) => {
-      const { tenantId, principal } = ctx;
+      const { tenantId } = ctx;
       const reads = readsOf(db, ctx);
       const { session_id, agent_id, decision, order, after, limit } = input;
       const session = {
@@ -96,7 +95,7 @@ export function sessionStoryProcedure(db: Database, holds: HoldQueries, stops: S
       const { records, ...page } = await searchRecords(reads, tenantId, { ...session, decision, order, after, limit });
       const lines = records.map(({ line }) => line);
       // none of another agent: no record names one (see ingest)
-      const found = await holds.ofIds(tenantId, personOf(principal), distinct(lines, 'escrow_id'));
+      const found = await holds.ofIds(tenantId, askerOf(ctx), distinct(lines, 'escrow_id'));
       const targets = [
         { kind: 'tenant', target: WHOLE_TENANT } as const,
         { kind: 'session', target: session_id } as const,

@@ -341,7 +341,11 @@ class Week {
       await this.#person('tomas').policies.create({ id: 'loyalty-points', dsl_source: world.LOYALTY });
       await this.#person('tomas').policies.create({ id: 'vouchers', dsl_source: world.VOUCHERS });
       await this.#person('maria').policies.breakGlass({
-        ...{ id: 'vouchers', reason: 'Incident 812: a bot issues vouchers in a loop. Frozen until it is understood.' },
+        ...{
+          id: 'vouchers',
+          version: 1,
+          reason: 'Incident 812: a bot issues vouchers in a loop. Frozen until it is understood.',
+        },
       });
     });
     for (let hour = 2; hour < DAYS * 24; hour += 6) after(hour, () => this.#beat());

@@ -7,6 +7,9 @@ import type { BundleList } from './lists.ts';
 import type { SessionState } from './session-facts.ts';
 import type { BundleRegistry } from './tools.ts';
 
+/** What the id of a policy is made of, beside its length. */
+export const POLICY_ID = /^[A-Za-z0-9][A-Za-z0-9._-]*$/;
+
 /** One statement of a bundle. The Cedar text is authoritative, the rest is derived from it. */
 export interface BundleStatement {
   /** The rule id: `<policy_id>#<@id or 0-based position>`. */

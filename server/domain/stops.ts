@@ -1,3 +1,4 @@
+import { folded } from '../lib/folded.ts';
 import type { BundleStatement } from './policy.ts';
 
 /** What can be stopped, and which part of a request names it. */
@@ -54,11 +55,11 @@ export const STOP_POLICY = 'stop';
 const ofTools: ReadonlySet<StopKind> = new Set<StopKind>(['tool', 'tool_server']);
 
 /**
- * Tools and servers are compared by their letters alone: a server that ignores case would run `Send_Mail` for
- * `send_mail`. A stop that reaches too far does less harm than one that misses.
+ * Tools and servers are compared as a server may that ignores case, width, invisible characters and surrounding spaces: it
+ * would run `Send_Mail` for `send_mail`. A stop that reaches too far does less harm than one that misses.
  */
 function keyOf(kind: StopKind, target: string): string {
-  return ofTools.has(kind) ? target.normalize('NFKC').toLowerCase() : target;
+  return ofTools.has(kind) ? folded(target) : target;
 }
 
 /** The stops in force, looked up by target. Cheap enough for every decision: one look-up for each kind. */

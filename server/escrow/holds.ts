@@ -88,11 +88,10 @@ export class Holds {
       await more.beside?.(em, hold);
       return { hold, opened };
     };
+    const settings = await this.#settings(tenantId);
     return this.#retry(() =>
       this.#db.transactionNear(tenantId, async (em, notify) => {
         const now = await timeOf(em, this.#clock);
-        const released = await this.#released(em, request, now);
-        if (released) return found(em, released, false);
         const same = {
           agentId: request.agent_id,
           agentRole: request.agent_role,
@@ -100,11 +99,17 @@ export class Holds {
           status: 'held' as const,
           source: 'evaluate' as const,
         };
+        // a hold that time has released or ended must not block a new one, however late its timer is
+        const past = await em.find(
+          Hold,
+          { ...same, wakeAt: { $lte: new Date(now) } },
+          { lockMode: LockMode.PESSIMISTIC_WRITE, orderBy: { id: 'asc' } },
+        );
+        await this.#steps.elapse(em, notify, settings, past, now);
+        const released = await this.#released(em, request, now);
+        if (released) return found(em, released, false);
         const open = await em.findOne(Hold, { ...same, wakeAt: { $gt: new Date(now) } });
         if (open) return found(em, await showHold(em, open, now), false);
-        // a hold that time has released or ended must not block a new one, however late its timer is
-        const past = await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE, orderBy: { id: 'asc' } });
-        await this.#steps.elapse(em, notify, past, now);
         const hold = await this.#steps.insert(em, notify, tenantId, request, by, now, {
           source: 'evaluate',
           traceparent: more.traceparent,
@@ -188,11 +193,10 @@ export class Holds {
     by: Doer,
   ): Promise<HoldView> {
     const { userId, decision, reason } = input;
-    const settings = await this.#settings(tenantId);
     return this.#change(tenantId, id, by, {
       reason: reason || undefined,
       seen: input.seen,
-      event: async (em, hold, snapshot, at) => {
+      event: async (em, hold, snapshot, at, settings) => {
         const { voters, tally } = await countOf(em, hold, snapshot, settings, [userId]);
         const barred = voteBar(hold, snapshot.context, voters, { userId, decision });
         return {
@@ -228,14 +232,13 @@ export class Holds {
     },
     by: Doer,
   ): Promise<HoldView> {
-    const settings = await this.#settings(tenantId);
     const { condition_id, satisfied, userId } = input;
     const evidence = input.evidence === undefined ? undefined : visible(input.evidence);
     return this.#change(tenantId, id, by, {
       reason: evidence || undefined,
       detail: `${condition_id} is ${satisfied ? 'met' : 'not met'}`,
       seen: input.seen,
-      event: async (em, hold, snapshot, at) => {
+      event: async (em, hold, snapshot, at, settings) => {
         const behind = userId === undefined ? await peopleOfKey(em, by.actor.id) : [userId];
         const { voters, without } = await countOf(em, hold, snapshot, settings, behind);
         const report = { conditionId: condition_id, satisfied, behind };
@@ -359,7 +362,7 @@ export class Holds {
         const hold = await lockHold(em, id);
         const was = hold.rowVersion;
         const at = await timeOf(em, this.#clock);
-        await this.#steps.take(em, notify, hold, at, SYSTEM, {
+        await this.#steps.take(em, notify, settings, hold, at, SYSTEM, {
           event: async (_em, _hold, snapshot) => ({
             type: 'recount',
             tally: (await countOf(em, hold, snapshot, settings)).tally(),
@@ -373,29 +376,44 @@ export class Holds {
     return changed;
   }
 
+  /** The tenants with a held hold of which a condition was reported as met. */
+  async reported(): Promise<string[]> {
+    const rows = await across<{ tenant_id: string }>(
+      this.#db,
+      `select distinct tenant_id from escrow_hold where wake_at is not null and status = 'held'
+         and machine_context->'conditions' @> '[{"satisfied": true}]'`,
+      [],
+    );
+    return rows.map(({ tenant_id }) => tenant_id);
+  }
+
   /** The given clock's time for SQL; null where the database's time counts. */
   #fixed(): Date | null {
     return this.#clock ? new Date(this.#clock.now()) : null;
   }
 
   /**
-   * The holds of all tenants whose time has come, the most overdue first; where there are none, the milliseconds until
-   * the next one's time. They are not locked: `wake` checks again.
+   * The holds of all tenants whose time has come, the most overdue first, except for these holds and those of these tenants; where
+   * there are none, the milliseconds until the next one's time. They are not locked: `wake` checks again.
    */
-  async due(limit: number, except: readonly string[] = []): Promise<{ holds: DueHold[]; next: number | null }> {
+  async due(
+    limit: number,
+    except: readonly string[] = [],
+    exceptOf: readonly string[] = [],
+  ): Promise<{ holds: DueHold[]; next: number | null }> {
     // now() and not clock_timestamp(): only a stable value is looked up in the index
     const holds = await across<DueHold>(
       this.#db,
       `select tenant_id, id from escrow_hold where wake_at <= coalesce($1::timestamptz, now())
-         and not id = any($3::text[]) order by wake_at limit $2`,
-      [this.#fixed(), limit, except],
+         and not id = any($3::text[]) and not tenant_id = any($4::text[]) order by wake_at limit $2`,
+      [this.#fixed(), limit, except, exceptOf],
     );
     if (holds.length > 0) return { holds, next: null };
     const waits = await across<{ ms: number | null }>(
       this.#db,
       `select (extract(epoch from min(wake_at) - coalesce($1::timestamptz, now())) * 1000)::float8 as ms
-       from escrow_hold where wake_at is not null and not id = any($2::text[])`,
-      [this.#fixed(), except],
+       from escrow_hold where wake_at is not null and not id = any($2::text[]) and not tenant_id = any($3::text[])`,
+      [this.#fixed(), except, exceptOf],
     );
     const known = waits.flatMap(({ ms }) => ms ?? []);
     return { holds: [], next: known.length > 0 ? Math.min(...known) : null };
@@ -406,6 +424,7 @@ export class Holds {
    * does the same. Resolves to how many changed. May run twice, and in several processes at once.
    */
   async wake(tenantId: string, ids: readonly string[]): Promise<number> {
+    const settings = await this.#settings(tenantId);
     return this.#db.transactionNear(tenantId, async (em, notify) => {
       // in the order of the ids, so that two of these never wait for each other
       const holds = await em.find(
@@ -413,7 +432,7 @@ export class Holds {
         { id: { $in: [...ids] }, wakeAt: { $ne: null } },
         { lockMode: LockMode.PESSIMISTIC_PARTIAL_WRITE, orderBy: { id: 'asc' } },
       );
-      return this.#steps.elapse(em, notify, holds, await timeOf(em, this.#clock));
+      return this.#steps.elapse(em, notify, settings, holds, await timeOf(em, this.#clock));
     });
   }
 
@@ -476,10 +495,11 @@ export class Holds {
 
   /** One event for one hold. Rejects with the reason in the refusal table when the machine does not take it. */
   async #change(tenantId: string, id: string, by: Doer, change: Change): Promise<HoldView> {
+    const settings = await this.#settings(tenantId);
     return this.#db.transactionNear(tenantId, async (em, notify) => {
       const hold = await lockHold(em, id);
       const now = await timeOf(em, this.#clock);
-      await this.#steps.take(em, notify, hold, now, by, change);
+      await this.#steps.take(em, notify, settings, hold, now, by, change);
       return showHold(em, hold, now);
     });
   }

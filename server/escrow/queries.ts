@@ -1,6 +1,6 @@
 import type { EntityManager, QBFilterQuery } from '@mikro-orm/postgresql';
 import { Hold, type HoldRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Asker, Database } from '../../db/index.ts';
 import { elapse, HOLD_MACHINE_VERSION, type HoldEvent, type HoldState, holdRefusal } from '../../machines/escrow.ts';
 import { invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -37,13 +37,13 @@ export class HoldQueries {
 
   /**
    * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by
-   * now, whether or not its timer has run. `who`: anyone who asks, see readEntities. `next` is the cursor of the following
+   * now, whether or not its timer has run. `asker`: see readEntities. `next` is the cursor of the following
    * page: a position in the order, so that holds which are opened or end meanwhile neither repeat nor hide another one. Reads
    * few holds at a time: no more than it returns.
    */
   async list(
     tenantId: string,
-    who: string,
+    asker: Asker,
     filter: {
       status?: HoldState | undefined;
       agent_role?: string | undefined;
@@ -70,7 +70,7 @@ export class HoldQueries {
       ...(filter.max_value !== undefined && { $lte: filter.max_value }),
     };
     const start = filter.after === undefined ? undefined : positionOf(filter.after, order);
-    return this.#db.readEntities(tenantId, who, async (em) => {
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const now = await timeOf(em, this.#clock);
       const { mine } = filter;
       const asides = aside ? await asideFor(em, tenantId, aside.of, now) : new Map<string, Date>();
@@ -123,11 +123,11 @@ export class HoldQueries {
    */
   groups(
     tenantId: string,
-    who: string,
+    asker: Asker,
     by: GroupedBy,
     { mine = null, aside = null }: { mine?: string | null | undefined; aside?: string | null | undefined },
   ): Promise<HoldGroup[]> {
-    return this.#db.readEntities(tenantId, who, async (em) => {
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const now = new Date(await timeOf(em, this.#clock));
       const rows = await em.execute<(Omit<HoldGroup, 'next_expires_at'> & { next_expires_at: Date })[]>(
         `select ${GROUPED_BY[by]}, count(*)::int as count, min(expires_at) as next_expires_at from escrow_hold h
@@ -147,8 +147,8 @@ export class HoldQueries {
    * The last holds with the same tool that came from the same agent, or that the same rule held, without those that are still
    * held: the newest first, with what became of them. NOT_FOUND where the tenant has no such hold.
    */
-  async similar(tenantId: string, who: string, id: string): Promise<{ holds: HoldView[]; looked_at: number }> {
-    return this.#db.readEntities(tenantId, who, async (em) => {
+  async similar(tenantId: string, asker: Asker, id: string): Promise<{ holds: HoldView[]; looked_at: number }> {
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const hold = await em.findOne(Hold, { id });
       if (!hold) throw holdNotFound();
       const now = await timeOf(em, this.#clock);
@@ -169,8 +169,8 @@ export class HoldQueries {
   }
 
   /** What became of the holds of the last `hours`. */
-  summary(tenantId: string, who: string, hours: number) {
-    return this.#db.readEntities(tenantId, who, async (em) => {
+  summary(tenantId: string, asker: Asker, hours: number) {
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const now = await timeOf(em, this.#clock);
       return summarizeHolds(em, tenantId, new Date(now), new Date(now - hours * 3_600_000));
     });
@@ -223,14 +223,15 @@ export class HoldQueries {
     });
   }
 
-  /** What a rejection by this person would meet now at each of these holds; one that the tenant does not have is left out. */
+  /** What a rejection by the person who asks would meet now at each of these holds; one that the tenant does not have is left out. */
   async rejectable(
     tenantId: string,
-    userId: string,
+    asker: Asker,
     ids: readonly string[],
   ): Promise<{ hold: HoldView; refusal: { code: string; detail: string } | null }[]> {
     const settings = await this.#settings(tenantId);
-    return this.#db.readEntities(tenantId, userId, async (em) => {
+    const userId = asker.person;
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const at = await timeOf(em, this.#clock);
       const found = new Map<string, { hold: HoldView; refusal: { code: string; detail: string } | null }>();
       for (let n = 0; n < ids.length; n += PAGE_STEP) {
@@ -251,9 +252,9 @@ export class HoldQueries {
   }
 
   /** These holds without what was asked for, in any order; one that the tenant does not have is left out. */
-  ofIds(tenantId: string, who: string, ids: readonly string[]): Promise<HoldView[]> {
+  ofIds(tenantId: string, asker: Asker, ids: readonly string[]): Promise<HoldView[]> {
     if (ids.length === 0) return Promise.resolve([]);
-    return this.#db.readEntities(tenantId, who, async (em) => {
+    return this.#db.readEntities(tenantId, asker, async (em) => {
       const now = await timeOf(em, this.#clock);
       const holds: HoldView[] = [];
       // few at a time: of each, most is what approvers read, which is not kept in memory here

@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import { askerOf } from '../../db/index.ts';
 import { HOLD_STATES } from '../../machines/escrow.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { seatsOf } from '../domain/annotations.ts';
@@ -258,7 +259,7 @@ export function escrowRouter(
       .query(async ({ ctx, input }) => {
         const { mine: which, aside, ...filter } = input;
         const person = signedIn(ctx.principal, input);
-        const { next, total, ...page } = await queries.list(ctx.tenantId, personOf(ctx.principal), {
+        const { next, total, ...page } = await queries.list(ctx.tenantId, askerOf(ctx), {
           ...filter,
           mine: person !== undefined && which ? { of: person, which } : undefined,
           aside: person === undefined ? undefined : { of: person, which: aside },
@@ -319,7 +320,7 @@ export function escrowRouter(
           mine: input.mine && person,
           aside: input.aside === 'without' ? person : undefined,
         };
-        return { groups: await queries.groups(tenantId, personOf(principal), input.by, of) };
+        return { groups: await queries.groups(tenantId, askerOf(ctx), input.by, of) };
       }),
 
     rejectable: route(
@@ -336,7 +337,7 @@ export function escrowRouter(
       .output(z.object({ holds: z.array(RejectableOut) }))
       .query(async ({ ctx, input }) => {
         const ids = [...new Set(input.ids.split(','))];
-        const found = await queries.rejectable(ctx.tenantId, personOf(ctx.principal), ids);
+        const found = await queries.rejectable(ctx.tenantId, askerOf(ctx), ids);
         return { holds: found.map(({ hold, refusal }) => ({ ...hold, shown_hash: shownHash(hold), refusal })) };
       }),
 
@@ -353,7 +354,7 @@ export function escrowRouter(
     )
       .input(z.strictObject(Id))
       .output(z.object({ holds: z.array(SimilarOut), looked_at: z.int().describe('how many were looked at, at most') }))
-      .query(({ ctx, input }) => queries.similar(ctx.tenantId, personOf(ctx.principal), input.id)),
+      .query(({ ctx, input }) => queries.similar(ctx.tenantId, askerOf(ctx), input.id)),
 
     summary: route(
       'GET /v1/escrow/summary',
@@ -366,7 +367,7 @@ export function escrowRouter(
     )
       .input(z.strictObject({ hours: z.int().min(1).max(744).default(24) }))
       .output(HoldSummary)
-      .query(({ ctx, input }) => queries.summary(ctx.tenantId, personOf(ctx.principal), input.hours)),
+      .query(({ ctx, input }) => queries.summary(ctx.tenantId, askerOf(ctx), input.hours)),
 
     get: route(
       'GET /v1/escrow/{id}',

@@ -21,7 +21,7 @@ import { holdKind } from '../domain/hold-kinds.ts';
 import { AppError } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
 import { visible } from '../lib/visible.ts';
-import { keyPeople } from './electorate.ts';
+import { countOf, keyPeople, type VoteSettings } from './electorate.ts';
 import { RELEASES } from './kinds.ts';
 import type { HoldRequest } from './terms.ts';
 import { eventPayload, holdNotFound, holdView, restore, showHold, shownHash } from './view.ts';
@@ -31,7 +31,13 @@ export const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
 
 /** One event for one hold, as far as it depends on the hold. */
 export interface Change {
-  event: (em: EntityManager, hold: HoldRow, snapshot: HoldSnapshot, at: number) => Promise<HoldEvent>;
+  event: (
+    em: EntityManager,
+    hold: HoldRow,
+    snapshot: HoldSnapshot,
+    at: number,
+    settings: VoteSettings,
+  ) => Promise<HoldEvent>;
   /** What is stored with the hold; `shown` is the hash of the hold as it was before. */
   beside?: (em: EntityManager, shown: string, at: number) => Promise<unknown>;
   /** The hash of the hold that the actor has read. */
@@ -158,10 +164,17 @@ export class HoldSteps {
    * Applies what time has done by `now`, then the event. Rejects with the reason in the refusal table when the machine does
    * not take it, and with VERSION_CHANGED when the hold is not the one that the actor has `seen`.
    */
-  async take(em: EntityManager, notify: Notify, hold: HoldRow, now: number, by: Doer, change: Change): Promise<void> {
-    const steps: Step[] = [];
-    const [snapshot, byTime] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
-    const event = await change.event(em, hold, snapshot, now);
+  async take(
+    em: EntityManager,
+    notify: Notify,
+    settings: VoteSettings,
+    hold: HoldRow,
+    now: number,
+    by: Doer,
+    change: Change,
+  ): Promise<void> {
+    const { snapshot, byTime, steps } = await pass(em, settings, hold, now);
+    const event = await change.event(em, hold, snapshot, now, settings);
     const refused = holdRefusal(snapshot, event);
     if (refused) throw new AppError(refused.code, refused.detail);
     const [next, effects] = stepHold(snapshot, event);
@@ -184,14 +197,20 @@ export class HoldSteps {
   }
 
   /** Stores what time has done to locked holds of a tenant by now. Resolves to how many changed. */
-  async elapse(em: EntityManager, notify: Notify, holds: readonly HoldRow[], now: number): Promise<number> {
-    const changed = holds.flatMap((hold) => {
-      const steps: Step[] = [];
-      const [next, effects] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
-      if (effects.length === 0) return [];
-      store(hold, next, effects);
-      return [{ hold, steps, effects }];
-    });
+  async elapse(
+    em: EntityManager,
+    notify: Notify,
+    settings: VoteSettings,
+    holds: readonly HoldRow[],
+    now: number,
+  ): Promise<number> {
+    const changed: { hold: HoldRow; steps: Step[]; effects: HoldEffect[] }[] = [];
+    for (const hold of holds) {
+      const { snapshot, byTime: effects, steps } = await pass(em, settings, hold, now);
+      if (effects.length === 0) continue;
+      store(hold, snapshot, effects);
+      changed.push({ hold, steps, effects });
+    }
     if (changed.length === 0) return 0;
     await em.flush();
     // of all of them first: each one's audit records lock the chain
@@ -250,6 +269,34 @@ async function locked(em: EntityManager, id: string, lockMode: LockMode): Promis
   const hold = await em.findOne(Hold, { id }, { lockMode });
   if (!hold) throw holdNotFound();
   return hold;
+}
+
+/**
+ * What time has done to a hold by `now`. Before time releases a hold with reports, they are counted again, as with every event:
+ * whose they are may have lost the right to them since. Where the hold waits on for that, the count is stored in it.
+ */
+async function pass(
+  em: EntityManager,
+  settings: VoteSettings,
+  hold: HoldRow,
+  now: number,
+): Promise<{ snapshot: HoldSnapshot; byTime: HoldEffect[]; steps: Step[] }> {
+  const steps: Step[] = [];
+  let snapshot = restore(hold);
+  let counted: HoldEffect[] = [];
+  const { releasesAt } = timeline(snapshot);
+  if (releasesAt !== null && releasesAt <= now && snapshot.context.conditions.some(({ satisfied }) => satisfied)) {
+    const { tally } = await countOf(em, hold, snapshot, settings);
+    const event: HoldEvent = { type: 'recount', tally: tally(), at: releasesAt };
+    const [next, effects] = stepHold(snapshot, event);
+    if (next.value === 'held' && effects.length > 0) {
+      store(hold, next, effects);
+      steps.push(stepOf(event, next));
+      [snapshot, counted] = [next, effects];
+    }
+  }
+  const [elapsed, effects] = elapse(snapshot, now, (...step) => steps.push(stepOf(...step)));
+  return { snapshot: elapsed, byTime: [...counted, ...effects], steps };
 }
 
 function stepOf(event: Step['event'], { value: state, context }: HoldSnapshot): Step {

@@ -1,5 +1,6 @@
 import type { Notices } from '../../db/notices.ts';
 import type { Job } from '../jobs/jobs.ts';
+import { BackOff } from '../lib/back-off.ts';
 import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
 import type { DueHold, Holds } from './holds.ts';
@@ -13,6 +14,8 @@ const LONGEST_SLEEP_MS = 1000;
 const SHORTEST_SLEEP_MS = 20;
 /** When a hold that could not be woken is tried again, so that it does not delay the others. */
 const RETRY_MS = 60_000;
+/** After so many holds in a row that could not be woken the fault is taken to be of all of their tenant, which is left alone. */
+const MOST_IN_A_ROW = 3;
 
 /**
  * Releases and expires holds by time. It runs in each worker process; any number may run at once, and each may be killed
@@ -21,30 +24,40 @@ const RETRY_MS = 60_000;
  */
 export function holdTimers(holds: Holds, log: Log): Job {
   const retryAt = new Map<string, number>();
+  const backOff = new BackOff();
 
   const wake = async (tenantId: string, ids: string[]): Promise<number> => {
     try {
-      return await holds.wake(tenantId, ids);
+      const changed = await holds.wake(tenantId, ids);
+      backOff.worked(tenantId);
+      return changed;
     } catch (err) {
-      if (ids.length > 1) {
-        let changed = 0;
-        for (const id of ids) changed += await wake(tenantId, [id]);
-        return changed;
+      if (ids.length === 1) {
+        log.error({ err, tenantId, holdId: ids[0] }, 'a hold could not be woken');
+        retryAt.set(ids[0]!, performance.now() + RETRY_MS);
+        return 0;
       }
-      log.error({ err, tenantId, holdId: ids[0] }, 'a hold could not be woken');
-      retryAt.set(ids[0]!, performance.now() + RETRY_MS);
-      return 0;
     }
+    let changed = 0;
+    let inARow = 0;
+    for (const id of ids) {
+      changed += await wake(tenantId, [id]);
+      inARow = retryAt.has(id) ? inARow + 1 : 0;
+      if (inARow < MOST_IN_A_ROW) continue;
+      backOff.failed(tenantId);
+      break;
+    }
+    return changed;
   };
 
   /** Wakes the holds that are due once. Resolves to the milliseconds until there is something to do again. */
   const look = async (signal: AbortSignal): Promise<number> => {
     for (const [id, at] of retryAt) if (at <= performance.now()) retryAt.delete(id);
-    const { holds: due, next } = await holds.due(LOOK_UP, [...retryAt.keys()]);
+    const { holds: due, next } = await holds.due(LOOK_UP, [...retryAt.keys()], backOff.left());
     if (due.length === 0) return Math.max(SHORTEST_SLEEP_MS, Math.min(next ?? LONGEST_SLEEP_MS, LONGEST_SLEEP_MS));
     let changed = 0;
     for (const [tenantId, ids] of byTenant(due)) {
-      for (let at = 0; at < ids.length && !signal.aborted; at += BATCH) {
+      for (let at = 0; at < ids.length && !signal.aborted && !backOff.left().includes(tenantId); at += BATCH) {
         changed += await wake(tenantId, ids.slice(at, at + BATCH));
       }
     }
@@ -68,22 +81,31 @@ export function holdTimers(holds: Holds, log: Log): Job {
  * wait for it: each event counts again.
  */
 export function holdRecounts(holds: Holds, notices: Notices): Job {
-  const changed = new Set<string>();
-  for (const topic of ['members', 'settings'] as const) {
-    // after a time without notices (`*`) what is shown is corrected later; nothing else is lost
-    notices.on(topic, ({ tenantId }) => {
-      if (tenantId !== '*') changed.add(tenantId);
-    });
-  }
+  // `*` is a time without notices, as it was before this process began: approvals are then counted with the next event, but time
+  // alone may come to release a hold whose report counts no longer
+  const changed = new Set<string>(['*']);
+  const backOff = new BackOff();
+  for (const topic of ['members', 'settings'] as const) notices.on(topic, ({ tenantId }) => changed.add(tenantId));
   return {
     name: 'hold recounts',
     everySeconds: 1,
     undivided: true,
     async run(signal) {
+      const left = backOff.left();
       for (const tenantId of changed) {
         if (signal.aborted) return;
+        if (left.includes(tenantId)) continue;
+        // before it is counted: what changes meanwhile is counted again
         changed.delete(tenantId);
-        await holds.recount(tenantId);
+        try {
+          if (tenantId === '*') for (const id of await holds.reported()) changed.add(id);
+          else await holds.recount(tenantId);
+          backOff.worked(tenantId);
+        } catch (error) {
+          changed.add(tenantId);
+          backOff.failed(tenantId);
+          throw error;
+        }
       }
     },
   };

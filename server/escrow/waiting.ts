@@ -1,18 +1,17 @@
 import type { Notices } from '../../db/notices.ts';
 import type { HoldState } from '../../machines/escrow.ts';
-import { AppError } from '../errors.ts';
 import { Waiters } from '../lib/waiters.ts';
+import { AtOnce } from '../rpc/at-once.ts';
 import type { HoldView } from './view.ts';
 
-/** Waits of one credential at a time: each keeps a connection. */
+/** Waits of one credential at a time. */
 const MOST_WAITS = 100;
 
 /** Callers that wait for a hold to change: agents that poll for an approval. */
 export class HoldWaiters {
   /** Of single holds: a change of one has nobody look again who waits for another. */
   readonly #waiters = new Waiters();
-  /** How many waits each credential has. */
-  readonly #waits = new Map<string, number>();
+  readonly #atOnce = new AtOnce(MOST_WAITS);
   readonly #look: (tenantId: string, id: string) => Promise<HoldView>;
 
   constructor(notices: Pick<Notices, 'on'>, look: (tenantId: string, id: string) => Promise<HoldView>) {
@@ -32,20 +31,12 @@ export class HoldWaiters {
     signal: AbortSignal,
   ): Promise<HoldView> {
     const { tenantId, id } = hold;
-    const waits = this.#waits.get(credentialId) ?? 0;
-    if (waits >= MOST_WAITS) {
-      throw new AppError('RATE_LIMITED', `the credential waits for ${MOST_WAITS} answers`, {
-        headers: { 'retry-after': '5' },
-      });
-    }
-    this.#waits.set(credentialId, waits + 1);
+    const done = this.#atOnce.take(credentialId);
     try {
       const look = () => this.#look(tenantId, id);
       return await this.#waiters.until(nameOf(tenantId, id), seconds, signal, look, (now) => now.status !== status);
     } finally {
-      const left = this.#waits.get(credentialId)! - 1;
-      if (left > 0) this.#waits.set(credentialId, left);
-      else this.#waits.delete(credentialId);
+      done();
     }
   }
 

@@ -1,7 +1,7 @@
 import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
 import { type ChainHead, type NoteKey, openHead } from '../chain/note.ts';
-import { LOSS_EVENT, RECORD_ALG } from '../chain/record.ts';
+import { LOSS_EVENT, RECORD_ALG, ZERO_HASH } from '../chain/record.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
 import { keyFingerprint, sha256 } from '../lib/crypto.ts';
@@ -52,6 +52,11 @@ export interface Manifest {
   chain_intact: boolean;
   /** The record where tampering starts, when the chain is broken and a readable record is there. */
   first_mismatch_id?: string;
+  /**
+   * The records of the range, and up to that checkpoint, whose stored checkpoints no key signed for them: a chain with such is not
+   * intact. Absent where there are none.
+   */
+  altered_checkpoints?: readonly number[];
   record_alg: typeof RECORD_ALG;
   /** Every member of the package but manifest.json and its signature. */
   files: Record<string, FileSums>;
@@ -101,9 +106,7 @@ export interface PackageParts {
   created_at: string;
   /** Who made it: an id, or an object that says more. */
   exporter: Json;
-  /** The place of the first record; in a package without records the place that the span would have begun at. */
-  start: number;
-  /** The stored hash of the record before `start`, 64 zeros before the genesis record. */
+  /** The stored hash of the record before the first, or where there is none before the lead; 64 zeros before the genesis record. */
   prev_hash_before_first: string;
   /** All records of the range as stored, in order; no choice among them, or the chain could not be checked. */
   records: Records;
@@ -111,6 +114,8 @@ export interface PackageParts {
   lead: Records;
   /** The signed notes of the range and of what leads on from it. */
   checkpoints: readonly string[];
+  /** See Manifest. */
+  altered_checkpoints?: readonly number[] | undefined;
   /** The bundles of these hashes (hex), where they are known. */
   bundles: (hashes: ReadonlySet<string>) => Promise<readonly PackedBundle[]>;
   /** The key that `sign` signs with, then the retired ones that signed checkpoints and bundles in the package. */
@@ -138,7 +143,8 @@ export async function writePackage(
   write: (bytes: Uint8Array) => Promise<void> | void,
 ): Promise<{ package_hash: string; size: number; manifest: Manifest }> {
   const heads = openNotes(parts.checkpoints, signersOf(parts.keys, parts.former), parts.tenant_id);
-  const check = new RangeCheck(parts.tenant_id, parts.start, parts.prev_hash_before_first, parts.span, heads);
+  const checkFrom = (first: number | null) => new RangeCheck({ ...parts, first_seq: first }, parts.span, heads);
+  let check: RangeCheck | undefined;
   const records = new Sums();
   const lead = new Sums();
   let first: PackedRecord | undefined;
@@ -147,12 +153,14 @@ export async function writePackage(
   for await (const record of parts.records()) {
     if (++count > MAX_PACKAGE_RECORDS) throw new RangeError(`a package holds at most ${MAX_PACKAGE_RECORDS} records`);
     first ??= record;
+    check ??= checkFrom(first.seq);
     last = record;
     const row = rowOf(record);
     records.add(row);
     if (records.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
     check.records(row);
   }
+  check ??= checkFrom(null);
   for await (const record of parts.lead()) {
     const row = rowOf(record);
     lead.add(row);
@@ -192,6 +200,7 @@ export async function writePackage(
     checkpoint_seq: found.checkpointSeq,
     chain_intact: found.intact,
     ...(found.firstMismatchId === undefined ? {} : { first_mismatch_id: found.firstMismatchId }),
+    ...(parts.altered_checkpoints && { altered_checkpoints: parts.altered_checkpoints }),
     record_alg: RECORD_ALG,
     files: listed(),
     public_key_fingerprint: keyFingerprint(parts.keys[0]),
@@ -240,6 +249,11 @@ async function* one(read: PackedBundle['read']): AsyncGenerator<Uint8Array> {
   yield await read();
 }
 
+/** What a manifest says of its range; without records that begins where the first line of the lead says. */
+type RangeOf = Pick<Manifest, 'tenant_id' | 'first_seq' | 'prev_hash_before_first'> & {
+  altered_checkpoints?: Manifest['altered_checkpoints'] | undefined;
+};
+
 /** What was found in the records of a package. */
 export interface RangeFound {
   /** The range is whole, is what the span says, and is tied to a signed checkpoint. */
@@ -251,6 +265,7 @@ export interface RangeFound {
   linked: ChainVerdict;
   recordCount: number;
   leadCount: number;
+  /** The place of the last record; null without one. */
   lastSeq: number | null;
   headHash: string;
   /** The seq of the checkpoint that the range is tied to; null when there is none. */
@@ -279,12 +294,14 @@ export interface LossRecord {
  * the place where the range begins.
  */
 export class RangeCheck {
-  readonly #verifier: ChainVerifier;
+  readonly #of: RangeOf;
   readonly #span: Span;
-  readonly #signed: number;
+  readonly #heads: readonly ChainPosition[];
+  #verifier: ChainVerifier | undefined;
+  #signed = -1;
   #rest: Buffer[] = [];
   #inLead = false;
-  #seq: number;
+  #seq = 0;
   #lastSeq: number | null = null;
   #headHash: string;
   #count = 0;
@@ -297,22 +314,32 @@ export class RangeCheck {
   /** The stored hash of the last row. */
   #hash: string;
 
-  constructor(tenantId: string, start: number, prevHash: string, span: Span, heads: readonly ChainPosition[]) {
-    const before = start - 1;
+  constructor(of: RangeOf, span: Span, heads: readonly ChainPosition[]) {
+    this.#of = of;
     this.#span = span;
-    this.#seq = before;
-    this.#headHash = prevHash;
-    this.#hash = prevHash;
-    this.#verifier = new ChainVerifier({
-      tenantId,
-      chain: 'forensics',
-      strict: true,
-      start: { seq: before, hash: prevHash },
-    });
+    this.#heads = heads;
+    this.#headHash = of.prev_hash_before_first;
+    this.#hash = of.prev_hash_before_first;
+    if (of.first_seq === null) return;
+    this.#seq = of.first_seq - 1;
+    this.#begin(this.#seq);
+  }
+
+  /** `before`: the place before the first row. */
+  #begin(before: number): ChainVerifier {
+    const { tenant_id: tenantId, prev_hash_before_first: hash } = this.#of;
+    this.#verifier = new ChainVerifier({ tenantId, chain: 'forensics', strict: true, start: { seq: before, hash } });
     // one that lies before the range can be compared with nothing in it
-    const comparable = heads.filter(({ seq }) => seq >= before);
+    const comparable = this.#heads.filter(({ seq }) => seq >= before);
     for (const head of comparable) this.#verifier.expect(head);
     this.#signed = Math.max(-1, ...comparable.map(({ seq }) => seq));
+    return this.#verifier;
+  }
+
+  /** Nothing at all is there but the hash, which is then that of the last checkpoint's record; without one, of any record. */
+  #beginNowhere(): ChainVerifier {
+    const unsigned = this.#hash === ZERO_HASH ? 0 : 1;
+    return this.#begin(Math.max(unsigned, ...this.#heads.map(({ seq }) => seq)));
   }
 
   records(bytes: Uint8Array): void {
@@ -327,9 +354,11 @@ export class RangeCheck {
   finish(): RangeFound {
     this.#beginLead();
     this.#flush();
-    const linked = this.#verifier.finish();
+    const linked = (this.#verifier ?? this.#beginNowhere()).finish();
     const covered = linked.verified && this.#signed === linked.head.seq;
-    const fault = covered ? this.#spanFault() : undefined;
+    const [altered] = this.#of.altered_checkpoints ?? [];
+    const alteration = altered === undefined ? undefined : `the stored checkpoint of record ${altered} was altered`;
+    const fault = covered ? (alteration ?? this.#spanFault()) : undefined;
     const reason = linked.verified
       ? covered
         ? fault
@@ -381,12 +410,13 @@ export class RangeCheck {
     const text = line.toString('latin1');
     // the place that the text claims; where it claims none, the next
     this.#seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(text)?.[1] ?? this.#seq + 1);
+    const verifier = this.#verifier ?? this.#begin(this.#seq - 1);
     // exact: within a JSON string each quote is escaped
     if (text.includes(`"event_type":"${LOSS_EVENT}"`)) {
       this.#losses.push({ seq: this.#seq, previous: this.#hash, line: Buffer.from(line) });
     }
     this.#hash = hash;
-    this.#verifier.add({ seq: this.#seq, hash: form ? Buffer.from(hash, 'hex') : Buffer.alloc(0), line });
+    verifier.add({ seq: this.#seq, hash: form ? Buffer.from(hash, 'hex') : Buffer.alloc(0), line });
     if (this.#inLead) {
       this.#leadCount++;
       if (this.#leadCount === 1) this.#afterLast = line;

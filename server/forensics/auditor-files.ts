@@ -113,7 +113,14 @@ prev=$(field prev_hash_before_first)
 checkpoint=$(field checkpoint_seq)
 whole "$checkpoint" || checkpoint=0
 seq=$(field first_seq)
-if whole "$seq"; then seq=$((seq - 1)); else seq=$((checkpoint - $(grep -c '' lead.txt))); fi
+place='"seq":([1-9][0-9]{0,15})[,}]'
+if whole "$seq"; then
+  seq=$((seq - 1))
+elif IFS= read -r line < lead.txt && [[ $line =~ $place ]]; then
+  seq=$((BASH_REMATCH[1] - 1))
+else
+  seq=$checkpoint
+fi
 follow() {
   n=0
   while IFS= read -r line; do
@@ -208,7 +215,8 @@ In a session's package (session_id) the first and the last record are of that se
 others, since the chain can only be checked without gaps.
 "chain_intact": false means that the chain was already broken when the package was made, or that no signed checkpoint
 vouches for the records: the package is then signed evidence of that, and first_mismatch_id, where it is given, names
-the record where it starts.
+the record where it starts. altered_checkpoints, where it is given, lists the records whose stored checkpoints no key
+had signed; those are not in the package.
 It does not show that an enforcement point reported every decision, nor the time, beyond the word of the signer.
 
 The bundles in bundles/ are the signed policy bundles that were in force; records name them in bundle_hash, so that a

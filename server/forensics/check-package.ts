@@ -136,7 +136,9 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
       throw new Error(`the package's key is ${fingerprint}, expected ${trust.fingerprint}`);
     }
     if (trust.keys && !trust.keys.some((key) => keyFingerprint(key) === fingerprint)) {
-      throw new Error(`the package's key ${fingerprint} is none of the keys given`);
+      throw new Error(
+        `the package's key ${fingerprint} is none of the keys given; it may be one that the server has retired since: /pubkey?fingerprint=${fingerprint} has that one`,
+      );
     }
     return found;
   });
@@ -195,13 +197,7 @@ function inspectRecords(
 ): void {
   const { from, to, session_id } = manifest;
   const span = session_id === null ? { from: from ?? '', to: to ?? '' } : { session_id };
-  const check = new RangeCheck(
-    manifest.tenant_id,
-    manifest.first_seq ?? startOfNone(manifest, lead),
-    manifest.prev_hash_before_first,
-    span,
-    heads,
-  );
+  const check = new RangeCheck(manifest, span, heads);
   check.records(records);
   check.lead(lead);
   const found = check.finish();
@@ -271,13 +267,6 @@ function readLoss({ seq, previous, line }: LossRecord, keys: readonly NoteKey[],
   }
 }
 
-/** Where a package without records begins: lead.txt goes from there to the checkpoint. */
-function startOfNone({ checkpoint_seq }: Manifest, lead: Uint8Array): number {
-  let lines = 0;
-  for (const byte of lead) if (byte === 10) lines++;
-  return Math.max(1, (checkpoint_seq ?? 0) - lines + 1);
-}
-
 function inspectBundles(
   files: ReadonlyMap<string, Uint8Array>,
   keys: readonly KeyObject[],
@@ -339,6 +328,9 @@ const MANIFEST_V1 = {
   checkpoint_seq: isSeq,
   chain_intact: (value) => typeof value === 'boolean',
   first_mismatch_id: (value) => value === undefined || isText(value),
+  altered_checkpoints: (value) =>
+    value === undefined ||
+    (Array.isArray(value) && value.length > 0 && value.every((seq) => seq !== null && isSeq(seq))),
   record_alg: (value) => value === RECORD_ALG,
   files: (value) => isMap(value) && Object.entries(value as object).every(([name, sums]) => isFileV1(name, sums)),
   public_key_fingerprint: isText,

@@ -1,7 +1,7 @@
 import { sign } from 'node:crypto';
 import { LONG_TRANSACTION } from '../../db/client.ts';
 import { EvidencePackage, type EvidencePackageRow } from '../../db/entities/index.ts';
-import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Asker, Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { type Checkpoints, InconsistentChain } from '../chain/checkpoint.ts';
 import { idHash, ZERO_HASH } from '../chain/record.ts';
@@ -18,10 +18,18 @@ import {
   MANIFEST,
   MAX_PACKAGE_RECORDS,
   type Manifest,
+  openNotes,
+  type PackageParts,
   type PackedBundle,
   type PackedRecord,
+  signersOf,
   writePackage,
 } from './archive.ts';
+
+interface StoredNote {
+  seq: number;
+  note: string;
+}
 
 /** What a package's summary shows. */
 export interface PackageSummary {
@@ -124,16 +132,16 @@ export class Evidence {
     const session = input.sequence_id;
     const { first: start, last: end } =
       session === undefined
-        ? await this.#window(tenantId, window.from, window.to, by.person)
+        ? await this.#window(tenantId, window.from, window.to, { person: by.person })
         : await this.#session(tenantId, session);
-    const notes = await this.#notes(tenantId, start, end);
+    const { notes, altered } = await this.#notes(tenantId, start, end);
     const tied = Math.max(end, ...notes.map(({ seq }) => seq));
     const before = await this.#db.query<{ hash: Buffer }>(
       tenantId,
       'select hash from forensic_record where tenant_id = $1 and seq = $2',
       [tenantId, start - 1],
     );
-    const { current, all } = this.#keyring;
+    const { current } = this.#keyring;
     const id = newId('pkg', now.getTime());
     return this.#db.transaction(tenantId, async (em) => {
       await em.execute(LONG_TRANSACTION);
@@ -163,18 +171,13 @@ export class Evidence {
                 : { session_id: session },
             created_at: now.toISOString(),
             exporter: by.person,
-            start,
             prev_hash_before_first: before[0]?.hash.toString('hex') ?? ZERO_HASH,
             records: () => this.#records(tenantId, start, end),
             lead: () => this.#records(tenantId, end + 1, tied),
             checkpoints: notes.map(({ note }) => note),
+            altered_checkpoints: altered.length > 0 ? altered : undefined,
             bundles: (hashes) => this.#bundles(tenantId, hashes),
-            keys: [
-              current.publicKey,
-              ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey),
-              ...this.#keyring.formerOf(tenantId).map((key) => key.publicKey),
-            ],
-            former: limitsOf(this.#keyring.formerOf(tenantId)),
+            ...this.#keys(tenantId),
             sign: (data) => sign(null, data, current.privateKey),
           },
           (bytes) => chunks.write(bytes),
@@ -277,31 +280,48 @@ export class Evidence {
     }
   }
 
+  #keys(tenantId: string): Pick<PackageParts, 'keys' | 'former'> {
+    const { current, all } = this.#keyring;
+    const former = this.#keyring.formerOf(tenantId);
+    const others = [...all.filter((key) => key.kid !== current.kid), ...former];
+    return { keys: [current.publicKey, ...others.map((key) => key.publicKey)], former: limitsOf(former) };
+  }
+
   /**
    * The notes of the range and on to the first one at or after its end. Where there is none one is signed, unless the
-   * chain contradicts what was signed before: the package then goes without, and is not intact.
+   * chain contradicts what was signed before: the package then goes without, and is not intact. Neither is one in whose
+   * range a note was altered, which is left out.
    */
-  async #notes(tenantId: string, start: number, end: number): Promise<{ seq: number; note: string }[]> {
-    const covering = () =>
-      this.#db.query<{ seq: number; note: string }>(
+  async #notes(tenantId: string, start: number, end: number): Promise<{ notes: StoredNote[]; altered: number[] }> {
+    const { keys, former } = this.#keys(tenantId);
+    const signers = signersOf(keys, former);
+    const isSound = ({ seq, note }: StoredNote) => {
+      try {
+        return openNotes([note], signers, tenantId)[0]!.seq === seq;
+      } catch {
+        return false;
+      }
+    };
+    const found = async () => {
+      const stored = await this.#db.query<StoredNote>(
         tenantId,
         `select seq, note from chain_checkpoint
-         where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq limit 1`,
-        [tenantId, end, end + MAX_LEAD],
+         where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq`,
+        [tenantId, Math.max(1, start - 1), end + MAX_LEAD],
       );
-    let [cover] = await covering();
+      const sound = stored.filter(isSound);
+      return { stored, sound, cover: sound.find(({ seq }) => seq >= end) };
+    };
+    let { stored, sound, cover } = await found();
     if (!cover) {
       await this.#checkpoints.take(tenantId, 'forensics').catch((error: Error) => {
         if (!(error instanceof InconsistentChain)) throw error;
       });
-      [cover] = await covering();
+      ({ stored, sound, cover } = await found());
     }
-    return this.#db.query(
-      tenantId,
-      `select seq, note from chain_checkpoint
-       where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq`,
-      [tenantId, Math.max(1, start - 1), cover?.seq ?? end],
-    );
+    const last = cover?.seq ?? end;
+    const [notes, all] = [sound, stored].map((list) => list.filter(({ seq }) => seq <= last));
+    return { notes: notes!, altered: all!.filter((note) => !notes!.includes(note)).map(({ seq }) => seq) };
   }
 
   async #bundles(tenantId: string, hashes: ReadonlySet<string>): Promise<PackedBundle[]> {
@@ -332,12 +352,12 @@ export class Evidence {
   async plan(
     tenantId: string,
     input: { from?: string | undefined; to?: string | undefined; sequence_id?: string | undefined },
-    who: string,
+    asker: Asker,
   ) {
     const span = this.#span(input);
     const { first, last } =
       input.sequence_id === undefined
-        ? await this.#bounds(tenantId, span.from, span.to, who)
+        ? await this.#bounds(tenantId, span.from, span.to, asker)
         : await this.#sessionBounds(tenantId, input.sequence_id);
     const receivedAt = async (seq: number) =>
       (
@@ -355,7 +375,7 @@ export class Evidence {
         const to = last - seq < MAX_PACKAGE_RECORDS ? end : await receivedAt(seq + MAX_PACKAGE_RECORDS);
         // more records of one millisecond than a package holds cannot be told apart by time
         if (!to || to <= from) break;
-        const part = await this.#bounds(tenantId, from, to, who);
+        const part = await this.#bounds(tenantId, from, to, asker);
         parts.push({ from: from.toISOString(), to: to.toISOString(), record_count: part.last - part.first + 1 });
         seq = part.last + 1;
         from = to;
@@ -435,7 +455,7 @@ export class Evidence {
    * The seq range of a time window. received_at never falls along a chain, so the range is exact. One without records
    * begins after the last record that was received before `from`.
    */
-  async #bounds(tenantId: string, from: Date, to: Date, who: string): Promise<{ first: number; last: number }> {
+  async #bounds(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
     return this.#db.readOnly(
       tenantId,
       async (client) => {
@@ -445,13 +465,13 @@ export class Evidence {
         const next = await firstSince(client, tenantId, 'forensics', end, to.toISOString());
         return { first, last: next - 1 };
       },
-      who,
+      asker,
     );
   }
 
   /** The same, or TOO_MANY_RECORDS. */
-  async #window(tenantId: string, from: Date, to: Date, who: string): Promise<{ first: number; last: number }> {
-    const { first, last } = await this.#bounds(tenantId, from, to, who);
+  async #window(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
+    const { first, last } = await this.#bounds(tenantId, from, to, asker);
     if (last - first + 1 > MAX_PACKAGE_RECORDS) {
       const [next] = await this.#db.query<{ received_at: Date }>(
         tenantId,

@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream';
 import { z } from 'zod';
+import { askerOf } from '../../db/index.ts';
 import { actorOf } from '../domain/audit.ts';
 import { personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
@@ -87,7 +88,7 @@ export function forensicsRouter(evidence: Evidence) {
           parts: z.array(z.object({ from: z.iso.datetime(), to: z.iso.datetime(), record_count: z.int() })),
         }),
       )
-      .query(({ ctx, input }) => evidence.plan(ctx.tenantId, input, personOf(ctx.principal))),
+      .query(({ ctx, input }) => evidence.plan(ctx.tenantId, input, askerOf(ctx))),
 
     list: route(
       'GET /v1/forensics/packages',

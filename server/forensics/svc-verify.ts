@@ -23,7 +23,8 @@ import {
 
 const HELP = `Usage: svc-verify PATH [options]
 
-Checks an evidence package (the tar, or the directory it was unpacked into), a policy bundle, or a directory of those.
+Checks an evidence package (the tar, or the directory it was unpacked into), a policy bundle, or a directory of those. Of
+such a directory each folder, *.tar and *.svcb must verify; other files in it are not looked at.
 
   --pubkey FILE         the signer's public key as PEM, obtained elsewhere (the file may hold several keys)
   --jwks FILE           the signer's keys as a JSON Web Key Set, retired ones included
@@ -140,11 +141,12 @@ function verifyPath(path: string, trust: Trust): Found[] {
   const found: Found[] = [];
   for (const entry of entries) {
     const inner = join(path, entry.name);
-    if (entry.isDirectory() && list(inner).some((file) => file.name === MANIFEST)) {
-      found.push(verifyUnpacked(inner, trust));
-    } else if (entry.isFile() && /\.(tar|svcb)$/.test(entry.name)) {
-      found.push(verifyFile(inner, statSync(inner).size, trust));
-    }
+    // of a link, of what it leads to
+    const kind = statSync(inner, { throwIfNoEntry: false });
+    const isNamed = /\.(tar|svcb)$/.test(entry.name);
+    if (kind?.isDirectory()) found.push(verifyUnpacked(inner, trust));
+    else if (isNamed && kind?.isFile()) found.push(verifyFile(inner, kind.size, trust));
+    else if (isNamed) found.push(refused(inner, 'it is neither a file nor a directory'));
   }
   if (found.length === 0) throw new UsageError(`${path} holds no package (.tar) and no bundle (.svcb)`);
   return found;

@@ -74,13 +74,16 @@ export class Turns {
   }
 
   #turn(
-    { waiting }: Owner,
+    { waiting, next }: Owner,
     place: number,
     { at, who, gone }: Pick<Waiting, 'at' | 'who'> & { gone: AbortSignal | undefined },
   ): Promise<boolean> {
     return new Promise((resolve) => {
       const leave = () => {
         waiting.splice(waiting.indexOf(one), 1);
+        // what was not done does not count; a place of long ago was forgotten
+        const following = next.get(who);
+        if (following !== undefined) next.set(who, following - 1);
         go(false);
       };
       const timer = this.#mostMs === undefined ? undefined : setTimeout(leave, this.#mostMs);

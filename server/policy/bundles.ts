@@ -48,7 +48,7 @@ export class Bundles {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #signer: () => { kid: string; privateKey: KeyObject };
-  readonly #actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
+  readonly #actionTypes: (em: EntityManager, tenantId: string) => Promise<CustomActionTypes>;
   readonly #registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
   readonly #log: Log;
   readonly #current: Lookups<PublishedBundle>;
@@ -58,7 +58,8 @@ export class Bundles {
     db: Database;
     clock: Clock;
     signer: () => { kid: string; privateKey: KeyObject };
-    actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
+    /** The tenant's own action types, within the transaction. */
+    actionTypes: (em: EntityManager, tenantId: string) => Promise<CustomActionTypes>;
     /** What is known of tools and agents, within the transaction. */
     registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
     log: Log;
@@ -159,9 +160,8 @@ export class Bundles {
     scopeSet: string,
     keyId: string | undefined,
   ): Promise<PublishedBundle> {
-    const types = await this.#actionTypes(tenantId);
     for (let tries = 1; ; tries++) {
-      const built = await this.#tryToBuild(tenantId, scopes, scopeSet, keyId, types);
+      const built = await this.#tryToBuild(tenantId, scopes, scopeSet, keyId);
       if (built) return built;
       if (tries === MOST_TRIES) {
         throw new AppError('UNAVAILABLE', 'the bundle is being built elsewhere', { headers: { 'retry-after': '1' } });
@@ -175,13 +175,12 @@ export class Bundles {
     scopes: string[] | null,
     scopeSet: string,
     keyId: string | undefined,
-    types: CustomActionTypes,
   ): Promise<PublishedBundle | undefined> {
     return this.#db.transactionNear(tenantId, async (em) => {
       // one builder at a time, so that no two do the same; see transactionNear for why it decides nothing
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
       // INVARIANT: before what it is made of. Whoever stored a bundle since then took its number, so none of older policies
-      // follows one of newer ones
+      // or settings follows one of newer ones
       const last = await em.execute<
         { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
       >(
@@ -195,6 +194,7 @@ export class Bundles {
         [tenantId],
       );
       const floor = Number(tenant?.bundle_floor ?? 0);
+      const types = await this.#actionTypes(em, tenantId);
       const live = await em.execute<LivePolicy[]>(LIVE_POLICIES, [tenantId, tenantId]);
       const approved = await approvedStatements(tenantId, live, this.#log);
       const named = listsNamed(approved.flatMap(({ statements }) => statements));

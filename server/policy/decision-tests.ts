@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { type Doer, doerOf } from '../domain/audit.ts';
+import { RECORD_FIELDS } from '../domain/decision.ts';
 import { hasRole } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
@@ -65,7 +66,9 @@ const AUDITED = {
 
 /** The masks that a record names; none where it does not name all of them. */
 function masksOf({ obligations = [] }: DecisionLine): string[] {
-  const masks = obligations.flatMap((one) => (one.startsWith('mask ') ? [one.slice('mask '.length)] : []));
+  // one that fills its field was cut, and may be another path then
+  const isWhole = (one: string) => one.startsWith('mask ') && one.length < RECORD_FIELDS.obligations.length[1];
+  const masks = obligations.flatMap((one) => (isWhole(one) ? [one.slice('mask '.length)] : []));
   return masks.length === obligations.length ? masks : [];
 }
 

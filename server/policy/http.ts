@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import { AppError } from '../errors.ts';
-import { longPoll } from '../rpc/long-poll.ts';
+import { AtOnce } from '../rpc/at-once.ts';
+import { longPoll, MOST_POLLS } from '../rpc/long-poll.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import type { Bundles } from './bundles.ts';
 
@@ -16,6 +17,7 @@ const BUNDLE_HEADERS = {
 
 /** The bundle that proxies poll. Answers 304 when it has not changed; with `Prefer: wait=N` it waits for a change. */
 export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
+  const atOnce = new AtOnce(MOST_POLLS);
   return {
     method: 'GET',
     path: '/v1/policies/bundle',
@@ -49,6 +51,7 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
       const scopes = query.scopes === undefined ? null : scopeList(query.scopes);
       const { found: bundle, unchanged } = await longPoll(call, {
         known: query.current_hash,
+        atOnce,
         look: () => bundles.current(tenantId, scopes, keyId),
         wait: (hash, seconds, signal) => bundles.waitForChange(tenantId, scopes, hash, seconds, signal, keyId),
       });

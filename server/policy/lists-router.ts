@@ -19,7 +19,7 @@ const ListVersionOut = z
     status: z.enum(['pending', 'approved', 'rejected']),
     count: z.int().describe('how many values it has'),
     hash: z.string().describe('the hash of the canonical JSON of its values'),
-    added: z.int().describe('values that the version before did not have'),
+    added: z.int().describe('values that the version in use did not have when this one was made'),
     removed: z.int(),
     author_id: z.string(),
     created_at: z.iso.datetime(),
@@ -65,7 +65,9 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       .input(
         z.strictObject({
           name: Name,
-          version: Version.optional().describe('the newest one if absent'),
+          version: Version.optional().describe(
+            'if absent, the newest one, or the one in use if the newest was rejected',
+          ),
           q: text(200).optional().describe('only values with this part, whatever its case'),
           after: text(30_000).optional(),
           limit: z.int().min(1).max(1_000).default(100),
@@ -74,7 +76,10 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       .output(ListDetailOut.extend({ values: z.array(z.string()), next: z.string().nullable() }))
       .query(async ({ ctx, input: { name, version, ...page } }) => {
         const list = await queries.get(ctx.tenantId, name);
-        return { ...list, ...(await queries.values(ctx.tenantId, name, version ?? list.version, page)) };
+        // edits begin with these values: what was rejected does not come back with them
+        const { newest, live_version } = list;
+        const usual = newest.status === 'rejected' ? (live_version ?? newest.version) : newest.version;
+        return { ...list, ...(await queries.values(ctx.tenantId, name, version ?? usual, page)) };
       }),
 
     put: route('PUT /v1/lists/{name}', write, {
@@ -101,7 +106,8 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
 
     approve: route('POST /v1/lists/{name}/approve', decides, {
       summary: 'Approve the newest version of a reference list, which decisions then use',
-      description: 'If the tenant requires approval, this needs a signed-in person who did not write it.',
+      description:
+        'If the tenant requires approval, this needs a signed-in person who wrote neither it nor another version since the one in use.',
       tag,
       problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'],
     })

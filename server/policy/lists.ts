@@ -23,7 +23,7 @@ const KEPT_VERSIONS = 20;
 /**
  * Changes to reference lists, each in one transaction with its audit record, which has counts and hashes and no values.
  * Where the tenant requires approval, a new version waits, as that of a policy does, until a signed-in person approves it
- * who did not write it.
+ * who wrote neither it nor an earlier one since the last approval: a version usually repeats what those before it brought in.
  */
 export class Lists {
   readonly #db: Database;
@@ -63,7 +63,7 @@ export class Lists {
     await this.#change(tenantId, name, async (em, list, rules, notify) => {
       const present = list && !list.deletedAt ? list : undefined;
       assertVersion(present?.version ?? 0, asked.seen);
-      const before = present && (await versionOf(em, present, present.version, true));
+      const before = present && (await versionOf(em, present, present.version));
       if (before?.hash === hash && before.status !== 'rejected') return;
       const others = await sizeWithout(em, tenantId, name);
       if (others.lists >= LIST_LIMITS.lists) {
@@ -78,7 +78,9 @@ export class Lists {
       const now = new Date(this.#clock.now());
       const version = (list?.version ?? 0) + 1;
       const enforced = !rules.approval_required;
-      const [old, recent] = [new Set(before?.items ?? []), new Set(values)];
+      // what approving it changes: of a version that was not approved, nothing is in use
+      const live = present?.liveVersion ? await versionOf(em, present, present.liveVersion, true) : undefined;
+      const [old, recent] = [new Set(live?.items ?? []), new Set(values)];
       const added = values.filter((value) => !old.has(value)).length;
       const removed = [...old].filter((value) => !recent.has(value)).length;
       const row = list ?? em.create(ReferenceList, { tenantId, name, version, liveVersion: null, deletedAt: null });
@@ -122,7 +124,10 @@ export class Lists {
     });
   }
 
-  /** Approves the newest version, which bundles then have. SELF_APPROVAL for its author where approval is required. */
+  /**
+   * Approves the newest version, which bundles then have. SELF_APPROVAL where approval is required for whoever wrote it or
+   * another one since the last approval.
+   */
   async approve(tenantId: string, name: string, seen: number, comment: string | undefined, by: By): Promise<void> {
     try {
       await this.#decide(tenantId, name, seen, by, { status: 'approved', comment });
@@ -184,8 +189,11 @@ export class Lists {
         throw new AppError('INVALID_STATUS', `the version does not wait for approval: it is ${version.status}`);
       }
       const approves = status === 'approved';
-      if (approves && rules.approval_required && !rules.self_approval && version.authorId === by.person) {
-        throw new AppError('SELF_APPROVAL', 'the person who wrote a version of a list cannot approve it');
+      if (approves && rules.approval_required && !rules.self_approval && (await wrote(em, list, by.person))) {
+        throw new AppError(
+          'SELF_APPROVAL',
+          'a person who wrote a version of a list since the last approval cannot approve it',
+        );
       }
       version.status = status;
       version.decidedBy = by.person;
@@ -261,6 +269,17 @@ function assertVersion(version: number, seen: number): void {
 
 function versionOf(em: EntityManager, { name }: ReferenceListRow, version: number, withValues = false) {
   return em.findOneOrFail(ReferenceListVersion, { name, version }, withValues ? { populate: ['items'] } : {});
+}
+
+/** Whether this person wrote a version of the list since the live one, or where none is live since the last approved one. */
+async function wrote(em: EntityManager, { tenantId, name, liveVersion }: ReferenceListRow, person: string) {
+  const found = await em.execute<unknown[]>(
+    `select 1 from reference_list_version where tenant_id = ? and name = ? and author_id = ? and version > coalesce(?,
+       (select max(version) from reference_list_version where tenant_id = ? and name = ? and status = 'approved'), 0)
+     limit 1`,
+    [tenantId, name, person, liveVersion ?? null, tenantId, name],
+  );
+  return found.length > 0;
 }
 
 /** The values as they are stored and compared: in NFC, in ascending code units, none twice. */

@@ -146,7 +146,9 @@ export class Policies {
         await em.flush();
       } catch (error) {
         if (!(error instanceof UniqueConstraintViolationException)) throw error;
-        throw new AppError('CONFLICT', 'a policy with this id already exists');
+        throw new AppError('CONFLICT', 'a policy with this id already exists', {
+          faults: [{ pointer: '/id', message: 'is the id of another policy' }],
+        });
       }
       const from = sourceOf(input.source, by.proven);
       const { authors } = snapshot.context;
@@ -329,14 +331,15 @@ export class Policies {
   }
 
   /**
-   * Enforces the newest version immediately, without a review. A review stays open. POLICY_INVALID when its text has errors
+   * Enforces the newest version immediately, without a review; VERSION_CHANGED if that is not this one. A review stays open.
+   * POLICY_INVALID when its text has errors
    * by now: the tenant's action types may have changed, and a bundle with such a text helps in no emergency.
    */
-  async breakGlass(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
-    const { version } = await this.#queries.find(tenantId, id);
+  async breakGlass(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
+    await this.#queries.find(tenantId, id);
     const { dslSource } = await this.#queries.revision(tenantId, id, version);
     const checked = { version, invalid: await this.#faults(tenantId, id, dslSource) };
-    return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason, checked });
+    return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason, checked, expected: version });
   }
 
   /** One transaction, repeated until it has the results of the tests that it needs. */

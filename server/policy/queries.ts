@@ -1,6 +1,6 @@
 import type { QBFilterQuery } from '@mikro-orm/postgresql';
 import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Asker, Database } from '../../db/index.ts';
 import { type PolicyEvent, type PolicyState, policyRefusal } from '../../machines/policy.ts';
 import { hasRole, type Principal, personOf } from '../domain/principal.ts';
 import type { Source } from '../domain/workload.ts';
@@ -89,7 +89,10 @@ export class PolicyQueries {
   async list(
     tenantId: string,
     filter: {
+      /** That of the newest version. */
       status?: PolicyState | undefined;
+      /** Whether a version is enforced, whichever it is. */
+      enforced?: boolean | undefined;
       review?: (typeof REVIEWS)[number] | undefined;
       agent_role?: string | undefined;
       scope?: string | undefined;
@@ -101,17 +104,18 @@ export class PolicyQueries {
       limit: number;
       offset: number;
     },
-    who?: string,
+    asker?: Asker,
   ): Promise<{ policies: (PolicyView & { open_review: OpenReview | null })[]; total: number }> {
     const where: QBFilterQuery<PolicyRow>[] = [];
     if (filter.status) where.push({ status: filter.status });
+    if (filter.enforced !== undefined) where.push({ liveVersion: filter.enforced ? { $ne: null } : null });
     if (filter.review === 'break_glass') where.push({ reviewOpen: true });
     if (filter.review === 'open') where.push({ $or: [{ reviewOpen: true }, { status: 'pending_approval' }] });
     // a statement without a named role applies to agents of every role
     if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
     if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
     if (filter.ids !== undefined) where.push({ id: { $like: likeOf(filter.ids) } });
-    if (filter.q !== undefined) where.push({ id: { $in: await this.#with(tenantId, filter.q, who) } });
+    if (filter.q !== undefined) where.push({ id: { $in: await this.#with(tenantId, filter.q, asker) } });
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
@@ -139,7 +143,7 @@ export class PolicyQueries {
   }
 
   /** The policies with a text in their id, or in their newest version. */
-  async #with(tenantId: string, part: string, who: string | undefined): Promise<string[]> {
+  async #with(tenantId: string, part: string, asker: Asker | undefined): Promise<string[]> {
     return this.#db.readOnly(
       tenantId,
       async (client) => {
@@ -153,7 +157,7 @@ export class PolicyQueries {
         );
         return rows.map(({ id }) => id);
       },
-      who,
+      asker,
     );
   }
 

@@ -10,6 +10,7 @@ import {
 import { AppError } from '../errors.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { oneLine } from '../lib/visible.ts';
+import { tokens } from './language/scan.ts';
 import { lineIn, linesOf, partOf, suggestionsIn, type Texts, withSuggestion } from './review-place.ts';
 
 /* What is stored of reviews: comments with their places and threads, and whose writing a version has by them. */
@@ -115,8 +116,9 @@ export async function openThreads(em: EntityManager, { tenantId, id }: PolicyRow
   return row!.n;
 }
 
-/** Of a policy's text however it is formatted. */
-export const squeezedHash = (source: string): string => sha256Tag(source.replace(/\s+/g, ''));
+/** Of a policy's text however it is formatted, and whatever its remarks say. */
+export const squeezedHash = (source: string): string =>
+  sha256Tag(JSON.stringify(tokens(source).map(({ text }) => text)));
 
 /**
  * Who wrote what a new version says, besides the person who saves it: who wrote the text of an earlier version that it goes
@@ -156,20 +158,22 @@ export async function writersOf(
 }
 
 /**
- * Who is not an author yet and suggested, since a version is live, what a version has now and the one before it had not. Of more
- * suggestions than are compared, whoever made one of the others counts too.
+ * Who is not an author yet and suggested what a version has now and the one before it had not. Of more suggestions than are
+ * compared, whoever made one of the others since a version is live counts too; older ones would make authors for good.
  */
 async function suggestersOf(em: EntityManager, policy: PolicyRow, before: Texts, after: Texts): Promise<string[]> {
   const { tenantId, id, machineContext } = policy;
   const suggested = await em.execute<{ by: string; text: string; place: CommentPlace }[]>(
     `select one->>'decided_by' as by, one->>'suggestion' as text, one->'place' as place
      from policy_revision r, jsonb_array_elements(r.reviews) one
-     where r.tenant_id = ? and r.policy_id = ? and r.version >= ? and one->'suggestion' is not null
+     where r.tenant_id = ? and r.policy_id = ? and one->'suggestion' is not null
      order by one->>'id' desc`,
-    [tenantId, id, policy.liveVersion ?? 0],
+    [tenantId, id],
   );
+  const isRecent = (version: number) => version >= (policy.liveVersion ?? 0);
   const others = suggested.filter(({ by }) => !machineContext.authors.includes(by));
-  const found = new Set(others.slice(MOST_COMPARED).map(({ by }) => by));
+  const uncompared = others.slice(MOST_COMPARED).filter(({ place }) => isRecent(place.version));
+  const found = new Set(uncompared.map(({ by }) => by));
   const places = Map.groupBy(others.slice(0, MOST_COMPARED), ({ place }) => `${place.version} ${place.part}`);
   for (const [n, group] of [...places.values()].entries()) {
     const { version, part } = group[0]!.place;
@@ -178,7 +182,8 @@ async function suggestersOf(em: EntityManager, policy: PolicyRow, before: Texts,
     // to compare long texts takes milliseconds, in which nobody else is answered
     await setImmediate();
     const anywhere = n >= MOST_TEXTS;
-    const had = anywhere ? () => false : suggestionsIn(older!, old!, { inDoubt: false });
+    const had =
+      anywhere && isRecent(version) ? () => false : suggestionsIn(older!, old!, { inDoubt: anywhere, anywhere });
     await setImmediate();
     const has = suggestionsIn(older!, now!, { inDoubt: true, anywhere });
     for (const { by, text, place } of group) {

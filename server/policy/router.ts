@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import { personOf } from '../domain/principal.ts';
+import { askerOf } from '../../db/index.ts';
 import { reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { SCOPE_PARTS } from './authoring/explain.ts';
@@ -50,7 +50,18 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     })
       .input(
         z.strictObject({
-          status: z.enum(STATUSES).optional(),
+          status: z
+            .enum(STATUSES)
+            .optional()
+            .describe(
+              'of the newest version. While that is a draft or in review, an older version may be enforced: see `enforced`',
+            ),
+          enforced: z
+            .stringbool()
+            .optional()
+            .describe(
+              'true: those of which a version is enforced, whatever the status of the newest; false: the others',
+            ),
           review: z
             .enum(REVIEWS)
             .optional()
@@ -77,7 +88,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         }),
       )
       .query(async ({ ctx, input }) => ({
-        ...(await queries.list(ctx.tenantId, { ...input, ids: globOf(ctx) ?? undefined }, personOf(ctx.principal))),
+        ...(await queries.list(ctx.tenantId, { ...input, ids: globOf(ctx) ?? undefined }, askerOf(ctx))),
         limit: input.limit,
         offset: input.offset,
       })),
@@ -363,9 +374,9 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'POLICY_INVALID'],
       },
     )
-      .input(z.strictObject({ ...Id, reason }))
+      .input(z.strictObject({ ...Id, version: Version.describe('the version that you have read'), reason }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx))),
+      .mutation(({ ctx, input }) => policies.breakGlass(ctx.tenantId, input.id, input.version, input.reason, by(ctx))),
 
     version: route('GET /v1/policies/{id}/versions/{version}', reads, {
       summary: 'Read one version with its text',
@@ -421,6 +432,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
               guardrail: z
                 .boolean()
                 .describe('adds its obligation when another statement permits; never permits by itself'),
+              holds: z.boolean().describe('what it applies to waits for a person'),
               line: z.int(),
               roles: z.array(z.string()),
               any_role: z.boolean(),
@@ -441,6 +453,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             rule_id: s.id,
             effect: s.effect,
             guardrail: s.guardrail,
+            holds: s.annotations.escrow !== undefined,
             line: s.line,
             roles: s.roles,
             any_role: s.any_role,

@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
+import { POLICY_ID } from '../domain/policy.ts';
 import { SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
 import { firstHidden } from '../lib/visible.ts';
 import { text } from '../rpc/fields.ts';
@@ -17,7 +18,7 @@ import type { PolicyPlan } from './texts.ts';
 
 export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 
-export const PolicyId = text(64).regex(/^[A-Za-z0-9][A-Za-z0-9._-]*$/, 'must be letters, digits, ".", "_" and "-"');
+export const PolicyId = text(64).regex(POLICY_ID, 'must be letters, digits, ".", "_" and "-"');
 // the compiler reports a text over its limit with a position; this only bounds the request
 export const Source = z.string().max(LIMITS.bytes * 4);
 export const Tests = z
@@ -60,8 +61,8 @@ export const PolicyOut = z
     id: z.string(),
     dsl_source: z.string(),
     tests_source: z.string().nullable().describe('the test suite of the newest version'),
-    status: z.enum(STATUSES),
-    version: z.int(),
+    status: z.enum(STATUSES).describe('of the newest version; another one may be enforced: see `live_version`'),
+    version: z.int().describe('the newest one'),
     content_hash: z.string(),
     author_id: z.string(),
     created_at: z.iso.datetime(),

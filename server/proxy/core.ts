@@ -69,8 +69,10 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   });
   const holds = new Holds(control);
   const stops = new StopWatch({ control, trust: governance, dir: config.dir, proxyId, clock, log });
+  let orphansSent = false;
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds, proxyId, control, clock, log },
+    behind: () => spool.behind || !orphansSent,
     limitsAway: config.limitsAway,
     inputs: config.inputs,
   });
@@ -125,9 +127,12 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
       'the proxy decides',
     );
     beating = heart();
-    orphans = sendOrphans(config, control, log);
+    const send = async () => {
+      orphansSent = await sendOrphans(config, control, log);
+    };
+    orphans = send();
     orphanTimer = setInterval(() => {
-      orphans = orphans?.then(() => sendOrphans(config, control, log));
+      orphans = orphans?.then(send);
     }, ORPHANS_MS);
   };
   const begun = begin();
@@ -191,22 +196,35 @@ function openSlot(config: ProxyConfig, log: Log, slot: number): Spool | undefine
   });
 }
 
-/** Sends what processes that have ended could not: one that wraps an MCP server may never be started again as it was. */
-async function sendOrphans(config: ProxyConfig, control: ControlPlane, log: Log): Promise<void> {
-  for (const name of readdirSync(path.join(config.dir, 'spool'))) {
+/**
+ * Sends what processes that have ended could not: one that wraps an MCP server may never be started again as it was. False where
+ * the control plane did not take it. Never rejects.
+ */
+async function sendOrphans(config: ProxyConfig, control: ControlPlane, log: Log): Promise<boolean> {
+  let taken = true;
+  let names: string[] = [];
+  try {
+    names = readdirSync(path.join(config.dir, 'spool'));
+  } catch (err) {
+    log.error({ err }, 'ended processes’ spools cannot be looked for');
+    return false;
+  }
+  for (const name of names) {
     let spool: Spool | undefined;
     try {
       spool = openSlot(config, log, Number(name));
-      if (!spool || spool.pending === 0) continue;
+      if (!spool?.behind) continue;
       const { pending } = spool;
-      if (await new Sender({ spool, control, log }).drain())
-        log.info({ slot: name, events: pending }, 'an ended process’s events were sent');
+      const sent = await new Sender({ spool, control, log }).drain();
+      if (sent) log.info({ slot: name, events: pending }, 'an ended process’s events were sent');
+      taken &&= sent;
     } catch (err) {
       log.error({ err, slot: name }, 'an ended process’s spool cannot be sent');
     } finally {
-      await spool?.close();
+      await spool?.close().catch((err) => log.error({ err, slot: name }, 'an ended process’s spool cannot be closed'));
     }
   }
+  return taken;
 }
 
 /** The proxy's name: as set, else made once and kept. */

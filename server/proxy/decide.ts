@@ -158,6 +158,8 @@ export class Enforcer {
     holds: Holds;
     proxyId: string;
     control: ControlPlane;
+    /** The control plane does not have yet what earlier processes of this proxy recorded. */
+    behind: () => boolean;
     /** What to do with limits while the control plane is away. */
     limitsAway: LimitsAway;
     inputs: ProxyConfig['inputs'];
@@ -168,7 +170,7 @@ export class Enforcer {
     this.#stops = parts.stops;
     this.#spool = parts.spool;
     this.#holds = parts.holds;
-    this.#sessions = new Sessions(parts.control, parts.log);
+    this.#sessions = new Sessions(parts);
     this.#proxyId = parts.proxyId;
     this.#keep = {
       input: parts.inputs === 'full' ? MOST_KEPT_BYTES : 0,
@@ -286,6 +288,7 @@ export class Enforcer {
     const eventId = newId('evt', now);
     let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; match: Match } | undefined;
+    let event: Record<string, unknown> | undefined;
 
     const { verdict, hold, changed, fields, stored } = await decide<Hold, number>(
       {
@@ -368,13 +371,14 @@ export class Enforcer {
           };
           const denied = fields.decision === 'deny' || fields.decision === 'rate_limited';
           const session_facts = denied ? this.#learned(request, 'denied') : [];
-          const event: Record<string, unknown> = { ...fields, ...own };
-          event.event_type = `decision.${fields.decision}`;
-          if (session_facts.length > 0) event.session_facts = session_facts;
+          const made: Record<string, unknown> = { ...fields, ...own };
+          made.event_type = `decision.${fields.decision}`;
+          if (session_facts.length > 0) made.session_facts = session_facts;
+          event = made;
           const open = permits(fields.decision) && cuts === undefined;
           const alone = this.#ruling === 1 && this.#underWay.size === 0;
           const input = kept && { event_id: eventId, ...kept };
-          const stored = this.#spool.append(() => event, open, { input, alone });
+          const stored = this.#spool.append(() => made, open, { input, alone });
           // after the flush has begun, which is in the next microtask
           if (open && meanwhile && !verdict.masks?.length) queueMicrotask(() => this.#while(meanwhile));
           const seq = await stored;
@@ -420,6 +424,7 @@ export class Enforcer {
           stands: () => {
             const { standing: current } = this.#governance;
             if (typeof current === 'string' || !matched || this.#stops.of(request)?.id !== stop?.id) return false;
+            if (this.#stops.stale && !current.engine.onlyReads(request.action_type)) return false;
             const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
             return rulesOf(current.engine.match(asked)) === rulesOf(matched.match);
           },
@@ -436,7 +441,7 @@ export class Enforcer {
             ].slice(0, FACT_LIMITS.ofAnswer);
             this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
             const learned = session_facts.length > 0 && { session_facts };
-            this.#spool.settle(stored, { outcome, total_latency_ms, ...learned });
+            this.#spool.settle(stored, { outcome, total_latency_ms, ...learned }, event);
           },
         };
     }

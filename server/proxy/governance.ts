@@ -87,6 +87,8 @@ const LOOK_AGAIN_MS = 1000;
 /** Agent keys that one report names. */
 const MOST_USED = 1000;
 const MOST_WAIT_SECONDS = 60;
+/** Whatever is asked for: a timer that is too long would not wait at all. */
+const MOST_POLL_SECONDS = 86_400;
 
 /**
  * What the control plane says: the policies in force, and who the agents are. Asks for the bundle by long poll and for
@@ -111,6 +113,9 @@ export class Governance {
   #newest: { seq: number; hash: string } | undefined;
   #governing: Governing | undefined;
   #jwks: unknown[] = [];
+  /** What is in force and could not be written yet: the bundle, and the rest of the state. */
+  #unwritten: Buffer | undefined;
+  #unsaved = false;
   #keys: ReadonlyMap<string, KeyObject> = new Map();
   #configuration: ProxyConfiguration | undefined;
   #agents: ReadonlyMap<string, KnownAgent> = new Map();
@@ -321,20 +326,21 @@ export class Governance {
     }
     if (answer.bytes) await this.#take(answer.bytes, tenant);
     this.#answered('bundle', answer.pollSeconds);
+    this.#write();
     return waited;
   }
 
   async #pollConfiguration(): Promise<void> {
     await this.#tenantOfKey();
     const configuration = await this.#control.configuration(this.#stop.signal);
-    const changed = canonicalJson(configuration) !== canonicalJson(this.#configuration ?? null);
+    this.#unsaved ||= canonicalJson(configuration) !== canonicalJson(this.#configuration ?? null);
     this.#configure(configuration);
-    if (changed) this.#persist();
     this.#answered('configuration', configuration.poll_seconds);
+    this.#write();
   }
 
   #answered(what: 'bundle' | 'configuration', pollSeconds: number | undefined): void {
-    if (pollSeconds !== undefined) this.#pollSeconds = pollSeconds;
+    if (pollSeconds !== undefined) this.#pollSeconds = Math.min(pollSeconds, MOST_POLL_SECONDS);
     if (this.#refused) this.#log.info('the control plane accepts the key again');
     this.#refused = false;
     if (what === 'bundle') this.#refusedBundle = undefined;
@@ -386,13 +392,27 @@ export class Governance {
     if (!this.#pinned && !this.#keys.has(String(headerOf(bytes).kid))) this.#trust(await this.#control.keys());
     const opened = this.#open(bytes, tenant);
     this.#enforce(opened);
-    writeAtomically(path.join(this.#dir, 'bundle.svcb'), bytes);
-    this.#persist();
+    this.#unwritten = bytes;
     const { seq, not_after } = opened.header;
     this.#log.info(
       { hash: opened.hash, seq, not_after, statements: opened.content.policies.length },
       'policies in force',
     );
+  }
+
+  /** Keeps what is in force. Where that fails it is done with the next poll: a restart must not bring back what was before. */
+  #write(): void {
+    try {
+      if (this.#unwritten) {
+        writeAtomically(path.join(this.#dir, 'bundle.svcb'), this.#unwritten);
+        this.#unwritten = undefined;
+        this.#unsaved = true;
+      }
+      if (this.#unsaved) this.#persist();
+      this.#unsaved = false;
+    } catch (err) {
+      this.#log.error({ err }, 'what is in force could not be written; it is tried again');
+    }
   }
 
   #open(bytes: Uint8Array, tenant: string) {
@@ -465,7 +485,7 @@ export class Governance {
     }
     this.#trust(state.keys);
     this.#configure(state.configuration);
-    this.#pollSeconds = state.configuration.poll_seconds;
+    this.#pollSeconds = Math.min(state.configuration.poll_seconds, MOST_POLL_SECONDS);
     try {
       this.#enforce(this.#open(readFileSync(path.join(this.#dir, 'bundle.svcb')), state.tenant));
       this.#log.info({ hash: this.#governing?.hash, seq: this.#governing?.seq }, 'the last good bundle is in force');

@@ -72,19 +72,25 @@ export class SharedLimits {
     if (refused.length > 0 && once === undefined) {
       return nothing(refused.map((limit) => [limit, Math.ceil((this.#find(limit, now)!.endsAt - now) / 1000)]));
     }
-    const ahead = once === undefined ? limits.filter((limit) => (this.#find(limit, now)?.ahead ?? 0) > 0) : [];
-    const asked = limits.filter((limit) => !ahead.includes(limit));
+    /** Those of which calls were taken ahead, with the end of the window in which they were. */
+    const ahead = new Map<LimitHit, number>();
+    for (const limit of once === undefined ? limits : []) {
+      const known = this.#find(limit, now);
+      if (known && known.ahead > 0) ahead.set(limit, known.endsAt);
+    }
+    const asked = limits.filter((limit) => !ahead.has(limit));
+    const alone = asked.length + checked.length > 0 && performance.now() < this.#restUntil;
+    if (alone) return this.#alone(limits, checked, agentId);
+    // the calls that are used must not be given to another action meanwhile
+    for (const limit of ahead.keys()) this.#find(limit, now)!.ahead--;
     if (asked.length + checked.length === 0) return this.#granted(limits, agentId, ahead);
-    if (performance.now() < this.#restUntil) return this.#alone(limits, checked, agentId);
 
     const id = randomUUID();
     let result: LimitResult;
     try {
-      // the calls that are used must not be given to another action meanwhile
-      for (const limit of ahead) this.#find(limit, now)!.ahead--;
       result = await this.#send({ id, agent_id: agentId, limits: asked, checked, ...(once && { once }) });
     } catch (error) {
-      for (const limit of ahead) this.#putBack(limit);
+      this.#putBack(ahead);
       if (!(error instanceof ControlPlaneError)) throw error;
       this.#log.warn({ detail: error.message }, 'limits are not counted by the control plane');
       this.#restUntil = performance.now() + REST_MS;
@@ -100,9 +106,9 @@ export class SharedLimits {
             ...{ ahead: more, refused: false, endsAt: after + ends_in_ms, until: after + ends_in_ms },
           });
       }
-      return this.#granted(limits, agentId, [], once === undefined ? id : undefined, ahead);
+      return this.#granted(limits, agentId, ahead, once === undefined ? id : undefined);
     }
-    for (const limit of ahead) this.#putBack(limit);
+    this.#putBack(ahead);
     // the control plane has other policies than this proxy, which gets them soon
     if ('unknown' in result) return this.#alone(limits, checked, agentId);
     const over: [LimitHit, number][] = [];
@@ -119,24 +125,13 @@ export class SharedLimits {
     return nothing(over);
   }
 
-  #granted(
-    limits: readonly LimitHit[],
-    agentId: string,
-    used: readonly LimitHit[],
-    id?: string,
-    ahead: readonly LimitHit[] = used,
-  ): Taking {
-    const now = this.#clock.now();
-    for (const limit of used) {
-      const known = this.#find(limit, now);
-      if (known) known.ahead--;
-    }
-    this.#counters.note(limits, agentId, now);
+  #granted(limits: readonly LimitHit[], agentId: string, ahead: ReadonlyMap<LimitHit, number>, id?: string): Taking {
+    this.#counters.note(limits, agentId, this.#clock.now());
     return {
       exceeded: new Map(),
       giveBack: async () => {
         this.#counters.giveBack(limits, agentId);
-        for (const limit of ahead) this.#putBack(limit);
+        this.#putBack(ahead);
         if (id === undefined) return;
         await this.#control.giveBackLimits(id).catch((error: Error) => {
           // it stays taken, and no limit is passed
@@ -167,13 +162,17 @@ export class SharedLimits {
     const key = keyOf(limit);
     const before = this.#find(limit, this.#clock.now());
     this.#known.delete(key);
-    this.#known.set(key, { ...known, ahead: known.ahead + (known.refused ? 0 : (before?.ahead ?? 0)) });
+    const more = before && !known.refused && isSameWindow(limit, before.endsAt, known.endsAt) ? before.ahead : 0;
+    this.#known.set(key, { ...known, ahead: known.ahead + more });
     if (this.#known.size > MOST_KNOWN) this.#known.delete(this.#known.keys().next().value as string);
   }
 
-  #putBack(limit: LimitHit): void {
-    const known = this.#find(limit, this.#clock.now());
-    if (known) known.ahead++;
+  /** A call that was taken in a window that is over is no call of the next one. */
+  #putBack(ahead: ReadonlyMap<LimitHit, number>): void {
+    for (const [limit, endsAt] of ahead) {
+      const known = this.#find(limit, this.#clock.now());
+      if (known && isSameWindow(limit, known.endsAt, endsAt)) known.ahead++;
+    }
   }
 
   async #send(take: { id: string; agent_id: string; limits: LimitHit[]; checked: readonly LimitHit[]; once?: string }) {
@@ -209,6 +208,11 @@ export class SharedLimits {
     }
     this.#sending = false;
   }
+}
+
+/** Ends of one window differ by the time that the answers of the control plane took. */
+function isSameWindow({ window_seconds }: LimitHit, a: number, b: number): boolean {
+  return Math.abs(a - b) < window_seconds * 500;
 }
 
 function named({ rule_id, kind, key, units }: LimitHit) {

@@ -2,6 +2,7 @@
 import { realpathSync } from 'node:fs';
 import { listenFault } from '../lib/listen.ts';
 import { ConfigError } from '../lib/settings.ts';
+import { onStopSignals } from '../lib/signals.ts';
 import { readConfig } from './config.ts';
 import { Failure, UsageError } from './failure.ts';
 import { boundMemory } from './memory.ts';
@@ -72,7 +73,8 @@ async function main(argv: string[]): Promise<void> {
     () => {},
   );
   const stop = async () => {
-    if (stopping) process.exit(1);
+    // what was around an MCP server has ended with it
+    if (stopping) return;
     stopping = true;
     setTimeout(() => process.exit(1), MOST_STOP_MS).unref();
     if (!started) interrupted.abort();
@@ -80,7 +82,10 @@ async function main(argv: string[]): Promise<void> {
     await running?.stop();
     process.exit(0);
   };
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, () => void stop());
+  onStopSignals(
+    () => void stop(),
+    () => process.exit(1),
+  );
   const { ended } = await starting;
   await ended;
   if (ended && !stopping) await stop();

@@ -104,7 +104,8 @@ export class Sender {
   async #send(batch: Batch): Promise<void> {
     const aside = await this.#deliver(batch.items);
     this.#spool.acknowledge(batch);
-    this.onSent(batch.items.length - aside, aside);
+    const again = batch.items.filter((one) => one.again).length;
+    this.onSent(batch.items.length - again - aside, aside);
   }
 
   /** Resolves, with the number of those put aside, when all of them are either stored or put aside. */

@@ -1,4 +1,4 @@
-import { FACT_LIMITS, type LedgerEntry, type LedgerRow } from '../domain/session-facts.ts';
+import { FACT_LIMITS, type LedgerEntry, type LedgerRow, TRUST } from '../domain/session-facts.ts';
 import type { Log } from '../lib/log.ts';
 import type { KnownSession } from '../policy/evaluation/session.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
@@ -17,18 +17,21 @@ interface Session {
 
 /**
  * What this proxy knows of agents' sessions: what it saw itself, at once, and what the control plane has of them from
- * before or from other proxies, asked for once when a session is first seen. Where that fails, what was said before is
- * unknown, and policies are told so.
+ * before or from other proxies, asked for once when a session is first seen. Where that fails, or comes too early, what was said
+ * before is unknown: policies are told so, and it is asked for again.
  */
 export class Sessions {
   readonly #control: Pick<ControlPlane, 'sessionFacts'>;
+  readonly #behind: () => boolean;
   readonly #log: Log;
   readonly #sessions = new Map<string, Session>();
   #failedAt = Number.NEGATIVE_INFINITY;
 
-  constructor(control: Pick<ControlPlane, 'sessionFacts'>, log: Log) {
-    this.#control = control;
-    this.#log = log;
+  /** `behind`: the control plane does not have yet what earlier processes saw. */
+  constructor(parts: { control: Pick<ControlPlane, 'sessionFacts'>; behind: () => boolean; log: Log }) {
+    this.#control = parts.control;
+    this.#behind = parts.behind;
+    this.#log = parts.log;
   }
 
   async known(agentId: string, sessionId: string): Promise<KnownSession> {
@@ -61,11 +64,12 @@ export class Sessions {
 
   async #ask(agentId: string, sessionId: string, { rows }: Session): Promise<boolean> {
     if (performance.now() - this.#failedAt < PAUSE_MS) return false;
+    const behind = this.#behind();
     try {
       const said = await this.#control.sessionFacts(agentId, sessionId);
       // from the oldest to the newest
       for (const row of said.reverse()) put(rows, row);
-      return true;
+      return !behind;
     } catch (error) {
       if (!(error instanceof ControlPlaneError)) throw error;
       this.#failedAt = performance.now();
@@ -82,7 +86,17 @@ function put(rows: Map<string, LedgerRow>, row: LedgerRow): void {
   // in the order in which they were said, so that the oldest go first
   rows.delete(id);
   rows.set(id, row);
-  if (rows.size > FACT_LIMITS.ofSession) rows.delete(rows.keys().next().value as string);
+  if (rows.size > FACT_LIMITS.ofSession) rows.delete(leastOf(rows));
+}
+
+/** The oldest; but no number of later answers makes a server forgotten that is not trusted. */
+function leastOf(rows: ReadonlyMap<string, LedgerRow>): string {
+  let least: [string, LedgerRow] | undefined;
+  for (const [id, row] of rows) {
+    if (row.source !== TRUST) return id;
+    if (!least || Number(row.value) > Number(least[1].value)) least = [id, row];
+  }
+  return least![0];
 }
 
 /** What became of a call: whether it succeeded, and what the tool said. */

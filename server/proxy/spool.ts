@@ -16,9 +16,11 @@ import {
   writeSync,
 } from 'node:fs';
 import path from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { LedgerEntry } from '../domain/session-facts.ts';
 import { type Lock, lockDirectory } from './lock.ts';
+import { KINDS, LINE_BYTES, type Line, lineOf, readLines } from './spool-line.ts';
 
 /** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
 export class SpoolError extends Error {
@@ -38,9 +40,11 @@ export interface Spooled {
   event: Buffer;
   /** What is kept of its request, for the control plane. */
   input: Buffer | undefined;
+  /** It was sent before, and is sent again for what its call said of the session when that was late. */
+  again: boolean;
 }
 
-/** Events to send next, in order; `through` is the last one's number. */
+/** Events to send next, in order; `through` is the number of the last one that is sent for the first time, or was before. */
 export interface Batch {
   items: readonly Spooled[];
   through: number;
@@ -59,16 +63,6 @@ interface Segment {
   bytes: number;
 }
 
-/**
- * A line of a segment: an event, or what became of one (`null`: the note that it is sent without that). It is
- * `<crc32> <kind><number>`, then the JSON texts, each after a tab, which no JSON text has: they are sent as they are here.
- */
-interface Line {
-  kind: Kind;
-  seq: number;
-  texts: Buffer[];
-}
-
 /** A line that is to be written; `seq` is 0 where it is no event. */
 interface Queued {
   text: string;
@@ -77,27 +71,23 @@ interface Queued {
   done: (error?: Error) => void;
 }
 
-/** Of an open event the outcome is waited for. */
-const KINDS = { event: 'e', open: 'o', outcome: 'n' } as const;
-type Kind = (typeof KINDS)[keyof typeof KINDS];
-
 /** Members that only the outcome of an open event has. */
 const OF_OUTCOME = ['outcome', 'total_latency_ms', 'session_facts'] as const satisfies (keyof Outcome)[];
 
 /** In place of a deadline: what became of the action is being written. */
 const NOTED = Number.POSITIVE_INFINITY;
 const NOTE_MS = 50;
+const AGAIN_MS = 1000;
 /** A disk that took longer than this for the last flush is not waited for without doing anything else. */
 const QUICK_MS = 1;
-const ROOM_BYTES = 256 * 1024;
+/** The flush that makes room takes ten times as long as another one: fewer than one of a hundred is to be one. */
+const ROOM_BYTES = 1024 * 1024;
 /** So much of a segment is read at once. */
 const READ_BYTES = 128 * 1024;
 const NONE = Buffer.from('null');
 
 /** An event with all its members at their longest; a permit is not begun with less room than this. */
 const MOST_EVENT_BYTES = 64 * 1024;
-/** What a line has beside its texts, at most. */
-const LINE_BYTES = 32;
 
 const sync = (fd: number) =>
   new Promise<void>((resolve, reject) => fdatasync(fd, (error) => (error ? reject(error) : resolve())));
@@ -132,6 +122,8 @@ export class Spool {
   #last = 0;
   #acknowledged = 0;
   #start: Position = { segment: 0, offset: 0 };
+  /** The end of what there was to send when it was opened. */
+  #inherited: Position = { segment: 0, offset: 0 };
   /** Events whose outcome may still come, and until when they wait for it. */
   readonly #open = new Map<number, number>();
   /** The JSON texts of the outcomes of events that were not acknowledged yet; null for none. */
@@ -187,6 +179,11 @@ export class Spool {
   get bytes(): number {
     return this.#bytes;
   }
+  /** Something of an earlier process was not sent yet. */
+  get behind(): boolean {
+    const { segment, offset } = this.#inherited;
+    return this.#start.segment < segment || (this.#start.segment === segment && this.#start.offset < offset);
+  }
   get fault(): string | undefined {
     if (this.#broken) return `the spool's disk failed: ${this.#broken.message}`;
     return this.#bytes + MOST_EVENT_BYTES > this.#maxBytes ? 'the spool is full' : undefined;
@@ -236,48 +233,89 @@ export class Spool {
     });
   }
 
-  /** Notes what became of an action; too late a note is dropped, since its event may have been sent. Does not wait. */
-  settle(seq: number, outcome: Outcome): void {
+  /**
+   * Notes what became of an action. Does not wait. Too late a note is dropped, since its event may have been sent; but `event`, which
+   * is its event as it was stored, is sent once more with what the session's ledger is to hold: that is no part of the record.
+   */
+  settle(seq: number, outcome: Outcome, event?: Record<string, unknown>): void {
+    if (this.#closed) return;
     const deadline = this.#open.get(seq);
-    if (deadline === undefined || deadline === NOTED || this.#closed) return;
+    const late = () => event && outcome.session_facts?.length && this.#again(seq, event, outcome.session_facts);
+    if (deadline === undefined || deadline === NOTED) {
+      late();
+      return;
+    }
     // the event must not be sent before the note is on the disk, or after a crash it would be sent with other content
     this.#open.set(seq, NOTED);
-    this.#note(seq, outcome).catch(() => this.#open.set(seq, 0));
+    this.#note(seq, outcome).catch(() => {
+      this.#open.set(seq, 0);
+      late();
+    });
+  }
+
+  /** What cannot be stored is tried again: until then only this process knows what the call said. */
+  #again(seq: number, event: Record<string, unknown>, session_facts: readonly LedgerEntry[]): void {
+    const text = lineOf(KINDS.again, seq, JSON.stringify({ ...event, session_facts }));
+    const done = (error?: Error) => {
+      // after a failed flush nothing more is stored, and nothing more is permitted
+      if (!error || this.#broken) return;
+      setTimeout(() => this.#closed || this.#again(seq, event, session_facts), AGAIN_MS).unref();
+    };
+    this.#enqueue({ text, seq: 0, alone: false, done });
   }
 
   /**
    * The next events in order, at most `most` and about `mostBytes`; undefined when there is none to send yet. Until it
-   * is acknowledged, the same events are answered again (with others after them).
+   * is acknowledged, the same events are answered again (with others after them). Rejects where the first of them waited too
+   * long for its outcome, and the note that it is sent without cannot be stored.
    */
   async batch(most: number, mostBytes: number): Promise<Batch | undefined> {
     const now = this.#now();
-    const items: (Spooled & { seq: number })[] = [];
+    const items: (Spooled & { seq: number; through: number; after: Position })[] = [];
     const seal: number[] = [];
     let bytes = 0;
-    let end = this.#start;
     for (const { line, after } of this.#lines(this.#start)) {
       const { kind, seq, texts } = line;
       if (kind === KINDS.outcome) continue;
+      const again = kind === KINDS.again;
+      // not in one batch with itself
+      if (again && items.some((one) => one.seq === seq)) break;
       if (seq > this.#durable) break;
-      const deadline = this.#open.get(seq);
+      const deadline = again ? undefined : this.#open.get(seq);
       if (deadline !== undefined && now < deadline) break;
       if (deadline !== undefined) seal.push(seq);
       const [event, input] = texts as [Buffer, Buffer | undefined];
-      items.push({ seq, event, input });
+      const through = again ? (items.at(-1)?.through ?? this.#acknowledged) : seq;
+      items.push({ seq, event, input, again, through, after });
       bytes += event.length + (this.#outcomes.get(seq) ?? NONE).length + (input?.length ?? 0);
-      end = after;
       if (items.length >= most || bytes >= mostBytes) break;
     }
     for (const seq of seal) this.#open.set(seq, NOTED);
-    const sealed = Promise.all(seal.map((seq) => this.#note(seq, null)));
+    // what could not be noted is tried again with the next batch
+    const notes = seal.map((seq) =>
+      this.#note(seq, null).then(
+        () => undefined,
+        (error: Error) => {
+          this.#open.set(seq, 0);
+          return { seq, error };
+        },
+      ),
+    );
     if (seal.length > 0) await this.#flushNow();
-    await sealed;
-    if (items.length === 0) return undefined;
-    return {
-      items: items.map(({ seq, event, input }) => ({ event: joined(event, this.#outcomes.get(seq)), input })),
-      through: items.at(-1)!.seq,
-      end,
-    };
+    const unsealed = (await Promise.all(notes)).find((fault) => fault !== undefined);
+    // what comes before it is complete, and sending it gives a full disk room
+    const ready = unsealed ? items.filter(({ through }) => through < unsealed.seq) : items;
+    const last = ready.at(-1);
+    if (!last && unsealed) throw unsealed.error;
+    return (
+      last && {
+        items: ready.map(({ seq, event, input, again }) => {
+          return { event: again ? event : joined(event, this.#outcomes.get(seq)), input, again };
+        }),
+        through: last.through,
+        end: last.after,
+      }
+    );
   }
 
   /** Ends the events of a batch: the control plane has them, or has refused them for good. */
@@ -291,7 +329,20 @@ export class Spool {
     const { bytes } = this.#segments.at(-1)!;
     const idle = this.pending === 0 && this.#queue.length === 0 && !this.#flushing;
     if (idle && bytes > this.#segmentBytes / 2) this.#rotate();
-    while (this.#segments.length > 1 && this.#segments[1]!.first <= this.#acknowledged + 1) {
+    // what is left of a segment may be nothing but what became of its events
+    if (this.#segments.length > 1) {
+      for (const { line, after } of this.#lines(this.#start)) {
+        if (line.kind !== KINDS.outcome) break;
+        this.#start = after;
+      }
+    }
+    const isSent = ({ first, bytes }: Segment) =>
+      this.#start.segment > first || (this.#start.segment === first && this.#start.offset >= bytes);
+    while (
+      this.#segments.length > 1 &&
+      this.#segments[1]!.first <= this.#acknowledged + 1 &&
+      isSent(this.#segments[0]!)
+    ) {
       const { first, bytes } = this.#segments.shift()!;
       unlinkSync(this.#file(segmentName(first)));
       this.#bytes -= bytes;
@@ -383,6 +434,9 @@ export class Spool {
           if (atOnce) fdatasyncSync(this.#fd);
           else await sync(this.#fd);
           this.#flushMs = performance.now() - began;
+          // What happened meanwhile is heard of before anyone goes on, such as the end of a connection that is about to be used.
+          // The first turn may end without a look at the connections, when this one began with them.
+          if (atOnce && this.#flushMs >= QUICK_MS) for (let n = 0; n < 2; n++) await setImmediate();
         } catch (error) {
           // after a failed flush nobody knows what is on the disk: nothing more may be built on it
           this.#broken = error as Error;
@@ -413,23 +467,31 @@ export class Spool {
     this.#flushing = undefined;
   }
 
-  /** Begins a new segment; the directory is flushed, so that the file is found after a crash. */
+  /**
+   * Begins a new segment; the directory is flushed, so that the file is found after a crash. Where the current one has no event yet,
+   * but only what became of earlier ones, it is the one that the next event begins, and goes on.
+   */
   #rotate(first = this.#last + 1): void {
-    const segment = { first, bytes: 0 };
-    const fd = openSync(this.#file(segmentName(first)), 'w', 0o600);
-    const directory = openSync(this.#dir, 'r');
+    if (this.#segments.at(-1)?.first === first) return;
+    const file = this.#file(segmentName(first));
+    const fd = openSync(file, 'wx', 0o600);
     try {
-      fsyncSync(directory);
-    } finally {
-      closeSync(directory);
+      const directory = openSync(this.#dir, 'r');
+      try {
+        fsyncSync(directory);
+      } finally {
+        closeSync(directory);
+      }
+      if (this.#fd >= 0) ftruncateSync(this.#fd, this.#segments.at(-1)!.bytes);
+    } catch (error) {
+      closeSync(fd);
+      unlinkSync(file);
+      throw error;
     }
-    if (this.#fd >= 0) {
-      ftruncateSync(this.#fd, this.#segments.at(-1)!.bytes);
-      closeSync(this.#fd);
-    }
+    if (this.#fd >= 0) closeSync(this.#fd);
     this.#fd = fd;
     this.#allocated = 0;
-    this.#segments.push(segment);
+    this.#segments.push({ first, bytes: 0 });
   }
 
   #recover(warn: (message: string) => void): void {
@@ -449,12 +511,13 @@ export class Spool {
       let good = 0;
       for (const { line, end } of lines) {
         const { kind, seq, texts } = line;
-        if (kind !== KINDS.outcome) {
+        if (kind !== KINDS.outcome) this.#inherited = { segment: segment.first, offset: end };
+        if (kind === KINDS.event || kind === KINDS.open) {
           if (seq !== this.#last + 1) throw this.#damage(segment, good, 'an event is missing');
           this.#last++;
           if (this.#last <= this.#acknowledged) this.#start = { segment: segment.first, offset: end };
           else if (kind === KINDS.open) open.add(this.#last);
-        } else {
+        } else if (kind === KINDS.outcome) {
           open.delete(seq);
           // a copy, which does not keep the whole segment in memory
           if (seq > this.#acknowledged) this.#outcomes.set(seq, Buffer.from(texts[0]!));
@@ -548,39 +611,6 @@ function lengthWithoutZeros(bytes: Buffer, from: number): number {
 
 function segmentName(first: number): string {
   return `${String(first).padStart(16, '0')}.spool`;
-}
-
-function lineOf(kind: Kind, seq: number, texts: string): string {
-  const content = `${kind}${seq}\t${texts}`;
-  return `${crc32(content).toString(16).padStart(8, '0')} ${content}\n`;
-}
-
-const [TAB, NEWLINE] = [9, 10];
-const HEAD = /^([eon])(\d{1,16})$/;
-
-/** The lines up to the first that is not whole. */
-function* readLines(bytes: Buffer): Generator<{ line: Line; end: number }> {
-  for (let start = 0; ; ) {
-    const newline = bytes.indexOf(NEWLINE, start);
-    if (newline < 0 || newline - start < 10) return;
-    const content = bytes.subarray(start + 9, newline);
-    if (bytes.toString('latin1', start, start + 8) !== crc32(content).toString(16).padStart(8, '0')) return;
-    const texts = fieldsOf(content);
-    const [, kind, seq] = HEAD.exec(texts.shift()!.toString('latin1')) ?? [];
-    if (kind === undefined) return;
-    start = newline + 1;
-    yield { line: { kind: kind as Kind, seq: Number(seq), texts }, end: start };
-  }
-}
-
-function fieldsOf(content: Buffer): Buffer[] {
-  const fields: Buffer[] = [];
-  for (let start = 0; ; ) {
-    const tab = content.indexOf(TAB, start);
-    if (tab < 0) return [...fields, content.subarray(start)];
-    fields.push(content.subarray(start, tab));
-    start = tab + 1;
-  }
 }
 
 /** The event with the members of its outcome, which it does not have itself. */

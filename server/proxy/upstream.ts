@@ -1,8 +1,8 @@
 import http, { type IncomingMessage, type ServerResponse } from 'node:http';
 import https from 'node:https';
-import { pipeline } from 'node:stream/promises';
 import { FACT_LIMITS } from '../domain/session-facts.ts';
 import { Bounded } from '../lib/bounded.ts';
+import { whenClosed } from '../lib/closed.ts';
 import type { Log } from '../lib/log.ts';
 import { Parts } from '../lib/parts.ts';
 import { type Trace, traceparentOf } from '../lib/trace.ts';
@@ -228,7 +228,8 @@ export class Upstreams {
       forwarding.givenUp = true;
       forwarding.sent?.destroy();
     };
-    response.once('close', gone);
+    // it may have left while its call was decided
+    const stay = whenClosed(response, gone);
     const timer = setTimeout(() => {
       timedOut = true;
       gone();
@@ -301,7 +302,7 @@ export class Upstreams {
     } finally {
       uncut();
       clearTimeout(timer);
-      response.off('close', gone);
+      stay();
     }
   }
 
@@ -389,7 +390,7 @@ export class Upstreams {
       const { sent } = attempt;
       forwarding.sent = sent;
       if (bytes) sent.end(bytes);
-      else pipeline(request, sent).catch((error) => sent.destroy(error));
+      else pour(request, sent);
       try {
         return await attempt.answered;
       } catch (error) {
@@ -532,6 +533,21 @@ function framingOf({ request, method }: Call, bytes: Buffer | undefined): string
     return length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', length];
   }
   return bytes.length > 0 || !BODILESS.has(method) ? ['content-length', String(bytes.length)] : [];
+}
+
+/**
+ * Passes a body on. Node's `pipeline` would take the client's connection down with the upstream's, and with it the answer. What
+ * comes of the body after that is read and dropped: the client may look for an answer only at its end.
+ */
+function pour(request: IncomingMessage, sent: http.ClientRequest): void {
+  // a part that came before it has closed is an error of its own
+  sent.on('error', () => {});
+  const stay = whenClosed(request, () => request.complete || sent.destroy(new Error('the client has gone')));
+  sent.once('close', () => {
+    stay();
+    request.unpipe(sent).resume();
+  });
+  request.pipe(sent);
 }
 
 /**

@@ -34,6 +34,12 @@ export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()
   error: 'must be an ISO 8601 date, or date and time with Z or an offset',
 });
 
+/** The same for a time that is kept and answered again: an offset can lead out of the years that an answer can name. */
+export const keptTime = timestamp.refine((s) => {
+  const year = new Date(s).getUTCFullYear();
+  return year >= 0 && year <= 9999;
+}, 'must be within the years 0000 to 9999 in UTC');
+
 /**
  * Why somebody changes a role, takes a right away or weakens a safeguard: one line, which the audit log keeps and shows. Every
  * route that does so requires it, from every caller. Making a key, rotating one and inviting a person need none: what they give

@@ -1,17 +1,21 @@
 import { AppError } from '../errors.ts';
-import type { PlainCall } from './plain.ts';
+import type { AtOnce } from './at-once.ts';
+import { type PlainCall, principalOf } from './plain.ts';
 
 export const MAX_WAIT_SECONDS = 60;
+/** Polls of one key at a time, of each route and process: hundreds of proxies may share a key. */
+export const MOST_POLLS = 2000;
 
 /**
  * A conditional GET that may wait for a change: `If-None-Match` (RFC 9110 §13.1.2) names what the caller has, and
  * `Prefer: wait=N` (RFC 7240 §4.3) how long to wait for something else. `known` takes the place of the header. Rejects
- * with UNAUTHENTICATED when the credential ended during the wait.
+ * with UNAUTHENTICATED when the credential ended during the wait, and with RATE_LIMITED when it waits too often already.
  */
 export async function longPoll<T extends { hash: string }>(
   call: PlainCall,
   source: {
     known?: string | undefined;
+    atOnce: AtOnce;
     look: () => Promise<T>;
     wait: (hash: string, seconds: number, signal: AbortSignal) => Promise<T>;
   },
@@ -22,7 +26,12 @@ export async function longPoll<T extends { hash: string }>(
   const seconds = waitSeconds(request.headers.prefer);
   let found = await source.look();
   if (seconds > 0 && has(found)) {
-    found = await source.wait(found.hash, seconds, call.context.gone());
+    const done = source.atOnce.take(principalOf(call).id);
+    try {
+      found = await source.wait(found.hash, seconds, call.context.gone());
+    } finally {
+      done();
+    }
     // the key may have been revoked during the wait
     if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
     reply.header('preference-applied', `wait=${seconds}`);

@@ -4,6 +4,7 @@ import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 import type { Access, Principal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
+import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from './early.ts';
 import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
 
 /**
@@ -97,9 +98,12 @@ export function mountPlain(app: FastifyInstance, routes: readonly PlainRoute[], 
 function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   const querySchema = route.otherQuery ? z.object(route.query ?? {}) : z.strictObject(route.query ?? {});
   const formSchema = z.strictObject(route.form ?? {});
+  const start = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const { principal } = await beginEarly(request, () => begin(request, reply, route.limit));
+    assertAccess(route.access, principal);
+  };
   const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
-    const context = await begin(request, reply, route.limit);
-    assertAccess(route.access, context.principal);
+    const context = await contextOf(request, reply);
     const query = querySchema.safeParse(asLists(request.query as Record<string, unknown>, route.query ?? {}));
     if (!query.success) throw toAppError(query.error, 'query');
     const body = route.form && request.body !== undefined ? request.body : {};
@@ -115,22 +119,28 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
       reply,
     });
   };
-  app.route({
-    method: route.method,
-    url: route.path.replace(/\{(\w+)\}/g, ':$1'),
-    // a HEAD must never do what a GET does once, and there is no answer here whose headers alone are of use
-    exposeHeadRoute: false,
-    handler: async (request, reply) => {
-      if (!route.page || !wantsPage(request.headers.accept)) return handle(request, reply);
+  /** Faults are told in a page where one is asked for. */
+  const paged =
+    <T>(work: (request: FastifyRequest, reply: FastifyReply) => Promise<T>) =>
+    async (request: FastifyRequest, reply: FastifyReply): Promise<T | FastifyReply> => {
+      if (!route.page || !wantsPage(request.headers.accept)) return work(request, reply);
       try {
-        return await handle(request, reply);
+        return await work(request, reply);
       } catch (error) {
         const problem = toAppError(error);
         if (problem.status >= 500) throw error;
         reply.headers(problem.headers);
         return sendPage(reply, problem.status, problemPage(problem));
       }
-    },
+    };
+  app.route({
+    method: route.method,
+    url: route.path.replace(/\{(\w+)\}/g, ':$1'),
+    // a HEAD must never do what a GET does once, and there is no answer here whose headers alone are of use
+    exposeHeadRoute: false,
+    ...(route.access.public && { bodyLimit: PUBLIC_BODY_BYTES }),
+    onRequest: paged(start),
+    handler: paged(handle),
   });
 }
 

@@ -1,5 +1,6 @@
 import type { OutgoingHttpHeaders } from 'node:http';
 import type { FastifyReply } from 'fastify';
+import { whenClosed } from '../lib/closed.ts';
 
 /** A listener that leaves this many bytes unread is disconnected; it may connect again. */
 const MAX_UNREAD = 64 * 1024;
@@ -34,6 +35,6 @@ export function openEventStream(reply: FastifyReply): EventStream | undefined {
       else raw.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
     },
     end: () => raw.end(),
-    onClose: (done) => raw.once('close', done),
+    onClose: (done) => void whenClosed(raw, done),
   };
 }

@@ -243,8 +243,8 @@ export class Simulations implements SimulationGate {
     }
     const now = this.#clock.now();
     const current = done.filter((one) => one.liveHash === liveHash);
-    const fits = (one: { windowFrom: Date; windowTo: Date }) =>
-      +one.windowTo - +one.windowFrom >= REQUIRED.windowMs && now - +one.windowTo <= REQUIRED.ageMs;
+    const fits = ({ windowFrom, windowTo }: { windowFrom: Date; windowTo: Date }) =>
+      +windowTo - +windowFrom >= REQUIRED.windowMs && +windowTo <= now && now - +windowTo <= REQUIRED.ageMs;
     const chosen = current.find(fits) ?? current[0] ?? done[0];
     const found = chosen && (await resultOf(em, tenantId, chosen.id));
     const words = found ? wordsOf(found, current.length > 0) : required ? 'simulation: none' : undefined;
@@ -495,7 +495,8 @@ export class Simulations implements SimulationGate {
 
   #window(input: { from?: string | undefined; to?: string | undefined }): { from: Date; to: Date } {
     const now = this.#clock.now();
-    const to = new Date(input.to ?? now);
+    // a window that lies ahead has no decisions, and would be one that somebody looked at
+    const to = new Date(Math.min(now, input.to === undefined ? now : Date.parse(input.to)));
     const from = new Date(input.from ?? +to - WINDOW_DAYS.usual * DAY_MS);
     if (from >= to) throw invalid('/from', 'must be before the end of the window');
     if (+to - +from > WINDOW_DAYS.most * DAY_MS) {

@@ -9,7 +9,8 @@ import { sha256Tag } from '../lib/crypto.ts';
  */
 export const STOPS_TYPE = 'svc-stops+jws';
 const FORMAT = 'svc-stops/1';
-const MOST_BYTES = 1024 * 1024;
+/** More than the longest targets and reasons of as many stops as can be in force. */
+const MOST_BYTES = 4 * 1024 * 1024;
 
 export interface StopsDocument {
   format: typeof FORMAT;

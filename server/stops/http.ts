@@ -1,8 +1,9 @@
 import { z } from 'zod';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
+import { AtOnce } from '../rpc/at-once.ts';
 import { text } from '../rpc/fields.ts';
-import { longPoll } from '../rpc/long-poll.ts';
+import { longPoll, MOST_POLLS } from '../rpc/long-poll.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import type { Stops } from './stops.ts';
 
@@ -12,6 +13,7 @@ const HEADERS = {
 
 /** The signed document of the stops in force, which proxies poll. */
 export function stopsRoute(stops: Stops): PlainRoute {
+  const atOnce = new AtOnce(MOST_POLLS);
   return {
     method: 'GET',
     path: '/v1/stops/document',
@@ -50,6 +52,7 @@ export function stopsRoute(stops: Stops): PlainRoute {
         stops.heard(tenantId, { proxyId: query.proxy_id, keyId: principal.id, seq });
       }
       const { found, unchanged } = await longPoll(call, {
+        atOnce,
         look: () => stops.standing(tenantId),
         wait: (hash, seconds, signal) => stops.waitForChange(tenantId, hash, seconds, signal),
       });

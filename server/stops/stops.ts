@@ -19,8 +19,10 @@ import { Waiters } from '../lib/waiters.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { STOPS_TYPE, type StopsDocument, stopsDocument, stopsHash } from './document.ts';
 
-/** More than anybody stops one by one; past it, stop the tenant. */
+/** More than anybody stops one by one; past it, stop a role or the tenant. */
 const MOST_IN_FORCE = 500;
+/** Of each mode, of roles and of the tenant. They do not count among the others, so that those never stand in their way. */
+const MOST_WIDE = 50;
 /** How far a proxy's number may be ahead of the database's and still be believed, as for bundles. */
 const MOST_AHEAD = 1_000_000;
 /** Acknowledgements are collected for so long, and stored together. */
@@ -202,7 +204,8 @@ export class Stops {
 
   /**
    * Stops a target. When it resolves, this server denies (or holds) what it reaches, in every process, and proxies that
-   * poll have been answered. The same stop again, for no longer than one in force, is that one. CONFLICT beyond 500.
+   * poll have been answered. The same stop again, for no longer than one in force, is that one. CONFLICT beyond 500, and
+   * beyond 50 of the tenant or of roles.
    */
   async create(tenantId: string, request: StopRequest, by: Doer, person: string): Promise<StopView> {
     const { kind, mode, reason, abort = false } = request;
@@ -213,7 +216,10 @@ export class Stops {
     if (until && until.getTime() <= now) throw invalid('/until', 'is in the past');
     return this.#db.transaction(tenantId, async (em, notify) => {
       const seq = await nextSeq(em, tenantId);
-      const inForce = await em.find(StopEntity, { endedAt: null });
+      const inForce = await em.find(StopEntity, {
+        endedAt: null,
+        $or: [{ until: null }, { until: { $gt: new Date(now) } }],
+      });
       const same = inForce.find(
         (stop) =>
           stop.kind === kind &&
@@ -222,9 +228,12 @@ export class Stops {
           (stop.abort || !abort) &&
           (stop.until === null || (until !== null && stop.until! >= until)),
       );
-      if (same && (same.until === null || same.until!.getTime() > now)) return viewOf(same, now);
-      if (inForce.length >= MOST_IN_FORCE) {
-        throw new AppError('CONFLICT', `${MOST_IN_FORCE} stops are in force: lift some, or stop the tenant`);
+      if (same) return viewOf(same, now);
+      const wide = isWide(kind);
+      const most = wide ? MOST_WIDE : MOST_IN_FORCE;
+      const alike = inForce.filter((stop) => (wide ? stop.kind === kind && stop.mode === mode : !isWide(stop.kind)));
+      if (alike.length >= most) {
+        throw new AppError('CONFLICT', `${most} such stops are in force: lift some, or stop the tenant`);
       }
       // by the clock that acknowledgements are timed with
       const [found] = await em.execute<{ at: Date | string; proxies: boolean }[]>(
@@ -537,6 +546,8 @@ export class Stops {
       .sign(privateKey);
   }
 }
+
+const isWide = (kind: StopKind) => kind === 'tenant' || kind === 'role';
 
 interface StoredStop {
   id: string;

@@ -1,6 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
-import { across, apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
+import { across, apart, groupsApart, type Only, writable } from '../../db/citus.ts';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
@@ -29,7 +29,8 @@ import type { DeliveryRow } from './deliveries.ts';
 import { deliveryId } from './delivery-id.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { FanOut, targetPlace } from './fan-out.ts';
-import { type StoredOutcome, storedOf, storeOutcomes, unflushed } from './outcomes.ts';
+import { type ClaimedLane, claimLanes, LANES, type LaneRelease, releaseLanes } from './lanes.ts';
+import { type Locked, type StoredOutcome, storedOf, storeOutcomes } from './outcomes.ts';
 import { signedAt } from './sent.ts';
 import { openDestination } from './subscription-row.ts';
 import { keptSince, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
@@ -48,11 +49,10 @@ const FRESH_MS = 5000;
 const GROUP = 256;
 /** Accepted deliveries of a destination whose outcomes may still be on their way to the database when the next is sent. */
 const AHEAD = 16;
-/** Destinations that one process serves concurrently; they spend most of their time waiting. */
-const LANES = 256;
 /** Of these, the maximum for destinations whose last attempt failed, so that hanging ones leave room for the others. */
 const FAILING_LANES = 128;
 const FAN_OUT = 'fan-out';
+const DELIVERIES = 'deliveries';
 const POLL_MS = 1000;
 /** Coalesces notices that arrive together. */
 const LEAST_PAUSE_MS = 25;
@@ -66,14 +66,7 @@ const DISABLE_GONE_AFTER_MS = WINDOW_MS - 10 * 60_000;
 /** How long finished deliveries and their events are kept. */
 const KEEP_DAYS = 30;
 
-interface Lane {
-  tenant_id: string;
-  id: string;
-  target_sealed: Buffer | null;
-  fence: number;
-  failing_since: Date | null;
-  /** When the current run of 404 and 410 answers began. */
-  gone_since: Date | null;
+interface Lane extends ClaimedLane {
   /** The end of the lease, by this process's clock. */
   until: number;
   /** Nothing more may be sent: the lane is no longer ours, or may not be. */
@@ -82,6 +75,8 @@ interface Lane {
   storing: Set<Promise<unknown>>;
   /** Why storing one failed. */
   fault?: unknown;
+  /** One was passed over: those that follow it are stored behind it. */
+  behind?: boolean;
 }
 
 /** The current destination of a lane. */
@@ -128,18 +123,19 @@ interface Work {
   queued: Queued[];
 }
 
-/** A lane to release, and until when its destination is to be left alone. */
-interface Release {
+interface Done {
   lane: Lane;
-  notBefore: number | undefined;
-  /** Nothing is sent there before somebody says so. */
-  idle: boolean;
+  outcome: StoredOutcome;
 }
 
-interface Together {
+/** What is written together: true for what is written. */
+interface Writes {
+  outcomes: Groups<Done, boolean>;
+  releases: Groups<LaneRelease, boolean>;
+}
+
+interface Together extends Writes {
   loads: Groups<Load, Work | undefined>;
-  outcomes: Groups<StoredOutcome, boolean>;
-  releases: Groups<Release, undefined>;
 }
 
 export interface DeliverParts {
@@ -179,6 +175,8 @@ export class Deliverer {
   readonly #serving = new Set<{ lane: Lane; failing: boolean; done: Promise<void> }>();
   /** What is read and written together, of each node: none waits for another one. */
   readonly #together = new Map<number | undefined, Together>();
+  /** What is written of each tenant apart, where somebody else has its lanes locked: no other tenant waits for them. */
+  readonly #apart = new Map<string, Writes>();
   /** Of each loop that looks for lanes. */
   readonly #wakes = new Set<Wake>();
 
@@ -193,12 +191,24 @@ export class Deliverer {
     if (!together) {
       together = {
         loads: new Groups((loads) => this.#load(loads), GROUP),
-        outcomes: new Groups((outcomes) => storeOutcomes(db, outcomes), GROUP),
-        releases: new Groups((releases) => this.#release(releases), GROUP),
+        ...this.#writes('pass over'),
       };
       this.#together.set(node, together);
     }
     return together;
+  }
+
+  #writes(locked: Locked): Writes {
+    return {
+      outcomes: new Groups((done) => this.#storeAll(done, locked), GROUP),
+      releases: new Groups((releases) => releaseLanes(this.#parts.db, releases, locked), GROUP),
+    };
+  }
+
+  #apartFrom(tenantId: string): Writes {
+    const apart = this.#apart.get(tenantId) ?? this.#writes('wait');
+    this.#apart.set(tenantId, apart);
+    return apart;
   }
 
   /**
@@ -208,13 +218,13 @@ export class Deliverer {
   jobs(only?: string): Job[] {
     return [
       { name: FAN_OUT, everySeconds: 1, run: (signal) => this.#fanOut(signal, only) },
-      { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal, only) },
+      { name: DELIVERIES, everySeconds: 1, run: (signal) => this.#run(signal, only) },
     ];
   }
 
   /**
    * Deletes finished deliveries after 30 days, and then their events. Events that nobody wanted go after an hour. Ends what
-   * waits for too long for a paused subscription.
+   * waits for too long for a paused subscription, and deletes what is left of one that was deleted.
    */
   async forget(signal?: AbortSignal): Promise<void> {
     const { db, subscriptions } = this.#parts;
@@ -227,6 +237,15 @@ export class Deliverer {
         [keptSince(this.#now()).getTime()],
       );
       await each(rows, signal, ({ tenant_id, id }) => subscriptions.trim(tenant_id, id));
+    };
+    const deleted = async () => {
+      const rows = await across<{ tenant_id: string; id: string }>(
+        db,
+        `select l.tenant_id, l.id from delivery_lane l where l.target_sealed is null and not exists (
+           select from subscription s where s.tenant_id = l.tenant_id and s.id = l.id)`,
+        [],
+      );
+      await each(writable(db, rows), signal, ({ tenant_id, id }) => subscriptions.clear(tenant_id, id, signal));
     };
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
     const aged = [before, firstId('oev', before.getTime())];
@@ -276,7 +295,7 @@ export class Deliverer {
           signal,
         ),
       );
-    await each([waiting, events, lanes], signal, (forget) => forget());
+    await each([waiting, deleted, events, lanes], signal, (forget) => forget());
   }
 
   async #fanOut(signal: AbortSignal, only: string | undefined): Promise<void> {
@@ -301,7 +320,8 @@ export class Deliverer {
   }
 
   async #run(signal: AbortSignal, only: string | undefined): Promise<void> {
-    const { notices } = this.#parts.db;
+    const { db, log, failed } = this.#parts;
+    const { notices } = db;
     const offs = [
       // also deliveries that a person requested, or that another process made
       notices.on('outbox', () => this.#wake()),
@@ -313,9 +333,21 @@ export class Deliverer {
     ];
     const work = new Wake();
     this.#wakes.add(work);
+    // a claim that fails is no reason to wait for what is being served, which may go on for as long as there is something to send
+    const claim = async () => {
+      try {
+        return await this.#claim(signal, only);
+      } catch (err) {
+        if (signal.aborted) return 0;
+        log.error({ err, job: DELIVERIES }, 'no destinations could be claimed');
+        failed?.(DELIVERIES);
+        await pause(POLL_MS, signal);
+        return 0;
+      }
+    };
     try {
       // with all lanes taken, the first that is free again ends the pause
-      await repeat(() => this.#claim(signal, only), work, signal);
+      await repeat(claim, work, signal);
     } finally {
       this.#wakes.delete(work);
       await Promise.all([...this.#serving].map(({ done }) => done));
@@ -335,48 +367,36 @@ export class Deliverer {
   async #claim(signal: AbortSignal, only: string | undefined): Promise<number> {
     const failing = [...this.#serving].filter((served) => served.failing).length;
     const free = LANES - this.#serving.size;
-    const healthy = await this.#take(free, false, only);
-    const most = Math.min(FAILING_LANES - failing, free - healthy.length);
-    const lanes = [...healthy, ...(await this.#take(most, true, only))];
-    for (const lane of lanes) {
-      const done = this.#serve(lane, signal)
-        .catch((err) => {
-          this.#parts.log.error({ err, tenant: lane.tenant_id, destination: lane.id }, 'serving a destination failed');
-        })
-        .finally(() => {
-          this.#serving.delete(served);
-          this.#wake();
-        });
-      const served = { lane, failing: lane.failing_since !== null, done };
-      this.#serving.add(served);
-    }
-    return lanes.length;
+    const healthy = await this.#take(free, false, signal, only);
+    const most = Math.min(FAILING_LANES - failing, free - healthy);
+    return healthy + (await this.#take(most, true, signal, only));
   }
 
-  async #take(limit: number, failing: boolean, only: string | undefined): Promise<Lane[]> {
-    if (limit <= 0) return [];
-    const { db } = this.#parts;
+  #begin(lane: Lane, signal: AbortSignal): void {
+    const done = this.#serve(lane, signal)
+      .catch((err) => {
+        this.#parts.log.error({ err, tenant: lane.tenant_id, destination: lane.id }, 'serving a destination failed');
+      })
+      .finally(() => {
+        this.#serving.delete(served);
+        this.#wake();
+      });
+    const served = { lane, failing: lane.failing_since !== null, done };
+    this.#serving.add(served);
+  }
+
+  /** Each lane is served as soon as it is claimed: the next statement may fail, and its lease lasts. */
+  async #take(limit: number, failing: boolean, signal: AbortSignal, only: string | undefined): Promise<number> {
+    if (limit <= 0) return 0;
     const now = this.#now();
-    const due = `due_at <= $1 and (not_before is null or not_before <= $1)
-      and (leased_until is null or leased_until <= $1) and (failing_since is not null) = $2
-      ${only === undefined ? '' : onlyOf(only)()}`;
-    const values = [new Date(now), failing];
-    const lanes: Lane[] = [];
-    const waiting = `select tenant_id from delivery_lane where ${due} group by 1 order by min(due_at) limit $3`;
-    for (const one of await apart(db, waiting, [...values, limit])) {
-      // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
-      const { rows } = await db.nearOf(one.tenantId).query<Omit<Lane, 'until' | 'over' | 'storing'>>(
-        `update delivery_lane l set fence = l.fence + 1, leased_until = $4, due_at = $4
-         from (select tenant_id, id from delivery_lane where ${due} ${one()}
-               order by due_at limit $3 for no key update skip locked) due
-         where l.tenant_id = due.tenant_id and l.id = due.id ${one('l')}
-         returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
-        [...values, limit - lanes.length, new Date(now + LEASE_MS)],
-      );
-      for (const row of rows) lanes.push({ ...row, until: now + LEASE_MS, over: false, storing: new Set() });
-      if (lanes.length === limit) break;
+    const until = now + LEASE_MS;
+    const served = [...this.#serving].filter((one) => one.failing).map(({ lane }) => lane.tenant_id);
+    let taken = 0;
+    for await (const lane of claimLanes(this.#parts.db, { limit, failing, served, now, until, only })) {
+      this.#begin({ ...lane, until, over: false, storing: new Set() }, signal);
+      taken++;
     }
-    return lanes;
+    return taken;
   }
 
   /** Sends the due deliveries of a lane one by one until there are no more, then releases the lane. */
@@ -433,7 +453,9 @@ export class Deliverer {
       loading = next ?? load('', BATCH);
     }
     await this.#stored(lane);
-    await this.#with(lane.tenant_id).releases.add({ lane, notBefore, idle });
+    const release = { lane, notBefore, idle };
+    const released = await this.#with(lane.tenant_id).releases.add(release);
+    if (!released) await this.#apartFrom(lane.tenant_id).releases.add(release);
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
       setTimeout(() => this.#wake(), notBefore - this.#now()).unref();
     }
@@ -646,8 +668,9 @@ export class Deliverer {
     lane.failing_since = outcome.delivered ? null : (lane.failing_since ?? at);
     lane.gone_since = outcome.gone ? (lane.gone_since ?? at) : null;
     delivery.status = status;
-    const storing = this.#with(lane.tenant_id)
-      .outcomes.add({
+    const done: Done = {
+      lane,
+      outcome: {
         tenant_id: lane.tenant_id,
         lane_id: lane.id,
         fence: lane.fence,
@@ -662,7 +685,11 @@ export class Deliverer {
         attempted_at: new Date(began),
         duration_ms: outcome.duration_ms,
         ...storedOf(outcome),
-      })
+      },
+    };
+    const storing = this.#with(lane.tenant_id)
+      .outcomes.add(done)
+      .then((stored) => stored || this.#apartFrom(lane.tenant_id).outcomes.add(done))
       .then(
         (stored) => {
           if (stored) {
@@ -675,8 +702,20 @@ export class Deliverer {
           lane.fault = error;
         },
       )
-      .finally(() => lane.storing.delete(storing));
+      .finally(() => {
+        lane.storing.delete(storing);
+        if (lane.storing.size === 0) lane.behind = false;
+      });
     lane.storing.add(storing);
+  }
+
+  async #storeAll(all: readonly Done[], locked: Locked): Promise<boolean[]> {
+    const now = all.filter(({ lane }) => locked === 'wait' || !lane.behind);
+    const outcomes = now.map(({ outcome }) => outcome);
+    const results = outcomes.length > 0 ? await storeOutcomes(this.#parts.db, outcomes, locked) : [];
+    const stored = new Set(now.filter((_, n) => results[n]));
+    for (const done of now) if (!stored.has(done)) done.lane.behind = true;
+    return all.map((done) => stored.has(done));
   }
 
   /** Handles a failed attempt; true if nothing more may be sent there. */
@@ -737,41 +776,6 @@ export class Deliverer {
       const letter = { to: email, subject, text: `${text.join('\n\n')}\n`, html: body };
       await this.#parts.queueMail(em, tenantId, letter, until);
     }
-  }
-
-  /** Releases each lane until its next delivery is due. Does nothing for those that are no longer ours. */
-  async #release(releases: readonly Release[]): Promise<undefined[]> {
-    for (const { items, only } of groupsApart(this.#parts.db, releases, ({ lane }) => lane.tenant_id)) {
-      await this.#releaseOf(items, only);
-    }
-    return releases.map(() => undefined);
-  }
-
-  async #releaseOf(releases: readonly Release[], only: Only): Promise<void> {
-    // locks several lanes in id order, as all do that lock several
-    await this.#parts.db.nearOf(only.tenantId).query(
-      `with x as (
-          select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
-            x (tenant_id, id, fence, not_before, idle)
-        ), held as materialized (
-          select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before, x.idle from delivery_lane l
-          join x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
-          order by l.tenant_id, l.id for no key update of l
-        )
-        update delivery_lane l set leased_until = null, not_before = h.not_before,
-          due_at = case when h.idle then null when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
-        from held h cross join lateral (
-          select min(d.next_attempt_at) as at from delivery d
-          where d.tenant_id = h.tenant_id and d.lane_id = h.id and d.status = 'retrying' ${only('d')}) next
-        where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')} ${unflushed(this.#parts.db)}`,
-      [
-        releases.map(({ lane }) => lane.tenant_id),
-        releases.map(({ lane }) => lane.id),
-        releases.map(({ lane }) => lane.fence),
-        releases.map(({ notBefore }) => (notBefore === undefined ? null : new Date(notBefore))),
-        releases.map(({ idle }) => idle),
-      ],
-    );
   }
 }
 

@@ -11,6 +11,7 @@ import {
 } from '../../machines/delivery.ts';
 import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
 import { definitionOf } from '../domain/events.ts';
+import { BackOff } from '../lib/back-off.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { deliveryId } from './delivery-id.ts';
 
@@ -20,10 +21,6 @@ const BATCH = 200;
 const MOST = 2000;
 /** Tenants handled per round. */
 const TENANTS = 50;
-/** A tenant that failed is left alone for so long, and twice as long each time that it fails again, */
-const RETRY_MS = 1000;
-/** but never longer. */
-const MOST_RETRY_MS = 60_000;
 /**
  * How many deliveries wait for a paused subscription. Of later events, a delivery is listed as failed, so that the queue that
  * is sent when it is resumed has no gap, and the rest can be sent again.
@@ -60,8 +57,7 @@ export class FanOut {
   readonly #box: SecretBox;
   readonly #now: () => number;
   readonly #failed: (tenantId: string, error: unknown) => void;
-  /** Tenants that failed: until when each is left alone, and for how long. */
-  readonly #failing = new Map<string, { until: number; ms: number }>();
+  readonly #backOff = new BackOff();
 
   constructor(db: Database, box: SecretBox, now: () => number, failed: (tenantId: string, error: unknown) => void) {
     this.#db = db;
@@ -72,24 +68,22 @@ export class FanOut {
 
   /** A turn for some of the tenants that have waiting events. Resolves to the number of events. `only`: of this tenant alone. */
   async round(signal: AbortSignal, only?: string): Promise<number> {
-    const left = [...this.#failing].flatMap(([id, { until }]) => (until > performance.now() ? [id] : []));
     // any of them: whoever has much to fan out again and again keeps nobody from a turn
     const rows = await across<{ tenant_id: string }>(
       this.#db,
       `select tenant_id from event_outbox
        where fanned_out_at is null and not tenant_id = any($2::text[]) ${only === undefined ? '' : 'and tenant_id = $3'}
        group by tenant_id order by random() limit $1`,
-      [TENANTS, left, ...(only === undefined ? [] : [only])],
+      [TENANTS, this.#backOff.left(), ...(only === undefined ? [] : [only])],
     );
     let events = 0;
     for (const { tenant_id } of writable(this.#db, rows)) {
       if (signal.aborted) break;
       try {
         events += await fanOutTenant(this.#db, this.#box, tenant_id, this.#now());
-        this.#failing.delete(tenant_id);
+        this.#backOff.worked(tenant_id);
       } catch (error) {
-        const ms = Math.min(2 * (this.#failing.get(tenant_id)?.ms ?? RETRY_MS / 2), MOST_RETRY_MS);
-        this.#failing.set(tenant_id, { until: performance.now() + ms, ms });
+        this.#backOff.failed(tenant_id);
         this.#failed(tenant_id, error);
       }
     }
@@ -193,7 +187,7 @@ async function insert(
       [tenantId, laneId, box.seal(url, targetPlace(tenantId, laneId))],
     );
   }
-  // A subscription deleted in the meantime has no lane, and a disabled one gets nothing. Lanes are locked in id order
+  // A subscription that was deleted or disabled in the meantime gets nothing, though its lane may be there. Lanes are locked in id order
   // before anything refers to them, so that a pause happens entirely before or entirely after this.
   const { rows: open } = await client.query<{ id: string; room: number | null }>(
     `select l.id, l.room from delivery_lane l

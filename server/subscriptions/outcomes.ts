@@ -41,6 +41,9 @@ export const unflushed = (db: Pick<Database, 'citus'>): string =>
   // a statement for another server may set nothing
   db.citus ? '' : `and set_config('synchronous_commit', 'off', true) = 'off'`;
 
+/** What is done where somebody else has a lane locked. */
+export type Locked = 'wait' | 'pass over';
+
 /**
  * The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. The last one is in the columns
  * of the delivery, and only what was before it in its history: most have one attempt.
@@ -61,10 +64,12 @@ const HISTORY = `case when d.last_attempt_at is not null then
 
 /**
  * Stores the outcomes of many lanes, of each in the order of its attempts. Resolves to one result for each: true when it is
- * stored, false if the lane or the delivery is no longer ours.
+ * stored, false if the lane or the delivery is no longer ours, or the lane is locked and is to be passed over.
  *
  * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
  * lane whose fence has been raised since.
+ *
+ * Nothing is stored either for a delivery whose 24 hours have begun anew since the attempt did: somebody wants it sent again.
  *
  * Whether a delivery waits is asked of its next attempt, which by a constraint is there just then. Asked of its status,
  * PostgreSQL would find it by the index of those that wait, of which it has counted none whenever a burst follows a quiet
@@ -73,10 +78,11 @@ const HISTORY = `case when d.last_attempt_at is not null then
 export async function storeOutcomes(
   db: Pick<Database, 'nearOf' | 'citus'>,
   outcomes: readonly StoredOutcome[],
+  locked: Locked = 'wait',
 ): Promise<boolean[]> {
   const stored = new Set<StoredOutcome>();
   for (const { items, only } of groupsApart(db, outcomes, ({ tenant_id }) => tenant_id)) {
-    const done = await storeOf(db, items, only);
+    const done = await storeOf(db, items, only, locked);
     for (const [index, outcome] of items.entries()) if (done[index]) stored.add(outcome);
   }
   return outcomes.map((outcome) => stored.has(outcome));
@@ -86,6 +92,7 @@ async function storeOf(
   db: Pick<Database, 'nearOf' | 'citus'>,
   outcomes: readonly StoredOutcome[],
   only: Only,
+  locked: Locked,
 ): Promise<boolean[]> {
   // A lane is in the state of its last outcome. One that was claimed once more may be here under both fences, and with both
   // attempts of a delivery: only what was done under the current fence counts.
@@ -103,7 +110,7 @@ with lane as (
 ), held as materialized (
   select x.n, l.tenant_id, l.id, l.failing_since, l.gone_since from delivery_lane l
   join lane x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
-  order by l.tenant_id, l.id for no key update of l
+  order by l.tenant_id, l.id for no key update of l ${locked === 'wait' ? '' : 'skip locked'}
 ), turned as (
   update delivery_lane l set failing_since = x.failing_since, gone_since = x.gone_since
   from lane x join held h on h.n = x.n
@@ -123,7 +130,7 @@ update delivery d set status = x.status, machine_context = x.machine_context, ma
   history = ${HISTORY}
 from x
 where d.tenant_id = x.tenant_id and d.lane_id = x.lane_id and d.event_id = x.event_id
-  and d.next_attempt_at is not null ${only('d')} ${unflushed(db)}
+  and d.next_attempt_at is not null and d.machine_context->'startedAt' = x.machine_context->'startedAt' ${only('d')} ${unflushed(db)}
 returning x.o`,
     [JSON.stringify([...lanes.values()].map(({ lane }) => lane)), JSON.stringify(given)],
   );

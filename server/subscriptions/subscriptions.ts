@@ -1,5 +1,6 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
+import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
@@ -11,6 +12,7 @@ import type { SecretBox } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';
 import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
+import { assertEntitled } from '../rpc/entitled.ts';
 import { type AttemptOutcome, attempt, type Outcome, UNREADABLE } from './attempt.ts';
 import { STEP_BATCH, stepWaiting, type Waiting } from './deliveries.ts';
 import { deliveryId } from './delivery-id.ts';
@@ -58,6 +60,8 @@ const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
 /** How long events wait for a paused subscription. */
 const KEEP_PAUSED_DAYS = 7;
+/** How long a request that deletes a subscription deletes its deliveries. */
+const CLEAR_MS = 1000;
 /** What was queued before is no longer kept for a paused subscription. */
 export const keptSince = (now: number) => new Date(now - KEEP_PAUSED_DAYS * 24 * 3600_000);
 
@@ -111,6 +115,7 @@ export class Subscriptions {
     const id = newId('sub', now.getTime());
     await this.#assertMayDial(tenantId, id, input.url, by);
     return this.#db.transaction(tenantId, async (em) => {
+      await assertEntitled(em, tenantId, by.actor);
       if ((await em.count(Subscription, {})) >= MAX_SUBSCRIPTIONS) {
         throw new AppError(
           'CONFLICT',
@@ -170,6 +175,7 @@ export class Subscriptions {
       else queued = await this.#restart(tenantId, id);
     }
     const view = await this.#db.transaction(tenantId, async (em, notify) => {
+      await assertEntitled(em, tenantId, by.actor);
       const row = await lockSubscription(em, id);
       const now = new Date(this.#clock.now());
       const changed: string[] = [];
@@ -268,16 +274,43 @@ export class Subscriptions {
     }
   }
 
-  /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
+  /**
+   * None of its deliveries is sent after this resolves, except for an attempt in progress. They are deleted afterwards, because
+   * there may be too many for one transaction: what cannot be deleted at once is left to the job that forgets.
+   */
   async remove(tenantId: string, id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const row = await lockSubscription(em, id);
       em.remove(row);
       await em.flush();
-      await em.execute('delete from delivery_lane where tenant_id = ? and id = ?', [tenantId, id]);
+      // the lane stays until its last delivery is gone
+      await em.execute(
+        `update delivery_lane set fence = fence + 1, leased_until = null, due_at = null, failing_since = null, gone_since = null
+         where tenant_id = ? and id = ?`,
+        [tenantId, id],
+      );
       await notify('destinations', id);
       await this.#record(em, tenantId, 'subscription.deleted', id, { ...by, reason });
     });
+    await this.clear(tenantId, id, AbortSignal.timeout(CLEAR_MS)).catch(() => undefined);
+  }
+
+  /** Deletes the deliveries of a subscription that is no more, and then its lane. Stops in between when `signal` is aborted. */
+  async clear(tenantId: string, id: string, signal?: AbortSignal): Promise<void> {
+    const near = this.#db.nearOf(tenantId);
+    // an array, because each is then found by its key: with `in`, PostgreSQL may compare all with all, if it has not counted them
+    await deleteInBatches(
+      near,
+      (limit) => `delete from delivery where tenant_id = $1 and lane_id = $2 and event_id = any(array(
+        select event_id from delivery where tenant_id = $1 and lane_id = $2 order by event_id ${limit} for update skip locked))`,
+      [tenantId, id],
+      signal,
+    );
+    await near.query(
+      `delete from delivery_lane where tenant_id = $1 and id = $2
+         and not exists (select from delivery where tenant_id = $1 and lane_id = $2)`,
+      [tenantId, id],
+    );
   }
 
   /** Sends a test event once, even if paused, and returns the outcome. The test is not listed as a delivery. */

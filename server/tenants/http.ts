@@ -21,13 +21,27 @@ const Token = z.string().max(200).optional();
  * a page, and for a form submitted from another site.
  */
 export function inviteRoutes(
-  invitations: Invitations,
+  {
+    invitations,
+    sessions,
+  }: {
+    invitations: Invitations;
+    sessions: {
+      end(principal: Extract<Principal, { kind: 'session' }>, origin: ReturnType<typeof originOf>): Promise<unknown>;
+    };
+  },
   checks: { assertOpenedAsPage: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
 ): PlainRoute[] {
   const expired = () => new AppError('UNAUTHENTICATED', 'the invitation is no longer valid: request a new one');
-  const join = async ({ context, reply }: PlainCall, token: string | undefined, name?: string) => {
+  const join = async ({ context, principal, request, reply }: PlainCall, token: string | undefined, name?: string) => {
     const joined = token ? await invitations.accept(token, originOf(context), name) : undefined;
     if (!joined) throw expired();
+    if (principal?.kind === 'session') {
+      // the new cookie replaces it, so nothing else would end this session
+      await sessions
+        .end(principal, originOf(context))
+        .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
+    }
     reply.header('set-cookie', joined.cookie);
     return {
       tenant_id: joined.tenantId,
@@ -79,7 +93,7 @@ export function inviteRoutes(
         checks.assertSameOrigin(call.request.headers.origin);
         const name = call.form.name?.replace(/\p{C}/gu, ' ').trim();
         const joined = await join(call, call.form.token, name && showsSomething(name) ? name : undefined);
-        return wantsJson(call.request.headers.accept) ? joined : call.reply.redirect('/policies', 303);
+        return wantsJson(call.request.headers.accept) ? joined : call.reply.redirect('/', 303);
       },
     },
   ];

@@ -4,7 +4,7 @@ import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { lockPeople, lockTenant } from '../../db/locks.ts';
+import { lockTenant } from '../../db/locks.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
 import type { Role, SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
@@ -14,6 +14,7 @@ import { each } from '../lib/each.ts';
 import { newId } from '../lib/ids.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
+import { assertEntitled } from '../rpc/entitled.ts';
 import { join } from './members.ts';
 
 /** How long an invitation can be accepted. */
@@ -95,13 +96,7 @@ export class Invitations {
     const email = input.email.toLowerCase();
     const invited = await db.transaction(tenantId, async (em) => {
       const now = new Date(clock.now());
-      if (input.inviter !== null) {
-        const people = await lockPeople(em, tenantId, [input.inviter]);
-        // demoted after the request was authorized
-        if (!people.get(input.inviter)?.roles.includes('admin')) {
-          throw new AppError('FORBIDDEN', 'this needs the role admin');
-        }
-      }
+      await assertEntitled(em, tenantId, by.actor, { maker: input.inviter });
       // serializes two invitations of one address, so that the second finds the first
       await lockTenant(em, tenantId);
       if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
@@ -179,21 +174,30 @@ export class Invitations {
   }
 
   /**
-   * Mails a new link, valid for another seven days; the previous one stops working. NOT_FOUND if the invitation is not
-   * open.
+   * Mails a new link, valid for another seven days; the previous one stops working. Whoever sends it is from now on the
+   * inviter, as in `create`. NOT_FOUND if the invitation is not open, CONFLICT if the address belongs to a member.
    */
-  async resend(tenantId: string, id: string, by: Doer, present = false): Promise<Invited> {
+  async resend(
+    tenantId: string,
+    id: string,
+    input: { inviter: string | null; present?: boolean },
+    by: Doer,
+  ): Promise<Invited> {
     const { db, clock, audit } = this.#parts;
     return db.transaction(tenantId, async (em) => {
+      await assertEntitled(em, tenantId, by.actor, { maker: input.inviter });
       const row = await this.#open(em, tenantId, id);
+      if (await isMember(em, row)) throw new AppError('CONFLICT', 'this person is already a member');
       const now = clock.now();
       await forgetToken(em, row);
       const token = newSecret('invite', tenantId);
       row.tokenHash = secretHash(token);
+      row.invitedBy = by.actor.email ?? by.actor.id;
+      row.invitedById = input.inviter;
       row.sentAt = new Date(now);
       row.expiresAt = new Date(now + INVITATION_SECONDS * 1000);
       await em.flush();
-      const sent = await this.#send(em, row, token, present);
+      const sent = await this.#send(em, row, token, input.present === true);
       const detail = `${row.email}${shown(sent)}`;
       await audit(em, tenantId, { ...by, action: 'invitation.resent', target: { type: 'invitation', id }, detail });
       return sent;
@@ -257,9 +261,11 @@ export class Invitations {
         ? 'replaced'
         : this.stateOf(row) !== 'pending'
           ? this.stateOf(row)
-          : (await this.#acceptsLinks(row))
-            ? undefined
-            : 'single sign-on only';
+          : (await isMember(em, row))
+            ? 'already a member'
+            : (await this.#acceptsLinks(row))
+              ? undefined
+              : 'single sign-on only';
       if (!row || reason) {
         await audit(em, tenantId, {
           actor: { type: 'system', id: 'sign-in', ip: origin.ip },
@@ -341,14 +347,12 @@ export class Invitations {
     await em.flush();
     await notify('members');
     const by = { actor: { type: 'user', id: member.id, email, ip: origin.ip } as const, requestId: origin.requestId };
-    if (how !== 'stayed') {
-      await this.#parts.audit(em, tenantId, {
-        ...by,
-        action: how === 'added' ? 'member.added' : 'member.restored',
-        target: { type: 'user', id: member.id },
-        detail: `roles ${roles.join(', ')}`,
-      });
-    }
+    await this.#parts.audit(em, tenantId, {
+      ...by,
+      action: how === 'added' ? 'member.added' : 'member.restored',
+      target: { type: 'user', id: member.id },
+      detail: `roles ${roles.join(', ')}`,
+    });
     await this.#parts.audit(em, tenantId, {
       ...by,
       action: 'invitation.accepted',
@@ -390,6 +394,10 @@ export class Invitations {
 }
 
 const shown = ({ linkBy }: Invited) => (linkBy === 'inviter' ? '; the link was shown to the inviter' : '');
+
+async function isMember(em: EntityManager, { tenantId, email }: InvitationRow): Promise<boolean> {
+  return (await em.count(Member, { tenantId, email, removedAt: null })) > 0;
+}
 
 async function forgetToken(em: EntityManager, row: InvitationRow): Promise<void> {
   await em.execute('delete from credential where tenant_id = ? and hash = ?', [row.tenantId, row.tokenHash]);

@@ -1,7 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { bringBack } from '../../db/asides.ts';
 import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
-import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import type { Asker, Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockTenant } from '../../db/locks.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
@@ -49,6 +49,8 @@ export interface Holdings {
     which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
+  /** Throws CONFLICT where only the company's sign-on lets people in, and no admin who remains can use it. */
+  assertAdminCanSignIn(em: EntityManager, tenantId: string): Promise<void>;
   /** Nothing more is mailed to the person, also of what is queued. */
   stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Forgets the comments that the person has not sent. */
@@ -85,8 +87,8 @@ export class Members {
     this.#holdings = parts.holdings;
   }
 
-  /** One page of the people, by address. `who`: anyone who asks, see readOnly. */
-  async list(tenantId: string, filter: PersonFilter, who?: string): Promise<{ people: Person[]; total: number }> {
+  /** One page of the people, by address. `asker`: see readOnly. */
+  async list(tenantId: string, filter: PersonFilter, asker?: Asker): Promise<{ people: Person[]; total: number }> {
     const where = new Where(WITH_STATUS[filter.status], [new Date(this.#clock.now())])
       .and(tenantId, (id) => `m.tenant_id = ${id}`)
       .and(filter.role, (role) => `${role} = any(m.roles)`)
@@ -106,7 +108,7 @@ export class Members {
         );
         return { people: rows, total: count.rows[0]!.total };
       },
-      who,
+      asker,
     );
   }
 
@@ -138,7 +140,7 @@ export class Members {
   }
 
   /**
-   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. What a person
+   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when no other admin could sign in. What a person
    * made as an admin ends with the role: keys, open invitations, and changes of settings that wait.
    */
   async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
@@ -148,6 +150,7 @@ export class Members {
       if (role === 'admin') assertAnother(admins, userId);
       const before = member.roles;
       member.roles = before.filter((held) => held !== role);
+      if (role === 'admin') await this.#assertAdminStays(em, tenantId);
       const invitations = role === 'admin' ? await this.#endMade(em, tenantId, userId) : 0;
       await electorateChanged(em, tenantId, before, member.roles);
       if (role !== 'admin') return undefined;
@@ -159,7 +162,7 @@ export class Members {
   /**
    * Removes a person: roles, sessions, links and approver groups are gone, and so are the keys that they made or answer
    * for, whose text they may have, and the invitations that they sent. Nothing lets them in until they are invited
-   * again. CONFLICT for the last admin.
+   * again. CONFLICT for the last admin who can sign in.
    */
   async remove(tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
     const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
@@ -168,6 +171,7 @@ export class Members {
       const before = member.roles;
       member.roles = [];
       member.removedAt = new Date(this.#clock.now());
+      if (before.includes('admin')) await this.#assertAdminStays(em, tenantId);
       const invitations = await this.#endMade(em, tenantId, userId);
       // an open invitation would be a way back in
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
@@ -184,6 +188,11 @@ export class Members {
         ...(groups.length > 0 ? [`out of ${groups.join(', ')}`] : []),
       ].join('; ');
     });
+  }
+
+  async #assertAdminStays(em: EntityManager, tenantId: string): Promise<void> {
+    await em.flush();
+    await this.#holdings.assertAdminCanSignIn(em, tenantId);
   }
 
   /**
@@ -257,22 +266,20 @@ export class Members {
 
 /**
  * Makes an address a member within the caller's transaction, with these roles: a new account, or the one that it had
- * before it was removed, with the new roles. A current member only gets the roles added. The caller sends the notice that
- * the members changed.
+ * before it was removed, with the new roles. CONFLICT for a current member. The caller sends the notice that the members
+ * changed.
  */
 export async function join(
   em: EntityManager,
   tenantId: string,
   person: { email: string; name?: string | undefined; roles: readonly string[] },
   now: Date,
-): Promise<{ member: MemberRow; how: 'added' | 'restored' | 'stayed' }> {
+): Promise<{ member: MemberRow; how: 'added' | 'restored' }> {
   const email = person.email.toLowerCase();
   await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, email]);
   let member = await em.findOne(Member, { tenantId, email });
-  const before = member?.removedAt === null ? member.roles : [];
-  let how: 'added' | 'restored' | 'stayed' = 'stayed';
+  const how = member ? 'restored' : 'added';
   if (!member) {
-    how = 'added';
     member = em.create(Member, {
       tenantId,
       id: newId('usr', now.getTime()),
@@ -282,13 +289,12 @@ export async function join(
       createdAt: now,
     });
   } else if (member.removedAt) {
-    how = 'restored';
     member.removedAt = null;
     member.roles = [...person.roles];
     if (person.name) member.name = person.name;
-  } else member.roles = [...new Set([...member.roles, ...person.roles])];
+  } else throw new AppError('CONFLICT', 'this person is already a member');
   await em.flush();
-  await electorateChanged(em, tenantId, before, member.roles);
+  await electorateChanged(em, tenantId, [], member.roles);
   return { member, how };
 }
 

@@ -1,7 +1,8 @@
 import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
+import { askerOf } from '../../db/index.ts';
 import { doerOf } from '../domain/audit.ts';
-import { ownerOf, personOf, ROLES, type Role } from '../domain/principal.ts';
+import { ownerOf, type Principal, ROLES, type Role } from '../domain/principal.ts';
 import { emailAddress, reason, text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
@@ -89,7 +90,7 @@ export function usersRouter(members: Members) {
       )
       .output(z.object({ users: z.array(UserOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => {
-        const { people, total } = await members.list(ctx.tenantId, input, personOf(ctx.principal));
+        const { people, total } = await members.list(ctx.tenantId, input, askerOf(ctx));
         return { users: people.map(userOut), total, limit: input.limit, offset: input.offset };
       }),
 
@@ -114,7 +115,7 @@ export function usersRouter(members: Members) {
     revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
       summary: 'Revoke a role',
       description:
-        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin.',
+        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one with a verified domain.',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
@@ -128,7 +129,7 @@ export function usersRouter(members: Members) {
     remove: route('DELETE /v1/team/{userId}', access, {
       summary: 'Remove a person from the team',
       description:
-        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin.',
+        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one with a verified domain.',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
@@ -154,6 +155,10 @@ export function invitesRouter(invitations: Invitations) {
     revoked_at: row.revokedAt?.toISOString(),
   });
   const invited = ({ row, linkBy, link }: Invited) => ({ ...out(row), link_by: linkBy, ...(link && { link }) });
+  const inviterOf = (principal: Principal) => ({
+    inviter: ownerOf(principal),
+    present: principal.kind === 'session',
+  });
   return trpc.router({
     create: route('POST /v1/invites', access, {
       summary: 'Invite a person by mail',
@@ -166,8 +171,7 @@ export function invitesRouter(invitations: Invitations) {
       .input(z.strictObject({ email: emailAddress, role: z.enum(ROLES) }))
       .output(InvitedOut)
       .mutation(async ({ ctx, input }) => {
-        const by = { inviter: ownerOf(ctx.principal), present: ctx.principal.kind === 'session' };
-        return invited(await invitations.create(ctx.tenantId, { ...input, ...by }, doerOf(ctx)));
+        return invited(await invitations.create(ctx.tenantId, { ...input, ...inviterOf(ctx.principal) }, doerOf(ctx)));
       }),
 
     list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
@@ -187,12 +191,12 @@ export function invitesRouter(invitations: Invitations) {
     resend: route('POST /v1/invites/{id}/resend', access, {
       summary: 'Mail a new link for an open invitation; the previous link stops working',
       tag,
-      problems: ['NOT_FOUND'],
+      problems: ['NOT_FOUND', 'CONFLICT'],
     })
       .input(z.strictObject(Id))
       .output(InvitedOut)
       .mutation(async ({ ctx, input }) =>
-        invited(await invitations.resend(ctx.tenantId, input.id, doerOf(ctx), ctx.principal.kind === 'session')),
+        invited(await invitations.resend(ctx.tenantId, input.id, inviterOf(ctx.principal), doerOf(ctx))),
       ),
 
     revoke: route('DELETE /v1/invites/{id}', access, {

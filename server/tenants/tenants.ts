@@ -1,7 +1,8 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type pg from 'pg';
-import { Member, Tenant } from '../../db/entities/index.ts';
+import { Invitation, Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import { lockTenant } from '../../db/locks.ts';
 import { isMoving } from '../../db/moves.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
@@ -117,10 +118,16 @@ export class Tenants {
    * before locking other rows.
    */
   async settingsWithin(em: EntityManager, tenantId: string): Promise<Settings> {
-    const [row] = await em.execute<{ settings: object }[]>(
-      'select settings from tenant where tenant_id = ? for share',
-      [tenantId],
-    );
+    return this.#settingsBy(em, tenantId, 'select settings from tenant where tenant_id = ? for share');
+  }
+
+  /** The effective settings as the caller's transaction sees them; they may change before it ends. */
+  settingsSeen(em: EntityManager, tenantId: string): Promise<Settings> {
+    return this.#settingsBy(em, tenantId, 'select settings from tenant where tenant_id = ?');
+  }
+
+  async #settingsBy(em: EntityManager, tenantId: string, query: string): Promise<Settings> {
+    const [row] = await em.execute<{ settings: object }[]>(query, [tenantId]);
     if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
     return settingsOf(row.settings, this.#server);
   }
@@ -167,8 +174,9 @@ export class Tenants {
   }
 
   /**
-   * Adds a person to the tenant. A person who was removed gets the same account back, with these roles. CONFLICT if the
-   * address already belongs to a member.
+   * Adds a person to the tenant. A person who was removed gets the same account back, with these roles. An open invitation
+   * of the address ends: its link would sign whoever has it in as this person. CONFLICT if the address already belongs to
+   * a member.
    */
   async addMember(
     tenantId: string,
@@ -177,9 +185,11 @@ export class Tenants {
   ): Promise<string> {
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
-      if (await em.count(Member, { email: input.email.toLowerCase(), removedAt: null })) {
-        throw new AppError('CONFLICT', 'this person is already a member');
-      }
+      const open = { tenantId, email: input.email.toLowerCase(), acceptedAt: null, revokedAt: null };
+      // the order of every transaction that also invites or accepts, see lockPeople
+      await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, open.email]);
+      await lockTenant(em, tenantId);
+      await em.nativeUpdate(Invitation, open, { revokedAt: now });
       const { member, how } = await join(em, tenantId, input, now);
       await notify('members');
       await this.#audit(em, tenantId, {

@@ -56,7 +56,8 @@ export class Observations {
   /**
    * Stores what is new, and resolves with the pins whose definition is not known and not in the report. It is stored when
    * this resolves, and the same report again changes nothing. VALIDATION_FAILED for a pin that is not that of its
-   * definition; CONFLICT beyond 200 servers.
+   * definition; CONFLICT beyond 200 servers, and beyond 2,000
+   * tools of a server where people decided about all that are not in the report.
    */
   async observe(tenantId: string, report: Report, by: Doer): Promise<{ wanted: string[] }> {
     const seen = readReport(report);
@@ -187,7 +188,10 @@ export class Observations {
     }
   }
 
-  /** Of tools that nobody approved, those that were not seen for the longest time make room for new ones. */
+  /**
+   * Of tools about which nobody decided anything, those that were not seen for the longest time make room for new ones. A
+   * rejected one stays: it would come back as one that nobody has looked at.
+   */
   async #makeRoom(em: EntityManager, tenantId: string, server: string, more: number, keep: ReadonlySet<string>) {
     const [{ count } = { count: 0 }] = await em.execute<{ count: number }[]>(
       'select count(*)::integer as count from tool where tenant_id = ? and server = ?',
@@ -198,7 +202,7 @@ export class Observations {
     const dropped = await em.execute<{ name: string }[]>(
       `delete from tool where tenant_id = ? and server = ? and name in (
          select name from tool where tenant_id = ? and server = ? and approved_pin is null and labels = '{}'
-           and not (name = any(?::text[])) order by listed, last_seen limit ?)
+           and rejected_pins = '{}' and not (name = any(?::text[])) order by listed, last_seen limit ?)
        returning name`,
       [tenantId, server, tenantId, server, textArray([...keep]), excess],
     );

@@ -8,7 +8,7 @@ import {
   ToolServer,
   type ToolServerSettings,
 } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Asker, Database } from '../../db/index.ts';
 import { idHash } from '../chain/record.ts';
 import { PLAN } from '../chain/seek.ts';
 import { pinned } from '../domain/tool-definition.ts';
@@ -270,12 +270,12 @@ export class ToolQueries {
 
   /**
    * The agents that have labels, keys that work, or decisions, by id: all that match, the first `limit` of them after `after`.
-   * Of agents with decisions alone, the first 2,000 are found. `who`: anyone who asks, see readOnly.
+   * Of agents with decisions alone, the first 2,000 are found. `asker`: see readOnly.
    */
   async agents(
     tenantId: string,
     filter: { q?: string | undefined; label?: string | undefined; after?: string | undefined; limit: number },
-    who?: string,
+    asker?: Asker,
   ): Promise<{ agents: AgentView[]; total: number; next: string | null }> {
     const [labeled, keys, seen] = await Promise.all([
       this.#db.reader(tenantId).find(Agent, {}),
@@ -286,7 +286,7 @@ export class ToolQueries {
          group by agent_id`,
         [tenantId],
       ),
-      this.#seen(tenantId, who),
+      this.#seen(tenantId, asker),
     ]);
     const found = new Map<string, AgentView>();
     const of = (id: string): AgentView => {
@@ -338,8 +338,8 @@ export class ToolQueries {
    * One agent; of an id that nobody knows there is nothing but the id. `changed`: what cannot be read now is left out, since
    * a change that is answered with this is done.
    */
-  async agent(tenantId: string, id: string, who?: string, { changed = false } = {}): Promise<AgentDetail> {
-    const lastOf = this.#lastOf(tenantId, id, who).catch((error: unknown) => {
+  async agent(tenantId: string, id: string, asker?: Asker, { changed = false } = {}): Promise<AgentDetail> {
+    const lastOf = this.#lastOf(tenantId, id, asker).catch((error: unknown) => {
       if (changed && error instanceof ReadRefused) return undefined;
       throw error;
     });
@@ -373,7 +373,7 @@ export class ToolQueries {
   async #lastOf(
     tenantId: string,
     id: string,
-    who: string | undefined,
+    asker: Asker | undefined,
   ): Promise<{ role: string; at: string } | undefined> {
     return this.#db.readOnly(
       tenantId,
@@ -388,12 +388,12 @@ export class ToolQueries {
         );
         return rows[0] && { role: rows[0].role, at: rows[0].received_at.toISOString() };
       },
-      who,
+      asker,
     );
   }
 
   /** The last decision of each agent, found by steps through an index. */
-  async #seen(tenantId: string, who: string | undefined): Promise<{ id: string; role: string; at: string }[]> {
+  async #seen(tenantId: string, asker: Asker | undefined): Promise<{ id: string; role: string; at: string }[]> {
     return this.#db.readOnly(
       tenantId,
       async (client) => {
@@ -412,7 +412,7 @@ export class ToolQueries {
         );
         return rows.map(({ id, role, received_at }) => ({ id, role, at: received_at.toISOString() }));
       },
-      who,
+      asker,
     );
   }
 }

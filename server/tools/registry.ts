@@ -156,23 +156,37 @@ export class Tools {
     });
   }
 
-  /** Forgets a tool that is not approved or not listed any more. Seen again it is a new one. */
-  async remove(tenantId: string, id: ToolId, reason: string, by: By): Promise<void> {
-    await this.#db.transaction(tenantId, async (em, notify) => {
-      const tool = await lockTool(em, id);
-      if (tool.approvedPin && tool.status !== 'gone') {
-        throw new AppError('INVALID_STATUS', 'the tool is approved and listed: reject it first');
-      }
-      const inBundle = tool.approvedPin || tool.rejectedPins.length > 0 || tool.labels.length > 0;
-      await em.execute('delete from tool where tenant_id = ? and server = ? and name = ?', [
-        tenantId,
-        id.server,
-        id.name,
-      ]);
-      await notify('tools', id.server);
-      if (inBundle) await notify('policies');
-      await this.#record(em, tenantId, toolTarget(tool), by, { action: 'tool.removed', reason });
-    });
+  /**
+   * Forgets a tool that is not approved or not listed any more. Seen again it is a new one, so to forget its labels and
+   * rejections waits as an approval does. Resolves with whether it is forgotten.
+   */
+  async remove(tenantId: string, id: ToolId, reason: string, by: By): Promise<boolean> {
+    return this.#withRefusal(tenantId, id, by, () =>
+      this.#db.transaction(tenantId, async (em, notify) => {
+        const rules = await this.#rulesWithin(em, tenantId);
+        const tool = await lockTool(em, id);
+        if (tool.approvedPin && tool.status !== 'gone') {
+          throw new AppError('INVALID_STATUS', 'the tool is approved and listed: reject it first');
+        }
+        const guarded = tool.rejectedPins.length > 0 || tool.labels.length > 0;
+        const what = { labels: tool.labels, rejected_pins: tool.rejectedPins };
+        const first = guarded && this.#isFirst(tool.proposals.remove, what, rules, by, new Date(this.#clock.now()));
+        if (first) {
+          tool.proposals = { ...tool.proposals, remove: first };
+          await em.flush();
+        } else {
+          await em.execute('delete from tool where tenant_id = ? and server = ? and name = ?', [
+            tenantId,
+            id.server,
+            id.name,
+          ]);
+        }
+        await this.#announce(notify, tool, !first && (guarded || tool.approvedPin != null));
+        const waits = first ? { detail: WAITS } : {};
+        await this.#record(em, tenantId, toolTarget(tool), by, { action: 'tool.removed', reason, ...waits });
+        return !first;
+      }),
+    );
   }
 
   /** Changes what is named of a server's settings; a server that was not seen yet is added. */
@@ -295,8 +309,8 @@ export class Tools {
       rules: Rules,
     ) => Promise<Recorded & { opens?: boolean }>,
   ): Promise<void> {
-    try {
-      await this.#db.transaction(tenantId, async (em, notify) => {
+    await this.#withRefusal(tenantId, id, by, () =>
+      this.#db.transaction(tenantId, async (em, notify) => {
         const rules = await this.#rulesWithin(em, tenantId);
         const tool = await lockTool(em, id);
         const definitions = await em.find(ToolDefinitionEntity, { server: id.server, tool: id.name });
@@ -314,7 +328,14 @@ export class Tools {
         await em.flush();
         await this.#announce(notify, tool, opens || before !== bundled(tool));
         await this.#record(em, tenantId, toolTarget(tool), by, recorded);
-      });
+      }),
+    );
+  }
+
+  /** Records that the first of two people asked again. */
+  async #withRefusal<T>(tenantId: string, id: ToolId, by: By, change: () => Promise<T>): Promise<T> {
+    try {
+      return await change();
     } catch (error) {
       if (!(error instanceof AppError && error.problem === 'SELF_APPROVAL')) throw error;
       await this.#db.transaction(tenantId, async (em) => {

@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import { askerOf } from '../../db/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { doerOf } from '../domain/audit.ts';
 import { type Principal, personOf } from '../domain/principal.ts';
@@ -101,6 +102,9 @@ const ToolDetailOut = z
     proposals: z.object({
       approve: ProposalOut.extend({ what: z.object({ pin: Pin }) }).optional(),
       labels: ProposalOut.extend({ what: z.object({ labels: Labels }) }).optional(),
+      remove: ProposalOut.extend({ what: z.object({ labels: Labels, rejected_pins: z.array(Pin) }) })
+        .optional()
+        .describe('to forget the tool with these labels and rejections'),
     }),
     second_person_needed: z.boolean().describe('the tenant requires approval: two people must ask for the same'),
   })
@@ -271,14 +275,17 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       { role: 'admin' },
       {
         summary: 'Forget a tool that is not approved, or not listed any more',
+        description:
+          'Where approval is required, this takes two people if the tool has labels or a rejected definition: the first one is kept under `proposals`.',
         tag,
-        status: 204,
-        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'SELF_APPROVAL'],
       },
     )
       .input(z.strictObject({ ...ToolPath, reason }))
-      .output(z.void())
-      .mutation(({ ctx, input: { reason, ...id } }) => tools.remove(ctx.tenantId, id, reason, by(ctx))),
+      .output(z.object({ removed: z.boolean().describe('false: it waits for a second person') }))
+      .mutation(async ({ ctx, input: { reason, ...id } }) => ({
+        removed: await tools.remove(ctx.tenantId, id, reason, by(ctx)),
+      })),
 
     servers: route('GET /v1/tool-servers', read, { summary: 'List tool servers, with how many tools they have', tag })
       .input(z.strictObject({}))
@@ -332,7 +339,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         }),
       )
       .output(z.object({ agents: z.array(AgentOut), total: z.int(), next: z.string().nullable() }))
-      .query(({ ctx, input }) => queries.agents(ctx.tenantId, input, personOf(ctx.principal))),
+      .query(({ ctx, input }) => queries.agents(ctx.tenantId, input, askerOf(ctx))),
 
     agent: route('GET /v1/agents/{agent_id}', read, {
       summary: 'Read what is known of an agent',
@@ -346,7 +353,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
           .object({ ...agentOut, owners: z.array(z.string()).describe('the people who own its keys that work') })
           .meta({ id: 'AgentDetail' }),
       )
-      .query(({ ctx, input }) => queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal))),
+      .query(({ ctx, input }) => queries.agent(ctx.tenantId, input.agent_id, askerOf(ctx))),
 
     labelAgent: route(
       'PUT /v1/agents/{agent_id}/labels',
@@ -363,7 +370,7 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       .output(AgentOut)
       .mutation(async ({ ctx, input }) => {
         await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx));
-        return queries.agent(ctx.tenantId, input.agent_id, personOf(ctx.principal), { changed: true });
+        return queries.agent(ctx.tenantId, input.agent_id, askerOf(ctx), { changed: true });
       }),
   });
 }

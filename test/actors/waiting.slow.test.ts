@@ -53,12 +53,27 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
   expect(await evaluate()).toEqual(answer);
 });
 
+/** As when the process, or its whole machine, stood still. */
+const standStill = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6500);
+
 test('what was answered while the process itself did not run is not given up', { timeout: 30_000 }, async () => {
   const { owner } = server.core.db;
   const client = await owner.connect();
   const answer = client.query('update sign_in_request set id = id where false');
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6500);
+  standStill();
   expect((await answer).rowCount).toBe(0);
+  client.release();
+});
+
+test('nor is a transaction within which it did not run', { timeout: 30_000 }, async () => {
+  const { owner } = server.core.db;
+  const client = await owner.connect();
+  await client.query('begin');
+  standStill();
+  // the limit of the transaction passed before this statement was asked
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  expect((await client.query('update sign_in_request set id = id where false')).rowCount).toBe(0);
+  expect((await client.query('commit')).command).toBe('COMMIT');
   client.release();
 });
 

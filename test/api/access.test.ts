@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import { type IncomingMessage, request } from 'node:http';
 import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
@@ -322,7 +324,8 @@ describe('every route', () => {
     }
     expect(wrong).toEqual([]);
     expect(asked).toBe((operations.length - ELSEWHERE.length) * callers.length);
-  });
+    // every route for every caller: more than a thousand requests
+  }, 240_000);
 
   test('answers each credential as its row says, over tRPC', async () => {
     const procedures = buildRouter({} as Services)._def.procedures as unknown as Record<string, AnyProcedure>;
@@ -343,7 +346,7 @@ describe('every route', () => {
       );
     }
     expect(wrong).toEqual([]);
-  });
+  }, 240_000);
 
   test('an invalid bearer never falls back to a cookie', async () => {
     const admin = callers.find(({ name }) => name === 'admin')!.who!;
@@ -484,5 +487,51 @@ describe('another tenant', () => {
     await server.call(403, 'POST /trpc/evaluate', wrong, body);
     await server.call(403, `GET /v1/escrow/${mine.hold}`, wrong);
     await server.call(200, 'POST /v1/evaluate', { key: key! }, body);
+  });
+});
+
+describe('a body', () => {
+  const problemOf = async (target: string, body: string, headers: Record<string, string> = {}) => {
+    const json = { 'content-type': 'application/json', ...headers };
+    const response = await fetch(server.url + target, { method: 'POST', headers: json, body });
+    const said = (await response.json()) as { code?: string; error?: { data: { problem: { code: string } } } };
+    return [response.status, said.code ?? said.error?.data.problem.code];
+  };
+
+  test('is not read of somebody who may not send it', async () => {
+    const tenant = await server.tenant();
+    const malformed = '{"policies": [';
+    const agent = { authorization: `Bearer ${(await tenant.agent('agent-1', 'clerk')).key}` };
+    const admin = { authorization: `Bearer ${tenant.admin.key}` };
+    for (const target of ['/v1/policies/plan', '/trpc/policies.plan']) {
+      expect(await problemOf(target, malformed)).toEqual([401, 'UNAUTHENTICATED']);
+      expect(await problemOf(target, malformed, agent)).toEqual([403, 'KEY_SCOPE']);
+      expect(await problemOf(target, malformed, admin)).toEqual([400, 'VALIDATION_FAILED']);
+    }
+  });
+
+  test('that anybody may send is small', async () => {
+    const large = JSON.stringify({ email: 'a@b.test', more: 'x'.repeat(40_000) });
+    const refused = [413, 'PAYLOAD_TOO_LARGE'];
+    expect(await problemOf('/auth/magic-link', large)).toEqual(refused);
+    expect(await problemOf('/trpc/auth.magicLink', large)).toEqual(refused);
+    const form = { 'content-type': 'application/x-www-form-urlencoded' };
+    expect(await problemOf('/auth/invite', `token=${'x'.repeat(40_000)}`, form)).toEqual(refused);
+  });
+
+  test('that takes long is that of a credential which still counts', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin');
+    const headers = { 'content-type': 'application/json', cookie: person.cookie!, origin: server.origin };
+    const sent = request(`${server.url}/v1/policies`, { method: 'POST', headers });
+    const answer = once(sent, 'response') as Promise<[IncomingMessage]>;
+    sent.write('{"id":"late",');
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    await server.call(204, `DELETE /v1/team/${person.userId}`, tenant.admin);
+    sent.end('"dsl_source":"permit(principal, action, resource);"}');
+    const [response] = await answer;
+    response.resume();
+    expect(response.statusCode).toBe(401);
+    await server.call(404, 'GET /v1/policies/late', tenant.admin);
   });
 });

@@ -2,6 +2,7 @@ import { gzipSync } from 'node:zlib';
 import { afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { ERRORS } from '../../server/domain/errors.ts';
 import { LIST_LIMITS } from '../../server/domain/lists.ts';
+import { PUBLIC_BODY_BYTES } from '../../server/rpc/early.ts';
 import {
   allowed,
   BODIES,
@@ -28,6 +29,8 @@ const LARGER: Record<string, number> = {
   'PUT /v1/lists/{name}': LIST_LIMITS.bytes + 64 * 1024,
   'POST /v1/policies/plan': 8 * 1024 * 1024,
 };
+/** Routes for anyone, who may send little. */
+const isPublic = (line: string) => /^POST \/auth\/(magic-link|magic-link\/verify|token|invite)$/.test(line);
 /** Routes that take text and answer what is wrong with it, rather than refusing it. */
 const checkers = [
   'POST /v1/policies/validate',
@@ -274,7 +277,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         const code = form ? 'VALIDATION_FAILED' : 'UNSUPPORTED_MEDIA_TYPE';
         wrong.push(...notRefused(`${operation.line} as ${type}`, answer, code));
       }
-      const most = LARGER[operation.line] ?? 1024 * 1024;
+      const most = LARGER[operation.line] ?? (isPublic(operation.line) ? PUBLIC_BODY_BYTES : 1024 * 1024);
       const large = `{"a":"${'x'.repeat(most)}"}`;
       wrong.push(
         ...notRefused(`${operation.line} large`, await send(target(operation), who, large), 'PAYLOAD_TOO_LARGE'),
@@ -288,7 +291,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
           ...notRefused(
             `${operation.line} ${malformed.slice(0, 20)}`,
             await send(target(operation), who, malformed),
-            'VALIDATION_FAILED',
+            malformed.length > most ? 'PAYLOAD_TOO_LARGE' : 'VALIDATION_FAILED',
           ),
         );
       }

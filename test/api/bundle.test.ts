@@ -614,6 +614,25 @@ describe('concurrent requests', () => {
     expect(rows[0]!.n).toBe(1);
   });
 
+  test('a bundle that waits for another builder has the action types as they are when it is built', async () => {
+    const { tenant, proxy } = await fresh();
+    await tenant.set({ action_types: { read: ['transfer'], write: [] } });
+    const builder = await server.core.db.connectOwner();
+    try {
+      await builder.query('begin');
+      await builder.query('select pg_advisory_xact_lock(hashtextextended($1, 1))', [`bundle ${tenant.id} `]);
+      const polled = poll(proxy);
+      const waits = `select from pg_locks where locktype = 'advisory' and not granted`;
+      await until(async () => (await builder.query(waits)).rowCount === 1, 'the poll waits');
+      await tenant.set({ action_types: { read: [], write: ['transfer'] } });
+      await builder.query('commit');
+      const { content } = openBundle((await polled).body, await publicKeys());
+      expect(content.action_entities).toMatchObject({ transfer: ['write'] });
+    } finally {
+      await builder.end();
+    }
+  });
+
   test('polls during changes never see a lower seq than before, nor a hash with two contents', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);

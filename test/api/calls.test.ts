@@ -379,6 +379,40 @@ describe('when something fails in between', () => {
 });
 
 describe('what a call took of limits', () => {
+  test('stays taken where another process took the call over and permitted it', async () => {
+    agent = await newAgent();
+    const id = `agent-${counter}`;
+    expect((await ask('read')).decision).toBe('allow');
+    const post = () =>
+      fetch(`${server.url}/v1/evaluate`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${agent.key}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ action_type: 'tool_call', tool_name: 'read', call_id: 'slow' }),
+      }).then(({ status }) => status);
+    const counting = await server.core.db.connectOwner();
+    const holders = async () =>
+      (await sql<{ holder: string }>(server, 'select holder from agent_call where agent_id = $1', [id])).map(
+        ({ holder }) => holder,
+      );
+    try {
+      // both stand still where they count the call
+      await counting.query('begin');
+      await counting.query('select from limit_counter where tenant_id = $1 for update', [tenant.id]);
+      const slow = post();
+      await until(async () => (await holders()).length === 1, 'one has claimed the call');
+      const [first] = await holders();
+      await abandon(id);
+      const next = post();
+      await until(async () => (await holders())[0] !== first, 'another one has taken it over');
+      await counting.query('commit');
+      expect(await Promise.all([slow, next])).toEqual([503, 200]);
+    } finally {
+      await counting.end();
+    }
+    expect((await ask('read')).decision).toBe('allow');
+    expect((await ask('read')).decision).toBe('rate_limited');
+  });
+
   test('is not given back by an attempt to use a hold that has ended', async () => {
     agent = await newAgent();
     const held = [];
@@ -490,6 +524,12 @@ test('the arguments of what is permitted come with the masks applied, where that
     people: [{ ssn: '[masked]' }, { ssn: '[masked]' }],
   };
   expect((await ask('card', { arguments: args, apply_masks: true })).arguments).toEqual(masked);
+  // as approvers see them: a request may stand whole in the arguments
+  const request = { url: 'https://shop.test', body: args };
+  expect((await ask('card', { arguments: request, apply_masks: true })).arguments).toEqual({
+    ...request,
+    body: masked,
+  });
   expect(await ask('card', { arguments: args })).not.toHaveProperty('arguments');
   expect((await ask('read', { arguments: args, apply_masks: true })).arguments).toEqual(args);
   expect((await ask('secret', { arguments: args, apply_masks: true })).arguments).toBe('[masked]');

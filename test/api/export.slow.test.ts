@@ -243,6 +243,26 @@ describe('a database holder', () => {
     expect(report.reason).toContain('states another hash: the history up to here was rewritten');
   });
 
+  test('who adds checkpoints prevents no package: it names them, and is not verified', async () => {
+    const { tenant, person } = await history();
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    const add = (seq: number, note: string) =>
+      sql(
+        server,
+        `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at)
+         select tenant_id, chain, $2, kid, replace(note, E'\n12\n', $3), created_at from chain_checkpoint
+         where tenant_id = $1 and chain = 'forensics' and seq = 12`,
+        [tenant.id, seq, note],
+      );
+    await add(7, '\n7\n');
+    await add(8, '\n12\n');
+    const { manifest, bytes } = await exported(person, { sequence_id: 'fraud' });
+    expect(manifest).toMatchObject({ chain_intact: false, checkpoint_seq: 12, altered_checkpoints: [7, 8] });
+    const { verified, report } = verdicts(bytes);
+    expect([verified, report.authentic]).toEqual([false, true]);
+    expect(report.reason).toContain('the stored checkpoint of record 7 was altered');
+  });
+
   test('who cuts the tail that a checkpoint states, or corrupts a text, gets a package that says so', async () => {
     const cut = await history();
     await server.core.checkpoints.take(cut.tenant.id, 'forensics');

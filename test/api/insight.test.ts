@@ -34,6 +34,8 @@ test('rules of live policies are found by the agent, its roles, the tool and its
   expect(await rules('tool_name=pay')).toEqual(['desk#anyone']);
   expect(await rules('tool_name=read&agent_id=x&agent_roles=clerk')).toEqual(['desk#clerks-read']);
   expect(await rules('')).toHaveLength(3);
+  const all = await server.call<{ rules: { rule_id: string; holds: boolean }[] }>(200, 'GET /v1/rules', viewer);
+  expect(all.body.rules.flatMap(({ rule_id, holds }) => (holds ? [rule_id] : []))).toEqual(['desk#anyone']);
   expect(await rules('tool_name=pay', await other.person('viewer'))).toEqual([]);
   // a draft is not in force
   await server.call(201, 'POST /v1/policies', tenant.admin, {

@@ -65,6 +65,22 @@ test.each(['keys', 'agent-keys'])(
   },
 );
 
+test.each(['keys', 'agent-keys'])('of the %s one that is rotated twice lives on as long as it was to', async (kind) => {
+  const { admin } = await server.tenant();
+  const asked = kind === 'keys' ? { scopes: ['pipeline'] } : { agent_id: 'bot', agent_role: 'clerk' };
+  const make = async (expires_at: string) =>
+    (await server.call<Made>(201, `POST /v1/${kind}`, admin, { label: 'x', expires_at, ...asked })).body;
+  const rotate = async (id: string) =>
+    (await server.call<Made & { expires_at: string }>(201, `POST /v1/${kind}/${id}/rotate`, admin, {})).body.expires_at;
+  const { id } = await make(new Date(server.clock.now() + 30 * 86_400_000).toISOString());
+  // the answer to the first one may have been lost
+  await rotate(id);
+  expect(Date.parse(await rotate(id)) - server.clock.now()).toBeGreaterThan(29 * 86_400_000);
+  expect(await rotate((await make('9999-12-31')).id)).toBe('9999-12-31T00:00:00.000Z');
+  const beyond = { label: 'x', expires_at: '9999-12-31T23:59:59-12:00', ...asked };
+  expect((await server.call(400, `POST /v1/${kind}`, admin, beyond)).body.code).toBe('VALIDATION_FAILED');
+});
+
 test.each(['keys', 'agent-keys'])(
   'a rotation of one of the %s and the end of its person take turns: people are locked before keys',
   async (kind) => {

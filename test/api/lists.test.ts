@@ -222,10 +222,37 @@ describe('where approval is required', () => {
     await server.call(409, 'POST /v1/lists/known/approve', approver, { version: 2 });
     expect((await records(admin)).map(({ action, detail }) => [action, detail])).toEqual([
       ['list.approved', 'version 2, 2 values, enforced'],
-      ['list.approval_refused', 'the person who wrote a version of a list cannot approve it'],
+      ['list.approval_refused', 'a person who wrote a version of a list since the last approval cannot approve it'],
       ['list.changed', 'version 2, 2 values, 1 added, 0 removed, waits for approval'],
       ['list.changed', 'version 1, 1 values, 1 added, 0 removed, enforced'],
     ]);
+  });
+
+  test('a value is not approved by the person who brought it in, whoever edits the list after that', async () => {
+    const tenant = await server.tenant();
+    const [author, other] = [await tenant.person('author', 'approver'), await tenant.person('author', 'approver')];
+    const approver = await tenant.person('approver');
+    const decide = (who: Credential, status: number, verdict: 'approve' | 'reject', version: number) =>
+      server.call<ListAnswer>(status, `POST /v1/lists/known/${verdict}`, who, {
+        version,
+        ...(verdict === 'reject' && { reason: 'not ours' }),
+      });
+    await tenant.set({ approval_required: true });
+    await put(author, 200, ['evil'], 0);
+    await put(other, 200, ['evil', 'a'], 1);
+    await decide(author, 403, 'approve', 2);
+    await decide(approver, 200, 'approve', 2);
+    // from then on only what is newer counts
+    await put(other, 200, ['a'], 2);
+    await decide(author, 200, 'approve', 3);
+
+    await put(author, 200, ['a', 'evil'], 3);
+    await decide(other, 200, 'reject', 4);
+    expect((await server.call<ListAnswer>(200, 'GET /v1/lists/known', other)).body.values).toEqual(['a']);
+    const repeated = await put(other, 200, ['a', 'b', 'evil'], 4);
+    expect(repeated.body.newest).toMatchObject({ added: 2, removed: 0 });
+    await decide(author, 403, 'approve', 5);
+    await decide(approver, 200, 'approve', 5);
   });
 
   test('a rejected version is never live, and a policy waits for a list without an approved version', async () => {

@@ -430,7 +430,7 @@ describe('what a person created as an admin', () => {
       for (const [line, body] of [
         ['submit', {}],
         ['approve', { version: 1 }],
-        ['break-glass', { reason: 'x' }],
+        ['break-glass', { version: 1, reason: 'x' }],
       ] as const) {
         await server.call(403, `POST /v1/policies/bound/${line}`, key, body);
       }

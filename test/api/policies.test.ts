@@ -82,6 +82,35 @@ test('policies are found by a part of their id or text, and sorted', async () =>
   expect(await found('q=a', (await server.tenant()).admin)).toEqual([]);
 });
 
+test('policies in force are found whatever the status of their newest version', async () => {
+  const tenant = await server.tenant();
+  const { admin } = tenant;
+  await deploy(server, admin, 'changing', PERMIT);
+  await deploy(server, admin, 'settled', PERMIT);
+  await tenant.set({ approval_required: true });
+  await server.call(201, 'POST /v1/policies', admin, { id: 'idea', dsl_source: PERMIT });
+  await server.call(200, 'PUT /v1/policies/changing', admin, { dsl_source: FORBID });
+  const found = async (query: string) => {
+    const { body } = await server.call<{ policies: { id: string }[]; total: number }>(
+      200,
+      `GET /v1/policies?order=id&${query}`,
+      admin,
+    );
+    expect(body.total).toBe(body.policies.length);
+    return body.policies.map(({ id }) => id);
+  };
+  expect(await found('enforced=true')).toEqual(['changing', 'settled']);
+  expect(await found('enforced=false')).toEqual(['idea']);
+  expect(await found('status=deployed')).toEqual(['settled']);
+  expect(await found('status=draft&enforced=true')).toEqual(['changing']);
+  await server.call(200, 'POST /v1/policies/changing/submit', await tenant.person('author'), {});
+  expect(await found('status=pending_approval&enforced=true')).toEqual(['changing']);
+  await server.call(400, 'GET /v1/policies?enforced=maybe', admin);
+
+  const taken = await server.call(409, 'POST /v1/policies', admin, { id: 'idea', dsl_source: PERMIT });
+  expect(taken.body).toMatchObject({ code: 'CONFLICT', errors: [{ pointer: '/id' }] });
+});
+
 describe('a rollback', () => {
   test('to a text that no longer compiles is refused, and changes nothing', async () => {
     const tenant = await server.tenant();
@@ -136,7 +165,10 @@ describe('a rule that can never apply', () => {
     expect(answer.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, column: 55 }] });
     // nor enforced in an emergency, where it would help nobody
     const person = await tenant.person('admin');
-    const broken = await server.call(422, 'POST /v1/policies/p/break-glass', person, { reason: 'an incident' });
+    const broken = await server.call(422, 'POST /v1/policies/p/break-glass', person, {
+      version: 1,
+      reason: 'an incident',
+    });
     expect(broken.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, column: 55 }] });
     expect((await server.call(200, 'GET /v1/policies/p', admin)).body).toMatchObject({
       status: 'draft',
@@ -250,7 +282,10 @@ describe('with required approval', () => {
     // a key cannot revoke here, nor a person below admin
     await server.call(403, 'DELETE /v1/policies/p', pipeline);
     await server.call(403, 'DELETE /v1/policies/p', author);
+    const unread = await server.call(409, 'POST /v1/policies/p/break-glass', chief, { version: 2, reason: 'incident' });
+    expect(unread.body.code).toBe('VERSION_CHANGED');
     const glass = await server.call<PolicyAnswer>(200, 'POST /v1/policies/p/break-glass', chief, {
+      version: 3,
       reason: 'incident',
     });
     expect(glass.body).toMatchObject({ status: 'deployed', version: 3, live_version: 3 });
@@ -277,7 +312,7 @@ describe('with required approval', () => {
       first: { status: 'draft', version: 4, open_review: opened },
     });
     await server.call(200, 'POST /v1/policies/p/rollback', author, { target_version: 3 });
-    await server.call(200, 'POST /v1/policies/p/break-glass', chief, { reason: 'incident' });
+    await server.call(200, 'POST /v1/policies/p/break-glass', chief, { version: 5, reason: 'incident' });
     // the end of the policy is not the end of its reviews: another person closes each, by its version
     await server.call(200, 'DELETE /v1/policies/p', chief, { reason: 'over' });
     expect(await toReview('break_glass')).toMatchObject({ ids: ['p'], first: { open_review: opened } });
@@ -712,6 +747,34 @@ describe('a review', () => {
     const { body } = await server.call<{ code: string }>(403, 'POST /v1/policies/p/approve', dan, { version: 10 });
     expect(body.code).toBe('SELF_APPROVAL');
     await server.call(200, 'POST /v1/policies/p/approve', ben, { version: 10 });
+  });
+
+  test('counts who suggested a change to a draft before one was enforced, where a later version has it', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const [ann, ben, cleo] = [
+      await tenant.person('author'),
+      await tenant.person('approver'),
+      await tenant.person('approver'),
+    ];
+    const text = (line: string) => [PERMIT, line, FORBID].join('\n');
+    const save = (line: string) => server.call(200, 'PUT /v1/policies/p', ann, { dsl_source: text(line) });
+    const approve = async (status: number, who: object, version: number) => {
+      await server.call(200, 'POST /v1/policies/p/submit', ann, {});
+      return server.call(status, 'POST /v1/policies/p/approve', who, { version });
+    };
+    await server.call(201, 'POST /v1/policies', ann, { id: 'p', dsl_source: text('// version 1') });
+    await server.call(200, 'POST /v1/policies/p/comments', ben, {
+      ...{ version: 1, place: { part: 'text', line: 2 }, suggestion: '// of Ben' },
+    });
+    await save('// version 2');
+    await approve(200, cleo, 2);
+    await save('// of Ben');
+    expect((await approve(403, ben, 3)).body.code).toBe('SELF_APPROVAL');
+    await server.call(200, 'POST /v1/policies/p/approve', cleo, { version: 3 });
+    // what is enforced by now makes nobody an author of what comes after it
+    await server.call(200, 'PUT /v1/policies/p', ann, { dsl_source: `${text('// of Ben')}\n// more` });
+    await approve(200, ben, 4);
   });
 
   test('makes nobody an author by a copy of little that they suggested, or of it in another place', async () => {

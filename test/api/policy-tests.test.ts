@@ -244,7 +244,7 @@ describe('the gate', () => {
     const admin = await own.person('admin');
     const name = 'x; coverage 100 %, enforced';
     await create(admin, 'p', WRONG.replace('name: small', `name: '${name}'`));
-    await server.call(200, 'POST /v1/policies/p/break-glass', admin, { reason: 'an incident' });
+    await server.call(200, 'POST /v1/policies/p/break-glass', admin, { version: 1, reason: 'an incident' });
     expect((await details(admin, 'policy.break_glass'))[0]).toMatch(
       /^version 1, tests: 1 of 1 failed: "x; coverage 100 %, enforced"; coverage 25 %; suite sha256:[0-9a-f]{64}, enforced$/,
     );
@@ -352,7 +352,7 @@ tests:
       const { admin, ...own } = await world();
       const [person] = [await own.person('admin')];
       await create(admin, 'halt', undefined, FORBID);
-      await server.call(200, 'POST /v1/policies/halt/break-glass', person, { reason: 'an incident' });
+      await server.call(200, 'POST /v1/policies/halt/break-glass', person, { version: 1, reason: 'an incident' });
       expect((await details(admin, 'policy.break_glass'))[0]).toBe(
         'version 1, tests of other policies failed: desk ("small"), enforced',
       );

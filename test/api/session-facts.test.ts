@@ -222,6 +222,24 @@ test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs n
   const rows = await sql(server, 'select count(*)::int as n from session_fact where tenant_id = $1', [tenant.id]);
   expect(rows[0]!.n).toBe(FACT_LIMITS.ofSession);
 
+  // a server that is not trusted is not forgotten for what came later, and is known to proxies
+  const trust = (value: number, key: string) => ({ ...entry(value, 0, key), source: 'trust', name: 'lowest_trust' });
+  await send(event([trust(90, 'crm'), trust(10, 'web')]));
+  for (let round = 7; round < 14; round++) await send(event(many(round)));
+  const known = await facts('session_id=p');
+  expect(known).toHaveLength(FACT_LIMITS.ofSession);
+  expect(known.filter(({ source }) => source === 'trust').map(({ value }) => value)).toEqual(
+    expect.arrayContaining([10, 90]),
+  );
+  const times = known.map(({ observed_at }) => String(observed_at));
+  expect(times).toEqual([...times].sort().reverse());
+
+  // a call whose answer came late: its event again, as it was, with what it said
+  const slow = event(undefined, { session_id: 'late' });
+  expect(await send(slow)).toMatchObject({ accepted: 1 });
+  expect(await send({ ...slow, session_facts: [trust(10, 'web')] })).toMatchObject({ accepted: 0, duplicates: 1 });
+  expect(await facts('session_id=late')).toMatchObject([{ value: 10, event_id: slow.event_id }]);
+
   server.clock.advance(3601_000);
   expect(await facts('session_id=p')).toEqual([]);
   const ledger = new SessionLedger(server.core.db, server.clock);

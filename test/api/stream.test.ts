@@ -38,3 +38,22 @@ test('is only for those who may read: an agent key and a proxy key get no stream
   await server.call(403, 'GET /v1/stream', await tenant.key('proxy'));
   await server.call(401, 'GET /v1/stream', undefined);
 });
+
+test('is one of fifty at most for a credential', async () => {
+  const tenant = await server.tenant();
+  const [person, other] = [await tenant.person('viewer'), await tenant.person('viewer')];
+  const streams = await Promise.all(Array.from({ length: 50 }, () => listen(server, person)));
+  await Promise.all(streams.map((stream) => stream.until('event: hello')));
+  const { body, headers } = await server.call(429, 'GET /v1/stream', person);
+  expect([body.code, headers.get('retry-after')]).toEqual(['RATE_LIMITED', '5']);
+  await server.call(200, 'GET /v1/stream', other);
+  streams[0]!.leave();
+  await expect
+    .poll(async () => {
+      const response = await fetch(`${server.url}/v1/stream`, { headers: { cookie: person.cookie! } });
+      await response.body!.cancel();
+      return response.status;
+    })
+    .toBe(200);
+  for (const stream of streams) stream.leave();
+});

@@ -158,7 +158,7 @@ describe('an invitation', () => {
       expect((await post(token, {}, { origin })).status).toBe(403);
     }
     const posted = await post(token, { name: ' Ada\nLovelace ' });
-    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
+    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/']);
     const me = await server.call<{ user: { name: string } }>(200, 'GET /auth/me', cookieOf(posted.headers));
     expect(me.body.user.name).toBe('Ada Lovelace');
     const dead = await fetch(`${server.url}/auth/invite?token=${token}`, { headers: HTML });
@@ -210,6 +210,17 @@ describe('an invitation', () => {
     await join(second.token);
     await server.call(404, `POST /v1/invites/${id}/resend`, tenant.admin, {});
     await server.call(404, `DELETE /v1/invites/${id}`, tenant.admin);
+  });
+
+  test('is of whoever sent it last, and ends with their role', async () => {
+    const tenant = await server.tenant();
+    const again = await tenant.person('admin');
+    const email = newAddress();
+    const { id } = await create(await tenant.person('admin'), email, 'admin');
+    const { body } = await server.call<{ link: string }>(200, `POST /v1/invites/${id}/resend`, again, {});
+    await server.call(204, `DELETE /v1/team/${again.userId}`, tenant.admin);
+    await join(new URL(body.link).searchParams.get('token')!, 401);
+    await server.call(404, `POST /v1/invites/${id}/resend`, tenant.admin, {});
   });
 
   test('that is repeated for an address replaces the open one, even concurrently', async () => {
@@ -282,14 +293,33 @@ describe('an invitation', () => {
     expect((await audit(tenant, 'member.restored')).map(({ code }) => code)).toEqual(['MEM003I']);
   });
 
-  test('that was open alongside an account does not outlive its removal', async () => {
+  test('ends when its address becomes a member otherwise', async () => {
     const tenant = await server.tenant();
+    const admin = await tenant.person('admin');
     const email = newAddress();
-    await create(tenant.admin, email, 'admin');
+    const { id } = await create(admin, email, 'admin');
     const { token } = await mailed(email);
     const userId = await tenant.member({ email, roles: ['viewer'] });
+    await join(token, 401);
+    await server.call(404, `POST /v1/invites/${id}/resend`, admin, {});
+    // also where one is left open
+    await sql(server, 'update invitation set revoked_at = null where tenant_id = $1 and id = $2', [tenant.id, id]);
+    await join(token, 401);
+    expect((await server.call(409, `POST /v1/invites/${id}/resend`, admin, {})).body.code).toBe('CONFLICT');
+    const { body } = await server.call(200, `GET /v1/users/${userId}`, admin);
+    expect(body).toMatchObject({ roles: ['viewer'], sessions: 0 });
     await server.call(204, `DELETE /v1/team/${userId}`, tenant.admin);
     await join(token, 401);
+  });
+
+  test('ends the session that its browser had', async () => {
+    const tenant = await server.tenant();
+    const before = await tenant.person('viewer');
+    const email = newAddress();
+    await create(tenant.admin, email);
+    const { token } = await mailed(email);
+    expect((await post(token, {}, { cookie: before.cookie! })).status).toBe(303);
+    await server.call(401, 'GET /auth/me', before);
   });
 
   test('leads to single sign-on if that is required', async () => {

@@ -86,7 +86,7 @@ describe('requesting a link', () => {
     expect(mail.link).toBe(`http://control.test${VERIFY}${mail.token}`);
     expect(mail.text.split(mail.link)).toHaveLength(3);
     const opened = await browser.open(mail.token);
-    expect([opened.status, opened.headers.get('location')]).toEqual([302, '/policies']);
+    expect([opened.status, opened.headers.get('location')]).toEqual([302, '/']);
     expect(await browser.signedIn()).toBe(true);
     expect((await audit(tenant, 'magic_link.sent')).map(({ code }) => code)).toEqual(['MLK001I']);
     await browser.ask('nobody-here@example.test');
@@ -310,7 +310,9 @@ describe('a mailed link', () => {
       const statuses = answers.map(({ status }) => status);
       const expected = who === 'both' ? [1, 2] : [1];
       expect(expected, who).toContain(statuses.filter((status) => status === 302).length);
-      expect(new Set(statuses)).toEqual(new Set([302, 401]));
+      // a machine that is too busy for all of them says so
+      expect(statuses.filter((status) => ![302, 401, 503].includes(status))).toEqual([]);
+      expect(statuses).toContain(401);
       const live = await sql(server, 'select id from session where tenant_id = $1 and user_id = $2', [
         tenant.id,
         userId,
@@ -431,7 +433,7 @@ describe('a link that is opened while another person is signed in', () => {
       }
       const before = victim.browser.cookies.get('svc_session');
       const posted = await victim.browser.send('POST', '/auth/magic-link/verify', form(token));
-      expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
+      expect([posted.status, posted.headers.get('location')]).toEqual([303, '/']);
       expect(await me(victim.browser)).toBe(attacker.email);
       // what the browser had is over, not only overwritten
       await server.call(401, 'GET /auth/me', { cookie: `svc_session=${before}` });
@@ -481,7 +483,7 @@ describe('if the tenant requires a button', () => {
       expect(await page.text()).toContain(`<input type="hidden" name="token" value="${token}">`);
     }
     const posted = await other.send('POST', '/auth/magic-link/verify', form(token));
-    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
+    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/']);
     expect(await other.signedIn()).toBe(true);
     expect((await other.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(401);
   });
@@ -569,4 +571,42 @@ describe('limits', () => {
     const metrics = await limited.call(200, 'GET /metrics', undefined);
     expect(metrics.text).toMatch(/svc_sign_in_failures_total\{reason="too many sign-in links requested"\} 5\n/);
   });
+
+  test('of a network count only for itself once it has used up its own', async () => {
+    const { email } = await member(await limited.tenant(), newAddress(), limited);
+    const ask = (address: string, ip: string) =>
+      limited.core.links.request(address, { ip, requestId: 'req_x' }, undefined);
+    for (let i = 0; i < 20; i++) await ask(`x${i}@other.test`, '198.51.100.7');
+    for (let i = 0; i < 5; i++) await ask(email, '198.51.100.7');
+    await ask(email, '203.0.113.9');
+    await mailsSent(limited);
+    expect(mailsTo(limited, email)).toHaveLength(1);
+  });
+});
+
+test('the fault of one tenant keeps no mail of another back, nor sends it twice', async () => {
+  const email = newAddress();
+  const tenants = [await server.tenant(), await server.tenant(), await server.tenant()];
+  for (const tenant of tenants) await member(tenant, email);
+  const [broken, sso] = tenants.map(({ id }) => id).sort();
+  await sql(server, `update tenant set settings = '{"sso_only":true}' where tenant_id = $1`, [sso]);
+  await server.core.db.transaction(sso!, (_, notify) => notify('settings'));
+  await sql(
+    server,
+    `create function fail() returns trigger language plpgsql as $$ begin raise exception 'broken'; end $$`,
+  );
+  await sql(
+    server,
+    `create trigger fail before insert on sign_in_link for each row when (new.tenant_id = '${broken}') execute function fail()`,
+  );
+  await server.call(200, 'POST /auth/magic-link', undefined, { email });
+  await expect.poll(() => mailsTo(server, email).length, { timeout: 20_000 }).toBe(2);
+  // once more in vain, then with the fault repaired
+  server.clock.advance(31_000);
+  await server.core.links.serveRequests();
+  await sql(server, 'drop function fail cascade');
+  server.clock.advance(31_000);
+  await server.core.links.serveRequests();
+  await mailsSent(server);
+  expect(mailsTo(server, email)).toHaveLength(3);
 });

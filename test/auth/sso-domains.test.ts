@@ -130,6 +130,21 @@ describe('a claimed domain', () => {
     expect((await audited(server, a, '&action=sso.domain_claimed')).map((r) => r.code)).toEqual(['SSO010I']);
   });
 
+  test('is one of a hundred at most', async () => {
+    const tenant = await server.tenant();
+    await sql(
+      server,
+      `insert into sso_domain (tenant_id, domain, token, created_at)
+       select $1, n || '.many.example', 'x', now() from generate_series(1, 99) n`,
+      [tenant.id],
+    );
+    await claim(tenant, 'last.example');
+    const more = { domain: 'more.example' };
+    expect((await server.call(409, 'POST /v1/settings/sso/domains', tenant.admin, more)).body.code).toBe('CONFLICT');
+    await claim(tenant, 'last.example');
+    expect(await list(tenant)).toHaveLength(100);
+  });
+
   test('that is not a domain is refused with a message on the field', async () => {
     const { admin } = await server.tenant();
     for (const domain of ['com', '127.0.0.1', 'a b', 'user@example.com']) {
@@ -289,6 +304,27 @@ describe('a verified domain whose record is gone', () => {
     await recheck();
     expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO013I', actor: { type: 'system' } });
+  });
+
+  test('leaves others their turn while its name server does not answer', async () => {
+    const [stuck, due] = [await server.tenant(), await server.tenant()];
+    await verifyDomain(server, dns, stuck.admin, 'stuck.example');
+    await verifyDomain(server, dns, due.admin, 'due.example');
+    dns.names['_svc-verification.stuck.example'] = 'SERVFAIL';
+    const at = (days: number) => new Date(server.clock.now() - days * DAY);
+    await sql(
+      server,
+      `update verified_domain set checked_at = case domain when 'stuck.example' then $1::timestamptz
+         when 'due.example' then $2 else $3 end`,
+      [at(3), at(2), at(0)],
+    );
+    const checked = async () => (await list(due))[0]! as Domain & { checked_at: string };
+    const before = (await checked()).checked_at;
+    const one = () => server.core.domains.recheck(createLog('silent'), new AbortController().signal, 1);
+    await one();
+    expect((await checked()).checked_at).toBe(before);
+    await one();
+    expect((await checked()).checked_at).not.toBe(before);
   });
 
   test('can be taken over after a week by another tenant that proves control of it, and not before', async () => {

@@ -383,6 +383,23 @@ describe('SSO only', () => {
     await server.call(204, 'DELETE /v1/settings/sso/domains/spare.test', guarded.admin);
   });
 
+  test('keeps the last admin who can sign in, and is not turned on without a domain of theirs', async () => {
+    const idOf = async (q: string) =>
+      (await server.core.members.list(guarded.id, { status: 'active', q, limit: 1, offset: 0 })).people[0]!.id;
+    const [gil, vic] = [await idOf('gil@'), await idOf('vic@')];
+    for (const line of [`DELETE /v1/team/${gil}`, `DELETE /v1/users/${gil}/roles/admin`]) {
+      expect((await server.call(409, line, guarded.admin)).body.detail).toContain('SSO only');
+    }
+    await server.call(200, `POST /v1/users/${vic}/roles`, guarded.admin, { role: 'admin' });
+    await server.call(200, `DELETE /v1/users/${vic}/roles/admin`, guarded.admin);
+    expect(await signIn('gil', start())).toMatchObject({ path: '/policies' });
+    await enforce(200, false);
+    await server.call(204, 'DELETE /v1/settings/sso/domains/guarded.test', guarded.admin);
+    await enforce(409);
+    await verifyDomain(server, dns, guarded.admin, 'guarded.test');
+    await enforce(200);
+  });
+
   test('leaves a way back: an operator’s link, and the switch itself', async () => {
     const [admin] = await server.core.db.query<{ id: string }>(
       guarded.id,
@@ -390,7 +407,7 @@ describe('SSO only', () => {
     );
     const token = await server.core.links.create(guarded.id, admin!.id, 600, { actor: OPERATOR });
     const response = await newBrowser(server).send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
-    expect(response.headers.get('location')).toBe('/policies');
+    expect(response.headers.get('location')).toBe('/');
     await enforce(200, false);
     await server.call(200, 'DELETE /v1/settings/sso', boss, { reason: 'we leave it' });
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO002I' });

@@ -158,8 +158,12 @@ describe('the settings of single sign-on', () => {
     expect((await open.call(200, 'GET /v1/settings/sso', mine.admin)).body.configured).toBe(true);
   });
 
-  test('on https give the browser a cookie that no other host can plant', async () => {
+  test('on https give the browser cookies that no other host can plant', async () => {
     const tenant = await open.tenant();
+    const { cookie } = await tenant.person('viewer');
+    expect(cookie).toMatch(/^__Host-svc_session=svc_session_/);
+    await open.call(200, 'GET /auth/me', { cookie: cookie! });
+    await open.call(401, 'GET /auth/me', { cookie: cookie!.replace('__Host-', '') });
     const { id } = tenant;
     const { body } = await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
     expect(body.redirect_uri).toBe(`https://control.test/auth/callback/${id}`);
@@ -167,6 +171,22 @@ describe('the settings of single sign-on', () => {
     expect(headers.get('set-cookie')).toMatch(
       /^__Host-svc_sso=[\w-]{43}; Max-Age=600; Path=\/; HttpOnly; Secure; SameSite=Lax$/,
     );
+  });
+
+  test('write no more than sixty refusals of a kind an hour into the audit log', async () => {
+    const [tenant, other] = [await open.tenant(), await open.tenant()];
+    await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
+    const { headers } = await open.call(302, `GET /auth/login?tenant=${tenant.id}`, undefined);
+    const state = new URL(headers.get('location')!).searchParams.get('state')!;
+    const misdirected = () => open.call(302, `GET /auth/callback/${other.id}?code=x&state=${state}`, undefined);
+    for (let i = 0; i < 62; i++) await misdirected();
+    const recorded = () => audited(open, tenant, '&action=sso.response_of_other_connection');
+    expect(await recorded()).toHaveLength(60);
+    // later it is nothing but old
+    open.clock.advance(3_600_000);
+    await misdirected();
+    expect(await recorded()).toHaveLength(60);
+    expect(await audited(open, tenant, '&action=sso.state_expired')).toHaveLength(1);
   });
 
   test('are for admins', async () => {

@@ -3,7 +3,7 @@ import { generateKeyPair, UnsecuredJWT } from 'jose';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { faultsOfMatch, matches, provenSource, writingRefused } from '../../server/domain/workload.ts';
 import { deploy, sql } from '../helpers/api.ts';
-import { type TestTenant, useServer } from '../helpers/server.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import {
   audienceOf,
   exchangeOf,
@@ -320,6 +320,49 @@ describe('what it was exchanged for', () => {
     await server.call(201, 'POST /v1/policies', own.admin, { id: 'p', dsl_source: READS });
     await server.call(403, 'POST /v1/policies/p/submit', own.operatorKey, {});
   });
+});
+
+test('nothing is trusted for somebody who ceased to be an admin while it was fetched', async () => {
+  const owner = await server.tenant();
+  const slow = await TokenIssuer.start();
+  let reached = () => {};
+  let release = () => {};
+  slow.answer['/jwks'] = (_, response) => {
+    release = () =>
+      response.setHeader('content-type', 'application/json').end(JSON.stringify({ keys: [slow.publicKey] }));
+    reached();
+  };
+  /** Sends the change, ends its right while the keys are fetched, and resolves to the answer's status. */
+  const meanwhile = async (line: string, who: Credential, body: object, end: () => Promise<unknown>) => {
+    const fetched = new Promise<void>((resolve) => {
+      reached = resolve;
+    });
+    const answer = server.call(403, line, who, body);
+    await fetched;
+    await end();
+    release();
+    return (await answer).body.code;
+  };
+  const jwks_uri = `${slow.issuer}/jwks`;
+  const agents = { agent_id_claim: 'sub', agent_role_claim: 'role', agent_ids: ['*'], agent_roles: ['*'] };
+  const issuers = { token_issuers: [{ issuer: 'https://late.test', audience: 'a', jwks_uri, ...agents }] };
+  const person = await owner.person('admin');
+  const demote = () => server.call(200, `DELETE /v1/users/${person.userId}/roles/admin`, owner.admin);
+  expect(await meanwhile('PUT /v1/settings/token-issuers', person, issuers, demote)).toBe('FORBIDDEN');
+  const trusted = { label: 'late', issuer: slow.issuer, jwks_uri, match: GITHUB_MATCH, scopes: ['policies:read'] };
+  for (const [line, body] of [
+    ['PUT /v1/settings/token-issuers', issuers],
+    ['POST /v1/workload-trust', trusted],
+  ] as const) {
+    const { body: made } = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', owner.operatorKey, {
+      label: 'late',
+      scopes: ['admin'],
+    });
+    const revoke = () => server.call(204, `DELETE /v1/keys/${made.id}`, owner.admin);
+    expect(await meanwhile(line, { key: made.key }, body, revoke)).toBe('FORBIDDEN');
+  }
+  expect((await server.call(200, 'GET /v1/settings/token-issuers', owner.admin)).body.token_issuers).toEqual([]);
+  expect((await server.call(200, 'GET /v1/workload-trust', owner.admin)).text).not.toContain(slow.issuer);
 });
 
 describe('what may be trusted', () => {

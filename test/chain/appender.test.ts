@@ -323,6 +323,31 @@ describe('one writer owns a chain', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 401 });
   });
 
+  test('a damaged chain does not prevent the others of its group from being stored', async () => {
+    const [damaged, kept] = [await newTenant(box.db), await newTenant(box.db)];
+    const writer = appender();
+    await Promise.all([writer.append(damaged, eventsOf(1)), writer.append(kept, eventsOf(1))]);
+    const orphan = event();
+    await box.db.owner.query(
+      `insert into decision_input (tenant_id, event_id, created_at, salt_b, input) values ($1, $2, now(), '\\x00', '{}')`,
+      [damaged, orphan.event_id],
+    );
+    const both = (events: AppendEvent[]) =>
+      Promise.allSettled([writer.append(damaged, events), writer.append(kept, eventsOf(2))]);
+    const refused = { status: 'rejected', reason: refusal('UNAVAILABLE') };
+    expect(await both([{ event: orphan, input: whole('{}') }])).toMatchObject([refused, { status: 'fulfilled' }]);
+    // one without it is stored, until a record stands beyond the head
+    expect(await both(eventsOf(1))).toMatchObject([{ status: 'fulfilled' }, { status: 'fulfilled' }]);
+    await box.db.owner.query(
+      `insert into forensic_record (tenant_id, seq, received_at, agent_h, session_h, tool_h, decision, hash, event_id, line)
+       select tenant_id, 4, received_at, agent_h, session_h, tool_h, decision, hash, 'beyond', line
+       from forensic_record where tenant_id = $1 and seq = 3`,
+      [damaged],
+    );
+    expect(await both(eventsOf(1))).toMatchObject([refused, { status: 'fulfilled' }]);
+    expect(await verdictOf(box.db, kept)).toMatchObject({ verified: true, records_checked: 8 });
+  });
+
   test('a fenced tenant does not prevent the others of its group from being stored', async () => {
     const [lost, kept] = [await newTenant(box.db), await newTenant(box.db)];
     const [writer, thief] = [appender(), appender()];
@@ -456,7 +481,8 @@ describe('a connection that breaks', () => {
 describe('bounds', () => {
   test('a full mailbox refuses with Retry-After and loses nothing that it accepted', async () => {
     const tenantId = await newTenant(box.db);
-    const writer = appender({ mailbox: 100 });
+    const other = await newTenant(box.db);
+    const writer = appender({ mailbox: 200 });
     await writer.append(tenantId, eventsOf(1));
     const blocker = await box.db.connectOwner();
     await blocker.query('begin');
@@ -465,7 +491,9 @@ describe('bounds', () => {
     const error = await writer.append(tenantId, eventsOf(1)).catch((refused: unknown) => refused);
     expect(error).toBeInstanceOf(AppError);
     expect(error).toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
-    expect(writer.waiting).toBe(100);
+    // it is the tenant's share that is full
+    accepted.push(writer.append(other, eventsOf(10)));
+    expect(writer.waiting).toBe(110);
     await blocker.query('rollback');
     await blocker.end();
     await Promise.all(accepted);
@@ -486,11 +514,28 @@ describe('bounds', () => {
     expect(await writerPids()).toEqual([]);
   });
 
+  test('large events are committed by few, and leave room for those of other tenants', async () => {
+    const [tenantId, other] = [await newTenant(box.db), await newTenant(box.db)];
+    const sent: number[] = [];
+    const writer = appender({ hooks: { sent: () => sent.push(writer.waiting) } });
+    await writer.append(tenantId, eventsOf(1));
+    await writer.append(other, eventsOf(1));
+    sent.length = 0;
+    const bytes = 60 * 1024;
+    const large = () => eventsOf(50, { deny_reason: 'x'.repeat(bytes) }).map((each) => ({ ...each, bytes }));
+    const together = Promise.allSettled(Array.from({ length: 20 }, () => writer.append(tenantId, large())));
+    await writer.append(other, eventsOf(1));
+    const settled = await together;
+    // 3 MB each: a quarter of the mailbox is 5 of them, and two are more than a transaction takes
+    expect(settled.map(({ status }) => status)).toEqual([...Array(5).fill('fulfilled'), ...Array(15).fill('rejected')]);
+    expect(sent.length).toBeGreaterThanOrEqual(5);
+  });
+
   test('inputs release their mailbox space, stored or refused: far more than its capacity passes through in turn', async () => {
     const tenantId = await newTenant(box.db);
     const writer = appender();
-    const input = whole('x'.repeat(8 * 1024 * 1024));
-    for (let i = 0; i < 9; i++) {
+    const input = whole('x'.repeat(7 * 1024 * 1024));
+    for (let i = 0; i < 10; i++) {
       await expect(writer.append('nobody', [{ event: event(), input }])).rejects.toEqual(refusal('NOT_FOUND'));
       const { results } = await writer.append(tenantId, [{ event: event(), input }]);
       expect(results).toMatchObject([{ duplicate: false }]);
@@ -499,7 +544,7 @@ describe('bounds', () => {
     const together = await Promise.allSettled(
       Array.from({ length: 9 }, () => writer.append(tenantId, [{ event: event(), input }])),
     );
-    expect(together.map(({ status }) => status)).toEqual([...Array(8).fill('fulfilled'), 'rejected']);
+    expect(together.map(({ status }) => status)).toEqual([...Array(2).fill('fulfilled'), ...Array(7).fill('rejected')]);
   });
 
   test('connects before the first event, when it is told to or a tenant is opened, and once', async () => {

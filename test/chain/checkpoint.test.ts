@@ -115,6 +115,42 @@ describe('checkpoints', () => {
     expect(checkpoints.acknowledged.local(tenantId, 'forensics')).toMatchObject({ seq: 21 });
   });
 
+  test('what was found in the chain after a lost connection, or because it came twice, counts as acknowledged', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf();
+    let lose = false;
+    const writer = appenderOn(box.db, {
+      clock: { now: () => now },
+      checkpoints,
+      hooks: {
+        sent: (cut) => {
+          if (!lose) return;
+          lose = false;
+          // the transaction is committed meanwhile, and its answer not read
+          Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500);
+          cut();
+        },
+      },
+    });
+    open.unshift(writer);
+    const seqOf = () => checkpoints.acknowledged.local(tenantId, 'forensics')?.seq;
+    await writer.append(tenantId, eventsOf(1));
+    expect(seqOf()).toBe(2);
+    lose = true;
+    expect((await writer.append(tenantId, eventsOf(1))).results).toEqual([{ seq: 3, duplicate: false }]);
+    expect(seqOf()).toBe(3);
+    // by another process, so long ago that nobody remembers their ids
+    const events = eventsOf(2);
+    await appender(checkpointsOf()).append(tenantId, events);
+    now += 3_600_000;
+    writer.release(tenantId);
+    expect((await writer.append(tenantId, events)).results).toEqual([
+      { seq: 4, duplicate: true },
+      { seq: 5, duplicate: true },
+    ]);
+    expect(seqOf()).toBe(5);
+  });
+
   test('a chain with few new records is signed after the interval, once', async () => {
     const [busy, idle] = [await newTenant(box.db), await newTenant(box.db)];
     const checkpoints = checkpointsOf();
@@ -139,6 +175,15 @@ describe('checkpoints', () => {
     expect(await swept()).toEqual([]);
     expect(await consistent(checkpoints, busy)).toEqual([4, 5]);
     expect(await consistent(checkpoints, idle)).toEqual([4]);
+    // a clock that was ahead when it signed stops nothing once it is set right
+    now += 86_400_000;
+    await writer.append(busy, eventsOf(1));
+    expect(await swept()).toEqual([[busy, 6]]);
+    now -= 86_400_000;
+    await writer.append(busy, eventsOf(1));
+    expect(await swept()).toEqual([[busy, 7]]);
+    await writer.append(busy, eventsOf(1));
+    expect(await swept()).toEqual([]);
   });
 
   test('the audit chain is signed like the decision chain', async () => {

@@ -1,4 +1,4 @@
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { AcknowledgedHeads } from '../../server/chain/heads.ts';
 import { RedisLink } from '../../server/lib/redis.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
@@ -62,8 +62,33 @@ describe.skipIf(noRedis)('acknowledged heads in Redis', () => {
   test('without Redis the process relies on its own memory', async () => {
     const one = await process();
     await redis.stop();
-    one.heads.acknowledge('t', 'forensics', head(3));
+    one.heads.acknowledge('u', 'forensics', head(3));
     await one.heads.flushed();
-    expect(await one.heads.known('t', 'forensics')).toEqual([head(3)]);
+    expect(await one.heads.known('u', 'forensics')).toEqual([head(3)]);
+    // when it is back, empty, it learns what it missed and what it forgot
+    one.heads.acknowledge('other', 'audit', head(4));
+    await redis.start();
+    const reader = await process();
+    await expect.poll(() => reader.heads.known('u', 'forensics')).toEqual([head(3)]);
+    await expect.poll(() => reader.heads.known('other', 'audit')).toEqual([head(4)]);
+    await redis.stop();
+    await redis.start();
+    await expect.poll(() => reader.heads.known('u', 'forensics')).toEqual([head(3)]);
+  });
+
+  test('are sent again, all of them, when Redis did not take them', async () => {
+    const one = await process();
+    const reader = await process();
+    const many = Array.from({ length: 2500 }, (_, n) => `many-${n}`);
+    const { commands } = one.link;
+    const refuse = vi.spyOn(commands, 'eval').mockImplementation(() => Promise.reject(new Error('READONLY')));
+    for (const tenant of many) one.heads.acknowledge(tenant, 'forensics', head(7));
+    await one.heads.flushed();
+    expect(refuse.mock.calls.length).toBeGreaterThanOrEqual(2500);
+    expect(await reader.heads.known('many-0', 'forensics')).toEqual([]);
+    refuse.mockRestore();
+    for (const tenant of ['many-0', 'many-2499']) {
+      await expect.poll(() => reader.heads.known(tenant, 'forensics')).toEqual([head(7)]);
+    }
   });
 });

@@ -9,6 +9,7 @@ import { Blocks } from '../../server/chain/block-writer.ts';
 import { BLOCK_RECORDS } from '../../server/chain/blocks.ts';
 import { ChainClosed, Checkpoints } from '../../server/chain/checkpoint.ts';
 import { checkpointFile, notesIn } from '../../server/chain/checkpoint-file.ts';
+import { lossRows } from '../../server/chain/loss.ts';
 import { openLoss, signHead, signLoss } from '../../server/chain/note.ts';
 import type { ChainName } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
@@ -20,7 +21,7 @@ import { systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { until } from '../helpers/until.ts';
-import { appenderOn, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
+import { appenderOn, event, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
 
 const box = useDatabase();
 const keys = [signer.publicKey];
@@ -72,10 +73,10 @@ function newProcess(
         chunk: 20,
         acknowledged: (...of) => checkpoints.acknowledged.known(...of),
       }),
-    accept: (tenantId: string, chain: ChainName = 'forensics') => {
+    accept: (tenantId: string, chain: ChainName = 'forensics', reason = 'the drill') => {
       const parts = { db: box.db, clock: systemClock, checkpoints, host: 'svc.test', directory: where };
       const signs = { signer: () => ({ ...signer, fingerprint }), keys: () => keys };
-      return acceptLoss({ ...parts, ...signs }, tenantId, chain, 'the drill', { actor: OPERATOR });
+      return acceptLoss({ ...parts, ...signs }, tenantId, chain, reason, { actor: OPERATOR });
     },
   };
 }
@@ -289,6 +290,22 @@ describe('a chain that went back', () => {
       const origin = `svc.test/${tenantId}/forensics`;
       return { origin, kept, generation: 1, agreed: 1, lost: { seq: 51, hash: 'ab'.repeat(32) } };
     }
+  });
+
+  test('decisions with ids such as that of an acceptance are not read with them', async () => {
+    const tenantId = await newTenant(box.db);
+    const { writer, checkpoints, accept } = newProcess();
+    await writer.append(tenantId, [
+      { event: event({ event_id: 'loss_forensics_1_00000000' }) },
+      { event: event({ event_id: 'loss_forensics_2_00000000', policy_id: 'p'.repeat(100_000) }) },
+    ]);
+    await checkpoints.acknowledged.flushed();
+    await goBack(tenantId, 2);
+    await expect(checkpoints.inspect(tenantId, 'forensics')).rejects.toThrow(ChainClosed);
+    await accept(tenantId, 'forensics', '長'.repeat(1000));
+    const { rows } = await sql(lossRows('forensics'), tenantId);
+    expect(rows.map(({ seq }) => seq)).toEqual([3]);
+    expect(await checkpoints.inspect(tenantId, 'forensics')).toMatchObject({ generation: 1 });
   });
 
   test('to between a record and its checkpoint, has lost nothing and is signed again', async () => {

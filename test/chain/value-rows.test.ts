@@ -86,3 +86,21 @@ test('numbers at the ends of their ranges are copied as they are, in however man
   );
   expect(stored).toEqual(expected.map((row) => ({ ...row, none: null })));
 });
+
+test('rows are built anew in the buffer of those before, and what a few long ones took is given back', () => {
+  const rows = new CopyRows(64);
+  const message = (text: string) => {
+    rows.reset();
+    rows.row(1);
+    rows.text(text);
+    return rows.message();
+  };
+  const first = Buffer.from(message('first'));
+  const { buffer } = message('another, which is longer than the first and needs more room than there was');
+  expect(message('first')).toEqual(first);
+  expect(message('first').buffer).toBe(buffer);
+  expect(message('x'.repeat(4 * 1024 * 1024)).buffer.byteLength).toBeGreaterThan(4 * 1024 * 1024);
+  expect(message('first')).toEqual(first);
+  expect(message('first').buffer.byteLength).toBeLessThan(1024 * 1024);
+  expect(rows.count).toBe(1);
+});

@@ -71,7 +71,9 @@ test('a server that starts while a command runs keeps the PostgreSQL that the co
       ),
     'the server is ready',
   );
+  // as from a terminal, whose signal npm passes on once more
   child.kill('SIGTERM');
+  child.kill('SIGINT');
   const { code, stderr } = await end;
   expect(stderr).toBe('');
   expect({ status, code }).toEqual({ status: 200, code: 0 });

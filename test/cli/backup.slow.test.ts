@@ -138,7 +138,12 @@ test('a restored backup brings nothing back to life', async () => {
 
   const url = await emptyDatabase();
   const { json } = await svc(0, env(url), 'restore', old, '--json');
-  const { ended } = json<{ ended: Record<string, number> }>();
+  const { ended, people } = json<{ ended: Record<string, number>; people: object[] }>();
+  expect(people).toContainEqual({
+    tenant_id: tenant.id,
+    members: expect.any(Number),
+    admins: expect.arrayContaining(['admin@example.test']),
+  });
   expect(ended.sessions).toBeGreaterThan(0);
   expect(ended.invitations).toBeGreaterThan(0);
   expect(ended.holds).toBeGreaterThan(0);

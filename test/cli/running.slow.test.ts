@@ -1,3 +1,4 @@
+import { createHash, createPublicKey } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { freePort } from '../helpers/ports.ts';
 import { ask, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from './svc.ts';
@@ -200,6 +201,16 @@ describe('keys', () => {
     expect(await ask<string>(200, `${server.url}/pubkey`, undefined)).not.toBe(before);
     const { keys } = await ask<{ keys: { kid: string }[] }>(200, `${server.url}/.well-known/jwks.json`, undefined);
     expect(keys.map((key) => key.kid)).toEqual([rotated.kid, rotated.retired_kid]);
+    // what the retired one signed is checked with it
+    const former = `sha256:${createHash('sha256')
+      .update(createPublicKey(before).export({ type: 'spki', format: 'der' }))
+      .digest('hex')}`;
+    expect(await ask<string>(200, `${server.url}/pubkey?fingerprint=${former}`, undefined)).toBe(before);
+    expect(await ask<string>(200, `${server.url}/pubkey?fingerprint=${rotated.fingerprint}`, undefined)).not.toBe(
+      before,
+    );
+    await ask(404, `${server.url}/pubkey?fingerprint=sha256:${'0'.repeat(64)}`, undefined);
+    await ask(400, `${server.url}/pubkey?fingerprint=${former.slice(7)}`, undefined);
     const { records } = await ask<{ records: object[] }>(
       200,
       `${server.url}/v1/audit?action=signing_key.rotated`,

@@ -6,6 +6,7 @@ import { MIGRATION_TABLE } from '../../db/applied.ts';
 import { inTransaction, LONG_TRANSACTION } from '../../db/client.ts';
 import { validUntil } from '../../db/moves.ts';
 import { signHead, signLoss } from '../../server/chain/note.ts';
+import { NO_DECISION } from '../../server/chain/record.ts';
 import { type Move, withSide } from '../../server/cli/tenant-move/side.ts';
 import { abandonCopy, forgetMoved, moveTenant, undoAlone, undoMove } from '../../server/cli/tenant-move.ts';
 import type { Config } from '../../server/config.ts';
@@ -732,9 +733,10 @@ test('attack: with the private key of the source and the database of the target,
      values ($1, 'forensics', $2, $3, $4, now())`,
     [tenant.id, head.seq, current.kid, note],
   );
-  // no package goes out with it
+  // a package goes out without it, and says that the chain is not intact
   const person = await enter(tenant.id, tenant.admin.userId);
-  await target.call(500, 'POST /v1/forensics/export', person, { purpose: 'audit' });
+  const exported = await target.call(201, 'POST /v1/forensics/export', person, { purpose: 'audit' });
+  expect(exported.body).toMatchObject({ chain_intact: false });
   const [decisions] = await verdicts(target, tenant.admin);
   expect(decisions).toMatchObject({ verified: false });
   expect(decisions!.reason).toContain(`the key of the note counts up to record ${forensics_seq}`);
@@ -745,7 +747,8 @@ test('attack: with the private key of the source and the database of the target,
   const voided = signLoss(loss, current.privateKey, current.publicKey);
   await sql(
     target,
-    `update forensic_record set event_id = 'loss_forensics_1000_x', line = $2 where tenant_id = $1 and seq = 2`,
+    `update forensic_record set event_id = 'loss_forensics_1000_x', decision = ${NO_DECISION}, line = $2
+     where tenant_id = $1 and seq = 2`,
     [tenant.id, JSON.stringify({ note: voided, received_at: new Date().toISOString(), reason: 'none' })],
   );
   const [attacked] = await verdicts(target, tenant.admin);

@@ -5,7 +5,7 @@ import Fastify, { type FastifyInstance, type InjectOptions } from 'fastify';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
 import { broughtBefore } from '../../server/chain/stored-records.ts';
-import { ingest, registerIngest } from '../../server/decisions/ingest.ts';
+import { type Bringer, type IngestDeps, ingest as ingestBody, registerIngest } from '../../server/decisions/ingest.ts';
 import { SessionLedger } from '../../server/decisions/ledger.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { commitment } from '../../server/domain/kept-input.ts';
@@ -64,6 +64,8 @@ const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => (
   total_latency_ms: 14,
   ...given,
 });
+const ingest = (deps: IngestDeps, bringer: Bringer, body: unknown) =>
+  ingestBody(deps, bringer, body, Buffer.byteLength(JSON.stringify(body) ?? ''));
 const take = (body: unknown, keyId = 'key_1') =>
   ingest(
     { append: (tenant, events) => appender.append(tenant, events), holders, remember, broughtBefore: sentBefore },
@@ -166,6 +168,8 @@ describe('a bad event is rejected with its index and the others are stored', () 
     ['an empty id', { event_id: '' }],
     ['an id of another type', { event_id: 7 }],
     ['an id too long', { event_id: 'x'.repeat(129) }],
+    ['the id of a first record', { event_id: 'genesis_forensics' }],
+    ['an id such as that of an accepted loss', { event_id: 'loss_forensics_1_00000000' }],
     ['NUL', { tool_name: 'a\0b' }],
     ['a lone surrogate', { tool_name: '\ud800' }],
     ['an agent with a name of other letters', { agent_id: 'аgent' }],
@@ -311,6 +315,25 @@ describe('a bad event is rejected with its index and the others are stored', () 
     const three = wire({ session_id });
     await send('key_2', [{ ...three, session_facts: [fact('paid', 'yes', 0)] }, owed]);
     expect(await known()).toEqual({ ...first, paid: ['yes', three.event_id] });
+  });
+
+  test('a longer one than a proxy’s spool takes; all members at their longest are not', async () => {
+    const longest = (letter: string) => {
+      const rules = Array.from({ length: 64 }, () => letter.repeat(200));
+      const exceeded = rules.map((rule) => [rule, 1]);
+      return wire({
+        hits: rules,
+        facts: { covered: rules, session: rules, exceeded },
+        deny_reason: letter.repeat(2000),
+      });
+    };
+    const answer = await take({ events: [wire(), longest('x'), longest('長'), longest('\u0001')] });
+    const detail = 'event: is longer than 66560 bytes';
+    expect(answer).toEqual({
+      accepted: 2,
+      duplicates: 0,
+      rejected: [2, 3].map((index) => ({ index, code: 'VALIDATION_FAILED', detail })),
+    });
   });
 
   test('one the database refuses', async () => {
@@ -552,6 +575,31 @@ describe('a bad body is refused whole', () => {
 });
 
 describe('over HTTP', () => {
+  test('the size of a body is that of its events', async () => {
+    const seen: AppendEvent[][] = [];
+    const watched = Fastify();
+    registerIngest(watched, {
+      append: (tenant, events) => {
+        seen.push(events);
+        return appender.append(tenant, events);
+      },
+      authenticate: async () => ({ tenantId, keyId: 'key_1', stillValid: async () => true }),
+      holders,
+      remember,
+      broughtBefore: sentBefore,
+    });
+    const body = JSON.stringify({
+      events: [wire(), wire({ tenant_id: 'tnt_other' }), wire({ obligations: ['長'.repeat(500)] })],
+    });
+    const payload = gzipSync(body);
+    const headers = { 'content-type': 'application/json', 'content-encoding': 'gzip' };
+    await watched.inject({ method: 'POST', url: '/v1/events/ingest', headers, payload });
+    await watched.close();
+    expect(seen.map((events) => events.map(({ bytes }) => bytes))).toEqual([
+      Array(2).fill(Buffer.byteLength(body) / 2),
+    ]);
+  });
+
   test('both routes answer 202 after the commit', async () => {
     expect(await post({ json: { events: [wire()] } })).toMatchObject({
       status: 202,

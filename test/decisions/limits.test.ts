@@ -82,7 +82,18 @@ class World {
     const stops = new StopWatch({ control, trust: governance, dir, proxyId: 'p', clock, log });
     const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
     const enforcer = new Enforcer({
-      ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log, limitsAway },
+      ...{
+        governance,
+        stops,
+        spool,
+        holds: new Holds(control),
+        proxyId: 'p',
+        control,
+        clock,
+        log,
+        behind: () => false,
+        limitsAway,
+      },
       inputs: 'full',
     });
     onTestFinished(async () => {
@@ -340,6 +351,19 @@ describe('a hostile proxy key', () => {
     await server.call(204, 'POST /v1/limits/give-back', mine, { id: 't1' });
     await server.call(204, 'POST /v1/limits/give-back', mine, { id: 't1' });
     expect(await w.counters()).toEqual([]);
+  });
+
+  test('a take that is replayed takes of a limit that is new since', async () => {
+    const w = await World.with(POLICY);
+    const mine = await w.tenant.key('proxy');
+    await take(mine, one('t1'));
+    const another = { ...one('t1').limits[0]!, rule_id: 'p#mail', kind: 'rate', units: 1 };
+    for (let n = 0; n < 2; n++) {
+      const { results } = (await take(mine, { ...one('t1'), limits: [...one('t1').limits, another] })).body;
+      const taken = results[0]!.taken as { rule_id: string }[];
+      expect(taken.map(({ rule_id }) => rule_id).sort()).toEqual(['p#mail', 'p#pay']);
+    }
+    expect((await w.counters()).map(({ units }) => Number(units)).sort()).toEqual([1, 100]);
   });
 
   test('takes no more than the limit that people approved, and what it took can be told from the rest', async () => {

@@ -132,6 +132,7 @@ const proxy: MakePoint = async (tenant) => {
   const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
+    behind: () => false,
     limitsAway: 'rates',
     inputs: 'full',
   });

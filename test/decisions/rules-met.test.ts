@@ -2,6 +2,7 @@ import type pg from 'pg';
 import { expect, test } from 'vitest';
 import type { Reads } from '../../db/index.ts';
 import { RulesMet } from '../../server/decisions/rules-met.ts';
+import { ReadRefused } from '../../server/lib/database-fault.ts';
 import { event } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -69,4 +70,34 @@ test('a look that fails is not remembered', async () => {
     events: [event({ rule_id: 'one', hits: ['one'] })],
   });
   expect(await met.since(server.core.db, tenant.id, rules, what)).toMatchObject({ ids: new Set(['one']) });
+});
+
+test('who waited for the answer of one who has left asks once for all who wait, and a fault is the fault of all', async () => {
+  const tenant = await server.tenant();
+  const rules = [{ rule_id: 'one' }];
+  await server.call(202, 'POST /v1/events/ingest', tenant.admin, {
+    events: [event({ rule_id: 'one', hits: ['one'] })],
+  });
+  const what = { days: 30, since: new Date(0).toISOString() };
+  for (const [error, looks] of [
+    [new ReadRefused('left'), 2],
+    [new ReadRefused('too_many'), 2],
+    [new ReadRefused('took_long'), 1],
+    [new Error('it is away'), 1],
+  ] as const) {
+    const met = new RulesMet();
+    let asked = 0;
+    const { promise: first, reject } = Promise.withResolvers<never>();
+    const reads = {
+      readOnly: (...call: Parameters<Reads['readOnly']>) => (asked++ === 0 ? first : server.core.db.readOnly(...call)),
+    } as Reads;
+    const answers = Promise.allSettled(Array.from({ length: 20 }, () => met.since(reads, tenant.id, rules, what)));
+    reject(error);
+    const [refused, ...others] = await answers;
+    expect(refused).toMatchObject({ reason: error });
+    expect(asked, error.message).toBe(looks);
+    for (const one of others) {
+      expect(one).toMatchObject(looks === 2 ? { value: { ids: new Set(['one']) } } : { reason: error });
+    }
+  }
 });

@@ -440,16 +440,17 @@ test('lists of holds are bounded: a viewer who asks for many keeps neither other
     const queries = new HoldQueries({ db, settings: () => Promise.reject(new Error('not asked')) });
     const page = { order: 'value', limit: 50, offset: 0 } as const;
     await holder.query('begin; lock table escrow_hold');
-    for (const ask of [() => queries.list(tenantId, 'viewer', page), () => queries.summary(tenantId, 'viewer', 24)]) {
+    const viewer = { person: 'viewer' };
+    for (const ask of [() => queries.list(tenantId, viewer, page), () => queries.summary(tenantId, viewer, 24)]) {
       await expect(ask()).rejects.toMatchObject({ name: 'ReadRefused', why: 'took_long' });
     }
     await holder.query('rollback');
 
     const { promise: gate, resolve: open } = Promise.withResolvers<void>();
-    const many = Array.from({ length: 10 }, () => db.readEntities(tenantId, 'viewer', () => gate));
-    await expect(db.readEntities(tenantId, 'viewer', () => gate)).rejects.toMatchObject({ why: 'too_many' });
+    const many = Array.from({ length: 10 }, () => db.readEntities(tenantId, viewer, () => gate));
+    await expect(db.readEntities(tenantId, viewer, () => gate)).rejects.toMatchObject({ why: 'too_many' });
     // of one person two run at once, and of a tenant three
-    expect(await db.readEntities(tenantId, 'approver', async () => 'read')).toBe('read');
+    expect(await db.readEntities(tenantId, { person: 'approver' }, async () => 'read')).toBe('read');
     await db.transaction(elsewhere, (em) => em.execute('select 1'));
     open();
     await Promise.all(many);

@@ -5,8 +5,6 @@ import type { TestServer, TestTenant } from '../helpers/server.ts';
 export async function write({ page }: Visitor, text: string): Promise<void> {
   await page.locator('.cm-content').click();
   await page.keyboard.press('Control+a');
-  // a browser gives what is typed over a selection the look of what was there, and that by attributes
-  await page.keyboard.press('Delete');
   await page.keyboard.insertText(text);
 }
 

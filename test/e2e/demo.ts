@@ -195,6 +195,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   });
   await server.call(201, 'POST /v1/policies', tomas, { id: 'freeze-vouchers', dsl_source: FREEZE });
   await server.call(200, 'POST /v1/policies/freeze-vouchers/break-glass', admin, {
+    version: 1,
     reason: 'Incident 812: a bot issues vouchers in a loop. Frozen until it is understood.',
   });
   // one has what was enforced just now, the other does not yet

@@ -46,8 +46,14 @@ describeInBrowser('a new tenant', () => {
     await second.assertAccessible();
     await click(page.getByRole('button', { name: 'Approve it' }));
     await click(page.getByRole('button', { name: 'Send it again: it is approved' }));
-    await page.getByText('That is all there is to it').waitFor();
+    const practiced = page.getByRole('listitem').filter({ hasText: '2. Send calls from here' });
+    await practiced.getByRole('img', { name: 'done' }).waitFor();
     expect(clicks).toBe(8);
+    // who comes back finds what was done
+    await visitor.open('/start');
+    await practiced.getByRole('img', { name: 'done' }).waitFor();
+    await calls.getByText('Denied').waitFor();
+    expect(await calls.getByText('Allowed').count()).toBe(2);
     expect(Date.now() - began).toBeLessThan(180_000);
 
     // and all of it is recorded as what it was
@@ -61,6 +67,15 @@ describeInBrowser('a new tenant', () => {
     expect(new Set(records.map(({ agent }) => agent))).toEqual(new Set(['~practice']));
 
     // what is shown to be copied for a real agent is what is run
+    visitor.expectFault(/400|422/);
+    await page.getByLabel('Agent name').fill('my bot');
+    await page.getByRole('button', { name: 'Create the key' }).click();
+    await page
+      .getByRole('alert')
+      .getByText(/letters, digits/)
+      .waitFor();
+    expect(await page.getByLabel('Agent name').getAttribute('aria-invalid')).toBe('true');
+    await page.getByLabel('Agent name').fill('first-agent');
     await page.getByRole('button', { name: 'Create the key' }).click();
     const call = await page.getByRole('region', { name: 'a call that is denied' }).innerText();
     await visitor.assertAccessible();
@@ -71,6 +86,7 @@ describeInBrowser('a new tenant', () => {
     const body = /-d '([^']+)'/.exec(call)![1]!;
     const answer = await fetch(url!, { method: 'POST', headers: headers as Record<string, string>, body });
     expect(await answer.json()).toMatchObject({ decision: 'deny' });
+    await page.getByText('That is all there is to it').waitFor();
     const arrived = page.getByRole('list', { name: 'Decisions that arrived' });
     await arrived.getByText('Denied').waitFor();
     await arrived.getByRole('link', { name: 'delete_account' }).click();

@@ -51,7 +51,16 @@ describeInBrowser('a held action', () => {
     expect(await second.page.evaluate('navigator.clipboard.readText()')).toBe(`${server.url}/approvals/${escrow!.id}`);
     await second.page.getByRole('button', { name: 'Approve' }).click();
     await second.page.getByRole('dialog').getByText('does not release the action yet').waitFor();
-    await second.page.getByRole('dialog').getByLabel('Reason').fill('matches the contract');
+    // a long reason covers nothing of what it is about
+    const reason = second.page.getByRole('dialog').getByLabel('Reason');
+    await second.page.setViewportSize({ width: 1280, height: 640 });
+    await reason.fill('a reason that goes on and on '.repeat(60));
+    const asked = second.page.getByRole('dialog').getByText('does not release the action yet');
+    await asked.scrollIntoViewIfNeeded();
+    await asked.hover({ timeout: 2000 });
+    await look(second.page, 'long-reason');
+    await second.page.setViewportSize({ width: 1280, height: 800 });
+    await reason.fill('matches the contract');
     await second.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
     await second.page.getByText('You voted to approve').waitFor();
 

@@ -83,6 +83,15 @@ describeInBrowser('lists', () => {
     await one.page.getByText('Version 2 waits for approval').waitFor();
     expect(await one.page.getByRole('button', { name: 'Approve' }).isDisabled()).toBe(true);
     const two = await browser.visitor(await tenant.person('approver'));
+    await two.open('/');
+    await two.page.getByText('also to decide: 1 list').waitFor();
+    await two.open('/review');
+    const also = two.page.getByRole('region', { name: 'Also to decide' });
+    await also.getByText('hotels, version 2 of a list: 1 added, 1 removed').waitFor();
+    await two.assertAccessible();
+    await look(two.page, 'review-also');
+    await also.getByRole('link', { name: 'hotels' }).click();
+    await two.page.getByText('Version 2 waits for approval').waitFor();
     await two.open('/lists');
     await two.page.getByText('2: waits for approval').waitFor();
     await look(two.page, 'lists');

@@ -33,7 +33,7 @@ async function troubled(tenant: TestTenant, receiver: Receiver): Promise<{ desti
   await tenant.set({ approval_required: true });
   const urgent = { id: 'urgent', dsl_source: 'permit(principal, action, resource == Tool::"urgent");' };
   await server.call(201, 'POST /v1/policies', tenant.admin, urgent);
-  const glass = { reason: 'an incident' };
+  const glass = { version: 1, reason: 'an incident' };
   await server.call(200, 'POST /v1/policies/urgent/break-glass', await tenant.person('admin'), glass);
   await sql(
     server,
@@ -78,6 +78,8 @@ describeInBrowser('the overview', () => {
         const link = matters.filter({ hasText: what }).getByRole('link');
         expect(await link.getAttribute('href'), String(what)).toBe(where);
       }
+      // which one
+      expect(await matters.filter({ hasText: 'does not accept events' }).innerText()).toContain(receiver.url());
       await matters.filter({ hasText: 'silent' }).getByRole('link').click();
       await page.getByRole('heading', { name: 'It is silent' }).or(page.getByText('It is silent')).first().waitFor();
       await page.goBack();

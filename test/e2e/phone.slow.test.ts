@@ -48,7 +48,7 @@ describeInBrowser('on a phone', () => {
         'Tool',
       ],
       ['/approvals', `agent_role=${ID}&agent_id=${ID}&mine=needed&tool_name=pay`, 'Agent'],
-      ['/policies', 'q=guard&status=deployed&agent_role=clerk', 'Scope'],
+      ['/policies', 'q=guard&status=live&agent_role=clerk', 'Scope'],
       ['/audit', 'severity=info&target_type=policy&target_id=guard&since=2020-01-01T00:00:00.000Z', 'Action'],
     ] as const) {
       const input = page.getByRole('search').getByLabel(field, { exact: true });

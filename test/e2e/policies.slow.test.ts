@@ -1,8 +1,19 @@
+import type { Locator } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { BODIES, deploy, GUARD } from '../helpers/api.ts';
 import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate, write } from './act.ts';
+
+/** A change that no window shows at once. */
+const LONG = '\n// a line of a long note'.repeat(60);
+
+/** Whether what is at its middle is the element itself. */
+const inSight = (locator: Locator) =>
+  locator.evaluate((element) => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    return element.contains(element.ownerDocument.elementFromPoint(x + width / 2, y + height / 2));
+  });
 
 const server = useServer({}, { shared: true });
 
@@ -218,6 +229,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     const halt = { id: 'halt', dsl_source: 'forbid(principal, action, resource == Tool::"refund");' };
     await server.call(201, 'POST /v1/policies', tenant.admin, halt);
     await server.call(200, 'POST /v1/policies/halt/break-glass', await tenant.person('admin'), {
+      version: 1,
       reason: 'an incident',
     });
     await visitor.open('/policies/reach?tab=rules');
@@ -241,6 +253,128 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await page.getByRole('button', { name: 'Format' }).click();
     await text.getByText('permit (principal, action, resource);').waitFor();
     await page.getByText('no problems').waitFor();
+  });
+
+  test('keeps what is written while its id is typed, says at the id what is wrong with it, and is not left unasked', async () => {
+    const tenant = await server.tenant();
+    await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'taken', dsl_source: GUARD });
+    const author = await browser.visitor(await tenant.person('author'));
+    const { page } = author;
+    await author.open('/policies/new?template=blank');
+    const text = page.locator('.cm-content');
+    // typed over the template: no look of what was there by attributes, which the console would tell
+    await text.click();
+    await page.keyboard.press('Control+a');
+    await page.keyboard.type('forbid(principal, action, resource);');
+    await page.getByRole('status').filter({ hasText: '1 warning' }).waitFor();
+    expect(await page.getByText('no problems').count()).toBe(0);
+    const written = await text.innerText();
+    expect(written).toBe('forbid(principal, action, resource);');
+    const checked = page.waitForRequest(
+      (request) => request.url().includes('policies.validate') && (request.postData() ?? '').includes('"taken"'),
+    );
+    await page.getByLabel('Id').pressSequentially('taken');
+    await checked;
+    expect(await text.innerText()).toBe(written);
+    await text.click();
+    await page.keyboard.press('Control+z');
+    await expect.poll(() => text.innerText()).not.toBe(written);
+    await page.keyboard.press('Control+Shift+z');
+    await expect.poll(() => text.innerText()).toBe(written);
+
+    author.expectFault(/409/);
+    await page.getByRole('button', { name: 'Create draft' }).click();
+    await page.getByText('is the id of another policy').waitFor();
+    const id = page.getByRole('textbox', { name: 'Id' });
+    expect(await id.getAttribute('aria-invalid')).toBe('true');
+    await author.assertAccessible();
+    await look(page, 'new-taken');
+    // a text is checked also where its id cannot be one
+    await id.fill('with space');
+    await page.getByText('Letters, digits, “.”, “_” and “-”, and a letter or digit first.').waitFor();
+    expect(await id.getAttribute('aria-invalid')).toBe('true');
+    expect(await page.getByRole('button', { name: 'Create draft' }).isDisabled()).toBe(true);
+    await text.click();
+    await page.keyboard.press('Control+End');
+    await page.keyboard.type(' permit');
+    await page.getByRole('status').filter({ hasText: '1 problem' }).waitFor();
+    for (let n = 0; n < ' permit'.length; n++) await page.keyboard.press('Backspace');
+    await page.getByRole('status').filter({ hasText: '1 warning' }).waitFor();
+    expect(await text.innerText()).toBe(written);
+
+    // to go within the page is not to leave it
+    const question = page.getByRole('dialog', { name: 'Leave without saving?' });
+    await page.getByRole('link', { name: 'Skip to the content' }).press('Enter');
+    await page.waitForURL(/#content$/);
+    expect(await question.count()).toBe(0);
+    for (const leave of [
+      () => page.getByRole('button', { name: 'Other templates' }).click(),
+      () => page.getByRole('link', { name: 'Policies', exact: true }).first().click(),
+    ]) {
+      await leave();
+      await question.getByRole('button', { name: 'Cancel' }).click();
+      await question.waitFor({ state: 'detached' });
+      expect(await text.innerText()).toBe(written);
+    }
+    await id.fill('mine');
+    await page.getByRole('button', { name: 'Create draft' }).click();
+    await page.getByRole('heading', { name: /^mine/ }).waitFor();
+    const { body } = await server.call(200, 'GET /v1/policies/mine', tenant.admin);
+    expect(body).toMatchObject({ dsl_source: written });
+
+    // the template that was chosen last is the one that is saved
+    await author.open('/policies/new');
+    await page.getByRole('button', { name: /^Once per order/ }).click();
+    await page.getByRole('button', { name: 'Other templates' }).click();
+    await page.getByRole('button', { name: /^Empty text/ }).click();
+    await page.getByText('no problems').waitFor();
+    const blank = (await text.innerText()).trim();
+    await page.getByRole('button', { name: 'Create draft' }).click();
+    await page.getByText('Draft saved').first().waitFor();
+    await page.waitForURL(/\/policies\/pol_/);
+    const stored = await server.call(200, `GET /v1/policies/${page.url().split('/').pop()}`, tenant.admin);
+    expect(String(stored.body.dsl_source).trim()).toBe(blank);
+  });
+
+  test('that is enforced is found as live while a newer version is a draft, and says both', async () => {
+    const tenant = await server.tenant();
+    await deploy(server, tenant.admin, 'refunds', '@escrow("single") permit(principal, action, resource);');
+    await tenant.set({ approval_required: true });
+    await server.call(200, 'PUT /v1/policies/refunds', tenant.admin, { dsl_source: GUARD });
+    await server.call(201, 'POST /v1/policies', tenant.admin, {
+      id: 'idea',
+      dsl_source: '@escrow("single") permit(principal, action, resource) when { context.num.hasTag("amount") };',
+    });
+    const admin = await browser.visitor(await tenant.person('admin'));
+    const { page } = admin;
+    await admin.open('/policies');
+    const names = () => page.getByRole('cell').getByRole('link').allInnerTexts();
+    await expect.poll(async () => (await names()).toSorted()).toEqual(['idea', 'refunds']);
+    await page.getByLabel('Status').selectOption('Live');
+    await expect.poll(names).toEqual(['refunds']);
+    const row = page.getByRole('row').filter({ hasText: 'refunds' });
+    await row.getByText('Live v1').waitFor();
+    await row.getByText('Draft v2').waitFor();
+    await admin.assertAccessible();
+    await look(page, 'policies-live');
+    await page.getByLabel('Status').selectOption('Draft');
+    await expect.poll(async () => (await names()).toSorted()).toEqual(['idea', 'refunds']);
+    await admin.open('/policies?status=live');
+    await expect.poll(names).toEqual(['refunds']);
+    await page.getByRole('link', { name: 'refunds' }).click();
+    await page.getByRole('heading', { name: 'refunds Live v1 Draft v2' }).waitFor();
+    await look(page, 'policy-live-draft');
+
+    // what is never enforced is revoked without an effect, and what is held is not said to be permitted
+    await admin.open('/policies/idea?tab=rules');
+    await page.getByText('holds', { exact: true }).waitFor();
+    await page.getByText('when the argument amount is a number').waitFor();
+    await look(page, 'policy-rules');
+    await page.getByRole('button', { name: 'Revoke' }).click();
+    await page.getByRole('dialog').getByText('No version of it is enforced, so nothing changes for agents.').waitFor();
+    await admin.open('/agents/agent?id=bot');
+    const rules = page.getByRole('region', { name: 'What it may do' });
+    await rules.getByText('holds', { exact: true }).first().waitFor();
   });
 
   test('that changes under review says so, shows what changed, and is not approved unseen', async () => {
@@ -305,9 +439,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('compiles, without impossible rules').waitFor();
     await checks.getByText('this version has none').waitFor();
     const rules = page.getByRole('list', { name: 'Rules that differ' });
-    await rules
-      .getByText(/^Permits agents in the role "clerk".*when the argument `amount` is less than 75\./)
-      .waitFor();
+    await rules.getByText(/^Permits agents in the role "clerk".*when the argument amount is less than 75\./).waitFor();
 
     await page.getByRole('button', { name: 'Comment on line 3 of the text' }).waitFor();
     await page.getByRole('button', { name: 'Comment on removed line 2 of the text' }).click();
@@ -339,7 +471,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await checks.getByText('none is open').waitFor();
     await submit(rule('60.0'));
     await page.getByRole('button', { name: 'Review version 3' }).click();
-    await rules.getByText(/when the argument `amount` is less than 60\./).waitFor();
+    await rules.getByText(/when the argument amount is less than 60\./).waitFor();
   });
 
   test('takes what a reviewer suggests for a line: the author applies it, and only that line changes', async () => {
@@ -438,13 +570,29 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
   test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {
     const tenant = await server.tenant();
     await deploy(server, tenant.admin, 'guard', GUARD);
-    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, {
+      dsl_source: `${GUARD.replace('"read"', '"write"')}${LONG}`,
+    });
     const admin = await browser.visitor(await tenant.person('admin'));
     const { page } = admin;
     await admin.open('/policies/guard?tab=history');
     await admin.assertAccessible();
     await page.getByRole('button', { name: 'Roll back to this' }).click();
     await page.getByRole('dialog').getByText('It changes the following').waitFor();
+    // its button is in sight, and so is the field with the focus, over however long a change
+    await page.getByRole('dialog').getByText('version 2 → 1').waitFor();
+    await page.setViewportSize({ width: 1280, height: 480 });
+    for (const name of ['Cancel', 'Roll back'])
+      await expect.poll(() => inSight(page.getByRole('dialog').getByRole('button', { name }))).toBe(true);
+    expect(await inSight(page.getByRole('dialog').getByLabel('Reason'))).toBe(true);
+    const edge = await page.getByRole('dialog').evaluate((element) => {
+      const { x, width, bottom } = element.getBoundingClientRect();
+      return element.ownerDocument.elementFromPoint(x + width / 2, bottom - 4)?.closest('.confirm-foot') !== null;
+    });
+    expect(edge, 'nothing shows below the buttons').toBe(true);
+    await admin.assertAccessible();
+    await look(page, 'roll-back');
+    await page.setViewportSize({ width: 1280, height: 900 });
     await page.getByRole('dialog').getByLabel('Reason').fill('the new version\nrefuses too much');
     await page.getByRole('dialog').getByRole('button', { name: 'Roll back' }).click();
     await page.getByText('Version 3', { exact: true }).waitFor();

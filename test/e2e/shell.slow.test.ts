@@ -146,9 +146,13 @@ describeInBrowser('the shell', () => {
 
   test('says that there is nothing under an unknown path', async () => {
     const tenant = await server.tenant();
-    const visitor = await browser.visitor(await tenant.person('viewer'));
-    await visitor.page.goto(`${server.url}/nothing-of-the-kind`);
-    await visitor.page.getByRole('heading', { name: 'There is nothing here' }).waitFor();
+    const visitor = await browser.visitor(await tenant.person('admin'));
+    visitor.expectFault(/404/);
+    for (const path of ['nothing-of-the-kind', 'decisions/none', 'subscriptions/none', 'approvals/none']) {
+      await visitor.page.goto(`${server.url}/${path}`);
+      await visitor.page.getByRole('heading', { name: 'There is nothing here' }).waitFor();
+      expect(await visitor.page.locator('main').getByRole('button').count(), path).toBe(0);
+    }
   });
 });
 

@@ -26,7 +26,7 @@ describeInBrowser('in a browser', () => {
     await assertAccessible();
     await page.getByLabel('Your name').fill('Ada Lovelace');
     await page.getByRole('button', { name: 'Join' }).click();
-    await page.waitForURL(`${server.url}/policies`);
+    await page.waitForURL(`${server.url}/`);
     const me = (await (await context.request.get(`${server.url}/auth/me`)).json()) as object;
     expect(me).toMatchObject({ user: { email, name: 'Ada Lovelace' }, roles: ['viewer'] });
     // the token is in the first address alone, and in no Referer
@@ -49,9 +49,9 @@ describeInBrowser('in a browser', () => {
     await asker.context.request.post(`${server.url}/auth/magic-link`, { data: { email } });
     const { link } = await mailed(email);
     await scanner.page.goto(link);
-    await scanner.page.waitForURL(`${server.url}/policies`);
+    await scanner.page.waitForURL(`${server.url}/`);
     await asker.page.goto(link);
-    await asker.page.waitForURL(`${server.url}/policies`);
+    await asker.page.waitForURL(`${server.url}/`);
     expect((await asker.context.request.get(`${server.url}/auth/me`)).status()).toBe(200);
     expect((await scanner.context.request.get(`${server.url}/auth/me`)).status()).toBe(401);
   });
@@ -81,11 +81,11 @@ describeInBrowser('in a browser', () => {
     await page.getByText(`You are signed in as ${mine}`).waitFor();
     await assertAccessible();
     await page.getByRole('link', { name: `Stay signed in as ${mine}` }).click();
-    await page.waitForURL(`${server.url}/policies`);
+    await page.waitForURL(`${server.url}/`);
     expect(await me()).toMatchObject({ user: { email: mine } });
     await page.goto(link);
     await page.getByRole('button', { name: `Sign in as ${theirs}` }).click();
-    await page.waitForURL(`${server.url}/policies`);
+    await page.waitForURL(`${server.url}/`);
     expect(await me()).toMatchObject({ user: { email: theirs } });
   });
 
@@ -101,6 +101,6 @@ describeInBrowser('in a browser', () => {
     await page.getByRole('heading', { name: 'Sign in' }).waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'Sign in' }).click();
-    await page.waitForURL(`${server.url}/policies`);
+    await page.waitForURL(`${server.url}/`);
   });
 });

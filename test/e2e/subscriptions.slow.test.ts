@@ -106,8 +106,9 @@ describeInBrowser('subscriptions', () => {
   test('a failed delivery is shown with its answer and sent again by hand', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
-    await open(`/subscriptions/${await subscribe(tenant)}`);
+    // from the first event on, however long the page takes to open
     receiver.behavior = (_, response) => response.writeHead(403).end('no entry \u202e<b>really</b>');
+    await open(`/subscriptions/${await subscribe(tenant)}`);
     await server.call(201, 'POST /v1/policies', tenant.admin, {
       id: 'desk',
       dsl_source: 'permit(principal in AgentRole::"support", action, resource);',

@@ -439,6 +439,83 @@ describeInBrowser('the inbox of an approver', () => {
     await groups.getByRole('button', { name: 'pay 2' }).waitFor();
   });
 
+  test('keeps the vote in sight whatever stands above it, and the page ends with the screen', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const bots = ['support-bot-1', 'support-bot-2', 'support-bot-3'];
+    const long = { amount: 12, lines: Array.from({ length: 60 }, (_, n) => `line ${n}`) };
+    for (const [n, agent_id] of bots.entries()) {
+      await hold(proxy, 'refund', 90 + n, {
+        ...{ agent_id, agent_role: 'support', tool_server: 'crm', arguments_preview: long },
+        ...{ hold_type: 'multi_party', required_approvals: 2 },
+      });
+    }
+    const reason = 'It pays twice. '.repeat(12).trim();
+    await server.call(201, 'POST /v1/stops', tenant.admin, { target_kind: 'agent', target_id: 'other', reason });
+    const { page, open } = await browser.visitor(await tenant.person('approver'), { width: 1280, height: 720 });
+    const chosen = page.getByRole('region', { name: 'The chosen hold' });
+    const count = page.getByRole('link', { name: /^Approvals/ }).locator('.count');
+    const inSight = async () => {
+      const box = (await chosen.getByRole('region', { name: 'Your vote' }).boundingBox())!;
+      expect(box.y + box.height).toBeLessThanOrEqual(720);
+      expect(await page.evaluate('document.documentElement.scrollHeight')).toBe(720);
+    };
+    await open('/approvals');
+    await chosen.getByText('Approve: This counts').waitFor();
+    await page.getByRole('alert').getByText('A stop is in force').waitFor();
+    await inSight();
+    await page.getByRole('table').getByRole('checkbox').first().check();
+    await page.getByText('1 selected').waitFor();
+    await inSight();
+    await page.getByRole('button', { name: 'Clear', exact: true }).click();
+
+    // names that people give are whole, there and in the narrower list of the overview
+    const whole = async (root: string) => {
+      const names = await page
+        .locator(`${root} .action-target .name`)
+        .evaluateAll((all) =>
+          all.map(({ textContent, scrollWidth, clientWidth }) => [textContent, scrollWidth <= clientWidth + 1]),
+        );
+      expect(names).toEqual(bots.flatMap((bot) => [bot, 'support']).map((name) => [name, true]));
+    };
+    await whole('.triage-list');
+
+    // what is asked comes before what the title says as well
+    const about = chosen.getByRole('region', { name: 'The action' });
+    const [args, facts] = [about.getByRole('region', { name: 'arguments' }), about.locator('dl').first()];
+    expect((await args.boundingBox())!.y).toBeLessThan((await facts.boundingBox())!.y);
+
+    // the message about a vote is on no control, and what was voted on counts no more as this person's task
+    expect(await count.innerText()).toMatch(/^3/);
+    await page.keyboard.press('a');
+    await page.getByRole('dialog').getByText('This counts').waitFor();
+    await page.keyboard.press('Enter');
+    const message = page.getByRole('alert').filter({ hasText: 'Approved' });
+    await message.waitFor();
+    await expect.poll(() => count.innerText()).toMatch(/^2/);
+    const row = page.getByRole('row').filter({ hasText: 'support-bot-1' });
+    await row.getByText('you voted').waitFor();
+    expect(await page.getByText('you voted').count()).toBe(1);
+    const over = (await message.boundingBox())!;
+    const covered = await page.locator('main :is(button, input, select, .hold-vote)').evaluateAll(
+      (all, { x, y, width, height }) =>
+        all
+          .filter((one) => {
+            const box = one.getBoundingClientRect();
+            return box.right > x && box.left < x + width && box.bottom > y && box.top < y + height;
+          })
+          .map((one) => one.textContent),
+      over,
+    );
+    expect(covered).toEqual([]);
+    for (const width of [1280, 390]) {
+      await page.setViewportSize({ width, height: 844 });
+      await open('/');
+      await page.getByRole('region', { name: 'Waiting for approval' }).getByRole('listitem').nth(2).waitFor();
+      await whole('main');
+    }
+  });
+
   test('keeps the buttons in sight on a phone', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');

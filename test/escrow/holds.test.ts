@@ -7,7 +7,7 @@ import { AppError } from '../../server/errors.ts';
 import { Holds } from '../../server/escrow/holds.ts';
 import { HoldQueries } from '../../server/escrow/queries.ts';
 import type { HoldRequest } from '../../server/escrow/terms.ts';
-import { holdTimers } from '../../server/escrow/timers.ts';
+import { holdRecounts, holdTimers } from '../../server/escrow/timers.ts';
 import { startJobs } from '../../server/jobs/jobs.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { Tenants } from '../../server/tenants/tenants.ts';
@@ -273,9 +273,9 @@ describe('timers', () => {
     clock.advance(20_000);
     expect(await codeOf(holds.consume(t.id, two.id, action, by))).toBe('ESCROW_EXPIRED');
     expect(
-      (await queries.list(t.id, 'u', { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
-        ({ id }) => id,
-      ),
+      (
+        await queries.list(t.id, { person: 'u' }, { status: 'expired', order: 'created_at', limit: 9, offset: 0 })
+      ).holds.map(({ id }) => id),
     ).toEqual([two.id]);
     // the change that came first reported the release that no timer had reported
     expect(await outbox(t.id, 'escrow.released')).toBe(1);
@@ -307,6 +307,30 @@ describe('timers', () => {
     expect((await real.get(t.id, id)).status).toBe('expired');
   });
 
+  test('many holds of a tenant that cannot be woken keep no timer from those of the others', async () => {
+    const [broken, other] = [await tenant(), await tenant()];
+    const first = await open(broken.id);
+    await sql(
+      `insert into escrow_hold select made.* from generate_series(1, 1000) n, (select * from escrow_hold where id = $1) h,
+         jsonb_populate_record(null::escrow_hold, to_jsonb(h) || jsonb_build_object('id', 'esc_broken' || n,
+           'machine_version', 99, 'source', 'proxy', 'wake_at', h.wake_at - interval '1 minute')) made`,
+      [first.id],
+    );
+    clock.advance(61_000);
+    const { id } = await open(other.id, { ttl_seconds: 1 });
+    clock.advance(2000);
+    const lines: string[] = [];
+    const poller = startJobs(
+      [holdTimers(holds, createLog('error', { write: (line: string) => lines.push(line) }))],
+      log,
+    );
+    await expect.poll(() => outbox(other.id, 'escrow.expired'), { timeout: 5000 }).toBe(1);
+    await poller.stop();
+    expect((await holds.get(other.id, id)).status).toBe('expired');
+    expect(lines.length).toBeLessThan(30);
+    await sql('delete from escrow_hold where tenant_id = $1', [broken.id]);
+  });
+
   test('due holds, and the ones that end soonest, are found by an index', async () => {
     const t = await tenant();
     await open(t.id);
@@ -319,7 +343,7 @@ describe('timers', () => {
       await client.query('set enable_seqscan = off');
       expect(
         await plan(`select tenant_id, id from escrow_hold where wake_at <= coalesce(null::timestamptz, now())
-           and not id = any('{}'::text[]) order by wake_at limit 500`),
+           and not id = any('{}'::text[]) and not tenant_id = any('{}'::text[]) order by wake_at limit 500`),
       ).toMatch(/escrow_hold_wake/);
       // of a table this small the planner would as soon sort the rows
       await client.query('set enable_bitmapscan = off; set enable_sort = off');
@@ -369,4 +393,66 @@ describe('timers', () => {
     },
     120_000,
   );
+});
+
+describe('a report whose author has lost the right to it', () => {
+  const delayed = {
+    ...{ hold_type: 'time_delayed' as const, required_approvals: 0, release_after_seconds: 60, ttl_seconds: 600 },
+    conditions: [{ condition_id: 'kyc' }],
+  };
+  const demote = (userId: string) => sql(`update member set roles = '{viewer}' where id = $1`, [userId]);
+  /** A hold that waits for its time alone, as it is told. */
+  const reported = async () => {
+    const t = await tenant();
+    const [userId] = t.approvers as [string];
+    const { hold } = await holds.open(t.id, holdRequest(delayed), by);
+    const evidence = { condition_id: 'kyc', satisfied: true, evidence: 'seen' };
+    await holds.satisfy(t.id, hold.id, { ...evidence, userId }, { actor: { type: 'user', id: userId } });
+    return { t, userId, id: hold.id };
+  };
+  const lapsed = { status: 'held', conditions: [{ condition_id: 'kyc', satisfied: false, lapsed: true }] };
+
+  test('releases nothing when its time comes, however it is noticed', async () => {
+    const [woken, used, asked, late] = [await reported(), await reported(), await reported(), await reported()];
+    const good = await reported();
+    for (const { userId } of [woken, used, asked, late]) await demote(userId);
+    clock.advance(61_000);
+    expect(await holds.wake(woken.t.id, [woken.id])).toBe(1);
+    expect(await holds.wake(woken.t.id, [woken.id])).toBe(0);
+    expect(await holds.get(woken.t.id, woken.id)).toMatchObject(lapsed);
+    expect(await outbox(woken.t.id, 'escrow.released')).toBe(0);
+    expect(await codeOf(holds.consume(used.t.id, used.id, action, by))).toBe('INVALID_STATUS');
+    const again = await holds.open(asked.t.id, holdRequest(delayed), by);
+    expect(again).toMatchObject({ opened: false, hold: { ...lapsed, id: asked.id } });
+    // its time is over: the report of somebody else is all that it waits for
+    const satisfied = { condition_id: 'kyc', satisfied: true, userId: woken.t.approvers[1]! };
+    expect((await holds.satisfy(woken.t.id, woken.id, satisfied, by)).status).toBe('released');
+    // one that still counts
+    expect((await holds.open(good.t.id, holdRequest(delayed), by)).hold).toMatchObject({
+      ...{ id: good.id, status: 'released' },
+      conditions: [{ satisfied: true }],
+    });
+    expect((await holds.consume(good.t.id, good.id, action, by)).status).toBe('consumed');
+    clock.advance(600_000);
+    expect(await holds.wake(late.t.id, [late.id])).toBe(1);
+    expect((await holds.get(late.t.id, late.id)).status).toBe('expired');
+    expect(await outbox(late.t.id, 'escrow.released')).toBe(0);
+  });
+
+  test('is counted again by a process that has just begun, and after a count that failed', async () => {
+    const { t, userId, id } = await reported();
+    await demote(userId);
+    let failures = 0;
+    const flaky = Object.assign(Object.create(holds) as Holds, {
+      reported: () => holds.reported(),
+      recount: async (tenantId: string) => {
+        if (tenantId === t.id && failures++ === 0) throw new Error('connection lost');
+        return holds.recount(tenantId);
+      },
+    });
+    const jobs = startJobs([holdRecounts(flaky, box.db.notices)], log);
+    await expect.poll(async () => (await holds.get(t.id, id)).conditions).toMatchObject(lapsed.conditions);
+    await jobs.stop();
+    expect(failures).toBeGreaterThan(1);
+  });
 });

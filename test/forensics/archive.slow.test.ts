@@ -548,5 +548,23 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     const { status, output } = bash(directory, 'check.sh');
     expect(status).toBe(1);
     expect(output).toBe('the manifest states a broken chain, first at: evt_000004\nMISMATCH records.txt: line 4\n');
+    // beside an empty window its place is the one that the lead states
+    const rows = chain(8);
+    const span = { from: '2027-01-01T00:00:00.000Z', to: '2027-02-01T00:00:00.000Z' };
+    const parts = { span, prev_hash_before_first: rows[2]!.hash.toString('hex') };
+    const lead = rows
+      .slice(3)
+      .map((row) => (row.seq === 7 ? { ...row, line: row.line.replace('"alg"', '"Alg"') } : row));
+    const empty = await makePackage([], { ...parts, lead, checkpoints: [note(rows[4]!), note(rows[7]!)] });
+    expect(bash(unpack(empty.bytes), 'check.sh').output).toContain('MISMATCH lead.txt: line 4\n');
+    const wrong = { ...rows[4]!, hash: Buffer.alloc(32) };
+    const rewritten = await makePackage([], {
+      ...parts,
+      lead: rows.slice(3),
+      checkpoints: [note(wrong), note(rows[7]!)],
+    });
+    expect(bash(unpack(rewritten.bytes), 'check.sh').output).toContain('line 2: a checkpoint states another hash\n');
+    const unsigned = await makePackage([], parts);
+    expect(bash(unpack(unsigned.bytes), 'check.sh').output).toContain('MISMATCH the manifest states a broken chain\n');
   });
 });

@@ -26,6 +26,7 @@ import {
   makePackage,
   note,
   TENANT,
+  windowOf,
 } from '../vectors/package/generate.ts';
 
 const GOLDEN = fileURLToPath(new URL('../vectors/package/', import.meta.url));
@@ -395,6 +396,60 @@ describe('a package that no checkpoint vouches for', () => {
   });
 });
 
+describe('a package of a broken chain', () => {
+  const all = chain(12);
+  const span = windowOf(all);
+  const none = windowOf([all[5]!], all[6]!);
+  const empty = { from: new Date(Date.parse(none.from) + 1).toISOString(), to: none.to };
+  const altered = all.map((row) =>
+    row.seq === 9 ? { ...row, line: row.line.replace('"tool_name":"', '"tool_name":"x') } : row,
+  );
+  const notes = [note(all[3]!), note(all[11]!)];
+  const follows = (seq: number) => ({ prev_hash_before_first: all[seq - 2]!.hash.toString('hex') });
+  test.each<[string, Parameters<typeof makePackage>, string | undefined, string]>([
+    [
+      'without its first records, up to exactly a checkpoint',
+      [all.slice(4), { span, checkpoints: notes }],
+      undefined,
+      'broken',
+    ],
+    ['without its first records', [all.slice(5), { span, checkpoints: notes }], 'evt_000006', 'broken'],
+    [
+      'without the first of its window',
+      [all.slice(4), { span, checkpoints: notes, ...follows(3) }],
+      undefined,
+      'broken',
+    ],
+    [
+      'with an altered record after its empty window',
+      [[], { span: empty, lead: altered.slice(6), checkpoints: notes, ...follows(7) }],
+      JSON.parse(all[8]!.line).id,
+      'broken',
+    ],
+    ['with nothing signed after its empty window', [[], { span: empty, ...follows(7) }], undefined, 'not tied'],
+    [
+      'with a checkpoint that was altered',
+      [all, { span, checkpoints: notes, altered_checkpoints: [8] }],
+      undefined,
+      'the stored checkpoint of record 8 was altered',
+    ],
+  ])('%s is authentic', async (_, [rows, parts], id, reason) => {
+    const { bytes, manifest } = await makePackage(rows, parts);
+    expect([manifest.chain_intact, manifest.first_mismatch_id]).toEqual([false, id]);
+    const report = checkPackage(bytes, { fingerprint: FINGERPRINT });
+    expect(report).toMatchObject({ authentic: true, verified: false });
+    expect(report.reason).toContain(reason);
+  });
+
+  test('or of a whole one with an empty window, signed before it or after it, is tied to that checkpoint', async () => {
+    const after = await makePackage([], { span: empty, lead: all.slice(6), checkpoints: notes, ...follows(7) });
+    expect(checkPackage(after.bytes)).toMatchObject({ verified: true });
+    const right = await makePackage([], { span: empty, checkpoints: [note(all[5]!)], ...follows(7) });
+    expect(right.manifest).toMatchObject({ chain_intact: true, checkpoint_seq: 6 });
+    expect(checkPackage(right.bytes)).toMatchObject({ verified: true });
+  });
+});
+
 describe('the signer', () => {
   test('must be the one the reader expects, or the package does not verify', async () => {
     const { publicKey } = vectorKey(1);
@@ -571,6 +626,25 @@ describe('the program', () => {
     expect({ exitCode, ...report }).toMatchObject({ exitCode: 1, verified: false, kind: 'directory', path: directory });
     expect(report.reports.map((one: Report) => one.verified)).toEqual([true, true, false]);
     expect(svcVerify([directory, '--jwks', keys]).stdout).toMatch(/\nNOT VERIFIED: 1 of 3\n$/);
+  });
+
+  test('passes over nothing that a directory of packages seems to hold', async () => {
+    const directory = mkdtempSync(join(root, 'm-'));
+    writeFileSync(join(directory, 'a.tar'), sound);
+    symlinkSync(stored(sound), join(directory, 'linked.tar'));
+    symlinkSync(unpacked(sound), join(directory, 'linked'));
+    expect(svcVerify([directory, '--pubkey', pubkey])).toMatchObject({ exitCode: 0 });
+    const changed = Buffer.from(sound);
+    changed[700]! ^= 1;
+    const bare = unpacked(sound);
+    rmSync(join(bare, 'manifest.json'));
+    for (const target of [stored(changed), bare, '/nowhere', '/dev/null']) {
+      const link = join(directory, 'wrong.tar');
+      symlinkSync(target, link);
+      const { exitCode, stdout } = svcVerify([directory, '--pubkey', pubkey]);
+      expect([exitCode, stdout.split('\n').at(-2)]).toEqual([1, 'NOT VERIFIED: 1 of 4']);
+      rmSync(link);
+    }
   });
 
   test.each([

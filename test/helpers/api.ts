@@ -147,7 +147,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/policies/{id}/approve': { version: 1, comment: 'good' },
   'POST /v1/policies/{id}/reject': { version: 1, reason: 'bad' },
   'POST /v1/policies/{id}/request-changes': { version: 1, comment: 'narrower' },
-  'POST /v1/policies/{id}/break-glass': { reason: 'incident' },
+  'POST /v1/policies/{id}/break-glass': { version: 1, reason: 'incident' },
   'POST /v1/proxies/heartbeat': { proxy_id: 'proxy-1', version: '1.0.0', bundle_hash: 'sha256:0', bundle_seq: 1 },
   'DELETE /v1/proxies/{proxy_id}': { reason: 'no longer' },
   'POST /v1/tools/observed': {

@@ -131,3 +131,26 @@ test('who leaves during their turn has it until they end it', async () => {
   end();
   expect(await settled(third)).toBeTypeOf('function');
 });
+
+test('what was left while it waited costs no place: the next one has its turn as if it were the first', async () => {
+  for (const left of [0, 10]) {
+    const turns = new Turns({ atOnce: 1, mostWaiting: 500 });
+    const first = (await turns.take('tenant', 'first'))!;
+    for (let n = 0; n < left; n++) {
+      const leaving = new AbortController();
+      const waiting = turns.take('tenant', 'impatient', leaving.signal);
+      leaving.abort();
+      await waiting;
+    }
+    const order: string[] = [];
+    const ask = async (who: string) => {
+      const end = (await turns.take('tenant', who))!;
+      order.push(who);
+      end();
+    };
+    const all = ['busy', 'busy', 'busy', 'impatient', 'other', 'other'].map(ask);
+    first();
+    await Promise.all(all);
+    expect(order).toEqual(['busy', 'impatient', 'other', 'busy', 'other', 'busy']);
+  }
+});

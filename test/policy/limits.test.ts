@@ -45,6 +45,25 @@ describe('what is counted apart', () => {
     expect(keyOf(annotation, { ...base, ...rest })).toBe(key);
   });
 
+  it('per tool: a server only where a policy or the registry knows it, and callers open a bounded number', () => {
+    const text = `${permit('@rate("1/d per tool")')} permit(principal, action, resource) when
+      { resource has server && resource.server == ToolServer::"crm" };`;
+    const registry = {
+      agents: [],
+      servers: [{ id: 'shop', mode: 'warn' as const, trust: null, check_arguments: false, reviewed: false, tools: [] }],
+    };
+    const engine = new PolicyEngine({ ...contentOf({ pol: text }), registry });
+    const at = (tool_server: string | undefined) => engine.match(request({ tool_server })).limits[0]!;
+    try {
+      const unknown = at(undefined);
+      expect(unknown.chosen).toBe(true);
+      for (const name of ['x', 'y', 'crm2']) expect(at(name).key).toBe(unknown.key);
+      expect(new Set([unknown.key, at('crm').key, at('shop').key]).size).toBe(3);
+    } finally {
+      engine.dispose();
+    }
+  });
+
   it('per tenant: nothing', () => {
     const annotation = '@rate("1/d per tenant")';
     expect(keyOf(annotation, { ...other, owner: 'x' })).toBe(keyOf(annotation));

@@ -1,8 +1,9 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { ActionRequest } from '../../server/domain/policy.ts';
+import { folded } from '../../server/lib/folded.ts';
 import { exactDecimal } from '../../server/policy/evaluation/exact.ts';
-import { flatten, folded, mapRequest, RequestError } from '../../server/policy/evaluation/request.ts';
+import { flatten, mapRequest, RequestError } from '../../server/policy/evaluation/request.ts';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
 import { SIEGE } from '../siege/rounds.ts';

@@ -38,6 +38,16 @@ test.each([
   [`${ANY} when { context has method and context.method == "GET" };`, 'Cedar writes `&&` for `and`'],
   [`${ANY} if { true };`, 'conditions begin with `when` or `unless`'],
   [`${ANY} when { context.facts.hasTag("iban in knwon") };`, 'did you mean "known"?'],
+  ['permit(principal, action, resource == Tool::"x"\nwhen { true };', 'a `)` is missing before `when`'],
+  ['permit(principal, action, resource;', 'a `)` is missing before `;`'],
+  [`${ANY} when { (context has method && context.method == "GET" };`, 'a `)` is missing before `}`'],
+  [`${ANY} when { context has method;`, 'a `}` is missing before `;`'],
+  [`${ANY}\n${ANY};`, 'a `;` is missing before `permit`'],
+  [`${ANY}) when { true };`, 'there is nothing that this `)` closes'],
+  [`${ANY} when { true }; }`, 'there is nothing that this `}` closes'],
+  [`${ANY} when { context.now.toTime) >= duration("8h") };`, 'there is nothing that this `)` closes'],
+  [`${ANY} when { true) };`, 'there is nothing that this `)` closes'],
+  [`${ANY} when { context has method && ["GET", "HEAD").contains(context.method) };`, 'nothing that this `)` closes'],
   // a character of two units before it
   [`// 😀\n${ANY} when { "😀" != "" && context has method and true };`, 'Cedar writes `&&`'],
 ])('%s', (text, words) => {
@@ -45,7 +55,19 @@ test.each([
   expect(errors.map(({ message }) => message).join('\n')).toContain(words);
   const fix = errors.find(({ message }) => message.includes(words))!.fix;
   if (words === 'no @fact') return expect(fix).toBeUndefined();
+  expect(fix!.title).toMatch(/^(?:Insert|Replace with) \S|^Remove it$/);
   expect(compile(apply(text, fix!)).errors).toEqual([]);
+});
+
+test.each([
+  [`${ANY} when context has method;`, 'braces are missing: write `when { … }`'],
+  [`${ANY} when { context has method context has amount };`, 'something is missing before `context`, such as `&&`'],
+  [`${ANY} when { context has method && ["GET", "HEAD".contains(context.method) };`, 'a `]` is missing before `}`'],
+  [`${ANY} when { context has method && };`, 'a value is missing before `}`'],
+])('says what is missing where it cannot know what was meant: %s', (text, words) => {
+  const { errors } = compile(text);
+  expect(errors).toMatchObject([{ message: words }]);
+  expect(errors[0]!.fix).toBeUndefined();
 });
 
 test('offers no mending that would be another rule', () => {

@@ -152,6 +152,8 @@ describe('while the control plane is away', () => {
     await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'it is sent');
     way.hush();
     await proxy.call(200, 'GET /api/kept', world.agentKey);
+    // as from a terminal, whose signal npm passes on once more
+    proxy.signal('SIGINT');
     proxy.signal('SIGTERM');
     expect(await proxy.exited(), proxy.output).toBe(0);
 

@@ -1,10 +1,11 @@
+import { once } from 'node:events';
 import fs, { cpSync, mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import http from 'node:http';
 import { syncBuiltinESMExports } from 'node:module';
-import type { AddressInfo } from 'node:net';
+import net, { type AddressInfo } from 'node:net';
 import path from 'node:path';
 import { gunzipSync } from 'node:zlib';
-import { afterEach, beforeAll, expect, test } from 'vitest';
+import { afterEach, beforeAll, expect, onTestFinished, test } from 'vitest';
 import { createLog } from '../../server/lib/log.ts';
 import { traceOf } from '../../server/lib/trace.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
@@ -40,8 +41,9 @@ const full = () => {
   throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
 };
 
-function open(dir: string, options: { keep?: boolean } = {}): Spool {
-  const spool = Spool.open(dir, { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
+function open(dir: string, options: { keep?: boolean; outcomeWaitMs?: number } = {}): Spool {
+  const { outcomeWaitMs = 0 } = options;
+  const spool = Spool.open(dir, { maxBytes: 1024 * 1024, outcomeWaitMs })!;
   if (options.keep !== false) opened.push(spool);
   return spool;
 }
@@ -130,6 +132,121 @@ test('one that is alone is flushed at once by a quick disk; a slow one, and a gr
   await alone('g');
   expect(flushed.splice(0), 'it was slow').toEqual(['aside']);
   expect(spool.decided).toBe(7);
+});
+
+test('who waited for a slow disk without doing anything else hears first of what happened meanwhile', async () => {
+  const spool = open(temporaryDirectory());
+  fail({ fdatasync: ((_fd: number, done: (error: Error | null) => void) => done(null)) as never });
+  await spool.append(event('a'), false);
+  const server = net.createServer();
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const theirs = once(server, 'connection') as Promise<[net.Socket]>;
+  const ours = net.connect((server.address() as AddressInfo).port, '127.0.0.1').resume();
+  const [other] = await theirs;
+  const heard: string[] = [];
+  ours.on('end', () => heard.push('the connection has ended'));
+  fail({
+    fdatasyncSync: () => {
+      other.destroy();
+      for (const began = performance.now(); performance.now() - began < 20; );
+    },
+  });
+  // begun by what came over a connection, as the requests of agents are: the first look at all others is in the turn after the next
+  const asked = net.connect((server.address() as AddressInfo).port, '127.0.0.1').resume();
+  const [answering] = (await once(server, 'connection')) as [net.Socket];
+  const stored = new Promise<void>((resolve, reject) => {
+    asked.once('data', () => {
+      spool.append(event('b'), false, { alone: true }).then(() => {
+        heard.push('it is stored');
+        resolve();
+      }, reject);
+    });
+  });
+  answering.write('go');
+  await stored;
+  answering.destroy();
+  await once(server.close(), 'close');
+  expect(heard).toEqual(['the connection has ended', 'it is stored']);
+});
+
+test('what could not be noted of an event whose outcome did not come is noted with the next batch', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  await spool.append(event('a'), true);
+  await spool.append(event('b'), false);
+  fail({ writeSync: full as never });
+  await expect(spool.batch(100, 1e6)).rejects.toThrow('no space left');
+  heal();
+  expect(await ids(spool)).toEqual([
+    ['a', 1],
+    ['b', 2],
+  ]);
+  expect(await afterCrash(dir)).toEqual([
+    ['a', 1],
+    ['b', 2],
+  ]);
+});
+
+test('what is complete is sent before an event that cannot be noted, and gives a full disk room', async () => {
+  const spool = open(temporaryDirectory());
+  for (const id of ['a', 'b']) await spool.append(event(id), false);
+  await spool.append(event('c'), true);
+  await spool.append(event('d'), false);
+  fail({ writeSync: full as never });
+  const first = await spool.batch(100, 1e6);
+  expect(eventsOf(first).map(({ event_id }) => event_id)).toEqual(['a', 'b']);
+  heal();
+  spool.acknowledge(first!);
+  fail({ writeSync: full as never });
+  await expect(spool.batch(100, 1e6)).rejects.toThrow('no space left');
+  heal();
+  expect(await ids(spool)).toEqual([
+    ['c', 3],
+    ['d', 4],
+  ]);
+});
+
+test('of a spool whose flush failed, what is complete is still sent', async () => {
+  const spool = open(temporaryDirectory());
+  await spool.append(event('a'), false);
+  await spool.append(event('b'), true);
+  fail({ fdatasync: ((_: number, done: (error: Error) => void) => done(new Error('input/output error'))) as never });
+  for (const n of [1, 2]) expect(await ids(spool), `batch ${n}`).toEqual([['a', 1]]);
+  heal();
+  spool.acknowledge((await spool.batch(100, 1e6))!);
+  await expect(spool.batch(100, 1e6)).rejects.toThrow('input/output error');
+});
+
+test.each([
+  ['in time', 60_000],
+  ['late', 0],
+])('what a call says of its session, %s, is sent once the disk has room for it', async (_, outcomeWaitMs) => {
+  const spool = open(temporaryDirectory(), { outcomeWaitMs });
+  let made: Record<string, unknown> = {};
+  await spool.append(() => {
+    made = { event_id: 'a' };
+    return made;
+  }, true);
+  if (outcomeWaitMs === 0) expect(await ids(spool)).toEqual([['a', 1]]);
+  let tries = 0;
+  fail({
+    writeSync: (() => {
+      tries++;
+      return full();
+    }) as never,
+  });
+  const facts = [{ source: 'trust', key: 'web', value: 10 }] as never;
+  spool.settle(1, { outcome: 'HTTP 200', total_latency_ms: 1, session_facts: facts }, made);
+  await until(() => tries > (outcomeWaitMs === 0 ? 0 : 1), 'it could not be stored');
+  heal();
+  const sent: unknown[] = [];
+  await until(async () => {
+    const batch = await spool.batch(10, 1e6);
+    sent.push(...eventsOf(batch));
+    if (batch) spool.acknowledge(batch);
+    return sent.length === 2;
+  }, 'both are sent');
+  expect(sent).toEqual([made, { ...made, session_facts: facts }]);
 });
 
 test('where the flush of one that is alone fails, it is refused and nothing is built on what may be there', async () => {
@@ -333,51 +450,65 @@ test('the control plane gets the texts of the spool in one body, inputs under th
 const server = useServer({ SVC_POLL_SECONDS: '1' });
 let world: Governed;
 beforeAll(async () => {
-  world = await governed(server, { api: '@escrow("single") permit(principal, action, resource == Tool::"api");' });
+  world = await governed(server, {
+    api: '@escrow("single") permit(principal, action, resource == Tool::"api");',
+    open: 'permit(principal, action, resource == Tool::"open");',
+  });
 });
 
-test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked to approve it', async () => {
+const attempt = {
+  agent: { id: 'bot-1', role: 'clerk', owner: undefined },
+  action_type: 'api_call',
+  tool_name: 'api',
+  arguments: { amount: 1 },
+  summary: 'pay',
+  trace: traceOf(undefined),
+};
+
+/** An enforcement point in this process, with policies from the server. */
+async function enforcement() {
   const dir = temporaryDirectory();
   mkdirSync(path.join(dir, 'spool'));
   const control = new ControlPlane(server.url, () => world.proxyKey);
   const [clock, log] = [new TestClock(), createLog('silent')];
-  const governance = new Governance({
-    control,
-    key: () => world.proxyKey,
-    dir,
-    scopes: null,
-    stale: 'deny',
-    clock,
-    log,
-  });
+  const parts = { control, dir, clock, log };
+  const governance = new Governance({ ...parts, key: () => world.proxyKey, scopes: null, stale: 'deny' });
   await governance.start();
-  const stops = new StopWatch({ control, trust: governance, dir, proxyId: 'p', clock, log });
+  onTestFinished(() => governance.stop());
+  const stops = new StopWatch({ ...parts, trust: governance, proxyId: 'p' });
   const spool = open(path.join(dir, 'spool'));
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
+    behind: () => false,
     limitsAway: 'rates',
     inputs: 'full',
   });
-  const attempt = {
-    agent: { id: 'bot-1', role: 'clerk', owner: undefined },
-    action_type: 'api_call',
-    tool_name: 'api',
-    arguments: { amount: 1 },
-    summary: 'pay',
-    trace: traceOf(undefined),
-  };
-  try {
-    fail({ writeSync: full as never });
-    await expect(enforcer.rule(attempt)).rejects.toThrow(Refusal);
-    heal();
-    const { body } = await server.call<{ holds: { status: string }[] }>(200, 'GET /v1/escrow', world.tenant.admin);
-    expect(body.holds).toMatchObject([{ status: 'cancelled' }]);
-    expect(spool.pending).toBe(0);
-    // once it can be recorded, the same action has a hold that is open
-    expect(await enforcer.rule(attempt)).toMatchObject({ decision: 'escrow', hold: { status: 'held' } });
-  } finally {
-    await governance.stop();
-  }
+  return { enforcer, stops, spool, dir };
+}
+
+test('what was permitted does not go on where the proxy has not heard of stops for too long', async () => {
+  const { enforcer, stops } = await enforcement();
+  const ruling = await enforcer.rule({ ...attempt, tool_name: 'open' });
+  if (!('stands' in ruling)) throw new Error(`it was decided as ${ruling.decision}`);
+  expect(ruling.stands()).toBe(true);
+  let stale = true;
+  Object.defineProperty(stops, 'stale', { get: () => stale });
+  expect(ruling.stands()).toBe(false);
+  stale = false;
+  expect(ruling.stands()).toBe(true);
+  ruling.done('ok');
+});
+
+test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked to approve it', async () => {
+  const { enforcer, spool, dir } = await enforcement();
+  fail({ writeSync: full as never });
+  await expect(enforcer.rule(attempt)).rejects.toThrow(Refusal);
+  heal();
+  const { body } = await server.call<{ holds: { status: string }[] }>(200, 'GET /v1/escrow', world.tenant.admin);
+  expect(body.holds).toMatchObject([{ status: 'cancelled' }]);
+  expect(spool.pending).toBe(0);
+  // once it can be recorded, the same action has a hold that is open
+  expect(await enforcer.rule(attempt)).toMatchObject({ decision: 'escrow', hold: { status: 'held' } });
   expect(
     readFileSync(
       path.join(dir, 'spool', readdirSync(path.join(dir, 'spool')).find((name) => name.endsWith('.spool'))!),

@@ -1,5 +1,5 @@
 import { createPublicKey, generateKeyPairSync } from 'node:crypto';
-import { cpSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { keyThumbprint } from '../../server/lib/crypto.ts';
@@ -154,6 +154,34 @@ describe('policies and agents', () => {
     await away.start();
     expect(away.ready).toBe(false);
     expect(await away.agent(`sha256:${'a'.repeat(64)}`)).toBe('unknown');
+    await away.stop();
+  });
+
+  test('that could not be written are in force, and are written when the disk has room again', async () => {
+    const dir = await fetched();
+    const file = path.join(dir, 'bundle.svcb');
+    const before = readFileSync(file);
+    const governance = make(dir);
+    await governance.start();
+    // as where there is no room: nothing can be put in its place
+    renameSync(file, `${file}.kept`);
+    mkdirSync(path.join(file, 'full'), { recursive: true });
+    await enforce(server, world.tenant, 'later', 'permit(principal, action, resource == Tool::"later");');
+    const seq = await until(() => {
+      const { bundle } = governance;
+      return (
+        bundle &&
+        bundle.seq > JSON.parse(readFileSync(path.join(dir, 'state.json'), 'utf8')).state.newest.seq &&
+        bundle.seq
+      );
+    }, 'the new policies are in force');
+    rmSync(file, { recursive: true });
+    renameSync(`${file}.kept`, file);
+    await until(() => !readFileSync(file).equals(before), 'they are written');
+    await governance.stop();
+    const away = make(dir, {}, NOWHERE);
+    await away.start();
+    expect(away.bundle).toMatchObject({ seq });
     await away.stop();
   });
 

@@ -85,3 +85,14 @@ test('refuses what has two readings, what is no message, and what is a list of m
   ).toEqual([1, 3, 4]);
   expect(faults).toHaveLength(5);
 });
+
+test('leaves no listener behind for what was sent, however long it was', async () => {
+  const output = new PassThrough();
+  const made = new Pipe(new PassThrough(), output, { maxBytes: 100, strict: true });
+  await made.start();
+  output.resume();
+  const listeners = () => ['drain', 'close', 'error'].map((event) => output.listenerCount(event));
+  const before = listeners();
+  for (let id = 0; id < 5; id++) await made.send({ jsonrpc: '2.0', id, result: { text: 'x'.repeat(100_000) } });
+  expect(listeners()).toEqual(before);
+});

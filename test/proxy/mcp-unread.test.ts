@@ -32,7 +32,7 @@ beforeAll(async () => {
       },
       'server/discover': { supportedVersions: [MODERN], capabilities: { tools: {} } },
       'tools/list': { tools: [] },
-      'tools/call': { content: [] },
+      'tools/call': { content: params?.name === 'long' ? [{ type: 'text', text: 'x'.repeat(12 * MIB) }] : [] },
     };
     if (params?.name !== 'flood') {
       const result = { ...(old ? {} : { resultType: 'complete' }), ...results[method] };
@@ -121,6 +121,16 @@ describe.each(['in a session', 'without one'])('a client %s', (how) => {
       expect(await textOf(answer)).toContain('svc/decision');
     }
   });
+});
+
+test('a client without a session that leaves long answers unread loses those, and can read the next one', async () => {
+  const { key } = await world.tenant.agent('patient', 'clerk');
+  const answers: IncomingMessage[] = [];
+  for (let n = 0; n < 7; n++) answers.push(await post(key!, 'tools/call', { name: 'long', arguments: {} }));
+  // of each, the network keeps some
+  const read = await Promise.allSettled(answers.map(textOf));
+  expect(read.filter(({ status }) => status === 'rejected').length).toBeGreaterThanOrEqual(3);
+  expect(read.at(-1)).toMatchObject({ status: 'fulfilled', value: expect.stringContaining('svc/decision') });
 });
 
 test('past the limit, the stream of an agent with the most unread is closed, and no other agent’s', () => {

@@ -37,6 +37,8 @@ const shop = new Upstream();
 const orders = new Map<string, string>();
 /** Tasks by their ids: the order that each one reads, and whether it has ended. */
 const tasks = new Map<string, { id: string; status: string; said: string | undefined }>();
+/** Answers the last request for an order, where that waits. */
+let answerSlow: () => unknown;
 let world: Governed;
 let proxy: ProxyProcess;
 
@@ -54,7 +56,8 @@ beforeAll(async () => {
     const json = (value: object) => response.setHeader('content-type', 'application/json').end(JSON.stringify(value));
     if (url.startsWith('/orders/')) {
       const id = url.slice('/orders/'.length);
-      return void json({ id, state: orders.get(id) });
+      answerSlow = () => json({ id, state: orders.get(id) });
+      return id === 'late' ? undefined : answerSlow();
     }
     if (url.startsWith('/refunds')) return void json({ done: true });
     const { id, method, params } = said;
@@ -173,6 +176,29 @@ describe('what a tool answers', () => {
     await proxy.call(403, 'POST /refunds', world.agentKey, { ...refund, headers: { 'x-svc-session-id': 'http-2' } });
     const known = await until(async () => (await factsOf('http-1'))[0], 'the control plane knows the fact');
     expect(known).toMatchObject({ name: 'state', key: 'P', value: 'paid', tool_name: 'orders' });
+  });
+
+  test('when its event was sent long before: the control plane knows it too', async () => {
+    const routes = [{ path: '/orders/*', to: `${shop.url}/orders`, tool: 'orders' }];
+    const hasty = await new ProxyProcess(routes, { ...world.env, SVC_PROXY_OUTCOME_SECONDS: '1' }).start();
+    await hasty.ready();
+    orders.set('late', 'paid');
+    const headers = { 'x-svc-session-id': 'slow-1' };
+    const called = hasty.call(200, 'GET /orders/late', world.agentKey, { headers });
+    const permitted = async () => {
+      const { body } = await server.call<{ events: unknown[] }>(
+        ...([200, 'GET /v1/events?session_id=slow-1', world.tenant.admin] as const),
+      );
+      return body.events;
+    };
+    await until(async () => (await permitted()).length === 1, 'the call is recorded, and goes on');
+    expect(await factsOf('slow-1')).toEqual([]);
+    answerSlow();
+    await called;
+    const known = await until(async () => (await factsOf('slow-1'))[0], 'the control plane knows the fact');
+    expect(known).toMatchObject({ key: 'late', value: 'paid', tool_name: 'orders' });
+    expect(await permitted()).toHaveLength(1);
+    await hasty.kill();
   });
 
   test('over MCP by stdio', { timeout: 60_000 }, async () => {

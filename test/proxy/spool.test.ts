@@ -57,7 +57,10 @@ test('events come out in the order they went in, once acknowledged never again, 
         count: fc.integer({ min: 1, max: 8 }),
       }),
     },
-    { weight: 2, arbitrary: fc.record({ op: fc.constant('settle' as const), nth: fc.nat(20) }) },
+    {
+      weight: 2,
+      arbitrary: fc.record({ op: fc.constant('settle' as const), nth: fc.nat(20), facts: fc.boolean() }),
+    },
     {
       weight: 2,
       arbitrary: fc.record({
@@ -73,11 +76,20 @@ test('events come out in the order they went in, once acknowledged never again, 
     fc.asyncProperty(fc.array(operation, { maxLength: 40 }), async (operations) => {
       let dir = temporary();
       let now = 1_000_000;
-      const options = { maxBytes: 80 * 1024, outcomeWaitMs: 1000, now: () => now };
+      const options = { maxBytes: 160 * 1024, outcomeWaitMs: 1000, now: () => now };
       let spool = open(dir, options);
       const stored: string[] = [];
       const sent = new Map<unknown, string>();
+      /** Events whose calls said something of their sessions, as far as that was not acknowledged. */
+      const said = new Set<string>();
+      const settled = new Set<string>();
       let acknowledged = 0;
+      const acknowledge = (batch: Batch) => {
+        spool.acknowledge(batch);
+        acknowledged = batch.through;
+        for (const { event_id, session_facts } of eventsOf(batch)) if (session_facts) said.delete(String(event_id));
+      };
+      const first = (batch: Batch) => ids({ ...batch, items: batch.items.filter(({ again }) => !again) });
       for (const step of operations) {
         if (step.op === 'append') {
           const made = Array.from({ length: step.count }, (_, n) => `e${stored.length + n + 1}`);
@@ -87,23 +99,27 @@ test('events come out in the order they went in, once acknowledged never again, 
           expect(seqs).toEqual(made.map((_, n) => stored.length + n + 1));
           stored.push(...made);
         } else if (step.op === 'settle') {
-          spool.settle(acknowledged + 1 + step.nth, { outcome: 'ok', total_latency_ms: 3 });
+          const seq = Math.max(1, acknowledged - 2) + step.nth;
+          const id = stored[seq - 1];
+          if (id === undefined) continue;
+          const facts = step.facts && !settled.has(id) && { session_facts: [{ key: id }] as never };
+          if (facts) said.add(id);
+          settled.add(id);
+          spool.settle(seq, { outcome: 'ok', total_latency_ms: 3, ...facts }, event(id)(seq));
         } else if (step.op === 'wait') now += step.ms;
         else if (step.op === 'send') {
           const batch = await spool.batch(step.most, 1e6);
           if (!batch) continue;
-          expect(ids(batch)).toEqual(stored.slice(acknowledged, acknowledged + batch.items.length));
-          for (const one of eventsOf(batch)) {
-            const text = JSON.stringify(one);
+          expect(first(batch)).toEqual(stored.slice(acknowledged, batch.through));
+          for (const [n, one] of eventsOf(batch).entries()) {
+            const text = JSON.stringify(batch.items[n]!.again ? { ...one, session_facts: undefined } : one);
             expect(text, 'what was sent once is sent the same again').toBe(sent.get(one.event_id) ?? text);
             sent.set(one.event_id, text);
           }
-          if (step.acknowledged) {
-            spool.acknowledge(batch);
-            acknowledged = batch.through;
-          }
+          if (step.acknowledged) acknowledge(batch);
         } else if (step.copied) {
-          // as a crash leaves it: what resolved is there
+          // as a crash leaves it: what resolved is there; a note may not have been on the disk yet
+          said.clear();
           const next = temporary();
           cpSync(dir, next, { recursive: true });
           rmSync(path.join(next, 'lock'));
@@ -117,12 +133,11 @@ test('events come out in the order they went in, once acknowledged never again, 
         expect(spool).toMatchObject({ decided: stored.length, acknowledged, pending: stored.length - acknowledged });
       }
       now += 10_000;
-      while (spool.pending > 0) {
+      while (spool.pending > 0 || said.size > 0) {
         // a note of what became of an action may be on its way to the disk
         const batch = await until(() => spool.batch(100, 1e6), 'a batch', { everyMs: 5 });
-        expect(ids(batch)).toEqual(stored.slice(acknowledged, batch.through));
-        spool.acknowledge(batch);
-        acknowledged = batch.through;
+        expect(first(batch)).toEqual(stored.slice(acknowledged, batch.through));
+        acknowledge(batch);
       }
       expect(acknowledged).toBe(stored.length);
       await spool.close();
@@ -172,6 +187,59 @@ test('a note that went along with an event leaves the spool as usable as before'
     return next?.items.length === 4 && next;
   }, 'the last note is on the disk');
   expect(eventsOf(batch).map(({ outcome }) => outcome)).toEqual(['ok', 'ok', 'ok', 'ok']);
+});
+
+test('what a call said of its session goes with its event once more where that was late, over any restart', async () => {
+  const dir = temporary();
+  let now = 0;
+  const options = { outcomeWaitMs: 1000, maxBytes: 256 * 1024, now: () => now };
+  let spool = open(dir, options);
+  const facts = [{ source: 'trust', name: 'lowest_trust', key: 'web', value: 10 }] as never;
+  const late = { outcome: 'HTTP 200', total_latency_ms: 9, session_facts: facts };
+  const made: Record<string, unknown>[] = [];
+  const append = (id: string, waits: boolean) =>
+    spool.append((proxy_seq) => {
+      made.push({ ...event(id)(proxy_seq) });
+      return made.at(-1)!;
+    }, waits);
+  await append('slow', true);
+  now += 2000;
+  const first = (await spool.batch(10, 1e6))!;
+  expect(eventsOf(first)).toEqual([made[0]]);
+  // while it is sent, and again after it was acknowledged
+  spool.settle(1, late, made[0]);
+  spool.settle(1, { outcome: 'HTTP 200', total_latency_ms: 9 }, made[0]);
+  await append('next', false);
+  // not in one batch with itself
+  expect(ids(await spool.batch(10, 1e6))).toEqual(['slow']);
+  spool.acknowledge(first);
+  expect(spool.behind).toBe(false);
+  for (let restart = 0; restart < 2; restart++) {
+    const batch = (await spool.batch(10, 1e6))!;
+    expect(eventsOf(batch)).toEqual([{ ...made[0], session_facts: facts }, made[1]]);
+    expect(batch).toMatchObject({ through: 2, items: [{ again: true }, { again: false }] });
+    await spool.close();
+    spool = open(dir, options);
+    expect(spool).toMatchObject({ behind: true, pending: 1 });
+  }
+  spool.acknowledge((await spool.batch(10, 1e6))!);
+  expect(spool).toMatchObject({ behind: false, pending: 0 });
+
+  // where nothing else is left to be sent, in a segment that is over
+  spool.settle(2, late, made[1]);
+  await until(() => spool.batch(10, 1e6), 'it is stored');
+  await spool.close();
+  spool = open(dir, options);
+  expect(spool).toMatchObject({ behind: true, pending: 0 });
+  for (let n = 0; n < 300; n++) await append(`more-${n}`, false);
+  expect(segments(dir).length).toBeGreaterThan(1);
+  const rest: string[] = [];
+  for (let batch = await spool.batch(7, 1e6); batch; batch = await spool.batch(7, 1e6)) {
+    rest.push(...ids(batch)!.map(String));
+    spool.acknowledge(batch);
+  }
+  expect(rest).toEqual(['next', ...Array.from({ length: 300 }, (_, n) => `more-${n}`)]);
+  expect(segments(dir)).toHaveLength(1);
 });
 
 test('an action that was under way when the process ended is sent without an outcome', async () => {
@@ -368,6 +436,46 @@ test('each text is sent as it was stored, whatever is in it and however long it 
   expect(before).toEqual(stored.map(({ event, input }) => [JSON.stringify(event), input && JSON.stringify(input)]));
   await spool.close();
   expect(await read(open(dir)), 'also after a restart').toEqual(before);
+});
+
+test.each([
+  ['while events are pending', 5],
+  ['when all that was sent is acknowledged', 3],
+])('a segment that holds nothing but outcomes is not begun again: %s', async (_, waves) => {
+  const dir = temporary();
+  const options = { maxBytes: 256 * 1024, outcomeWaitMs: 60_000 };
+  const spool = open(dir, options);
+  const numbers: number[] = [];
+  // more than fit into the first segment
+  for (let n = 0; n < 150; n++) numbers.push(await spool.append(event(`under-way-${n}`), true));
+  const facts = [{ kind: 'fact', key: 'k', value: 'v'.repeat(400) }] as never;
+  // they end in several groups, and none begins meanwhile
+  const size = numbers.length / waves;
+  for (let wave = 0; wave < waves; wave++) {
+    const { bytes } = spool;
+    for (const seq of numbers.slice(wave * size, (wave + 1) * size)) {
+      spool.settle(seq, { outcome: 'HTTP 200', total_latency_ms: 1, session_facts: facts });
+    }
+    await until(() => spool.bytes > bytes, 'they are on the disk');
+  }
+  const outcomes = (batch: Batch | undefined) => eventsOf(batch).map(({ outcome }) => outcome);
+  const handedOut = outcomes(await spool.batch(1000, 1e9));
+  expect(handedOut).toEqual(numbers.map(() => 'HTTP 200'));
+  if (waves === 5) await spool.append(event('after'), false);
+
+  // what a process finds that starts where this one was killed just now
+  const crashed = temporary();
+  cpSync(dir, crashed, { recursive: true, filter: (file) => path.basename(file) !== 'lock' });
+  const again = open(crashed, options);
+  expect(outcomes(await again.batch(numbers.length, 1e9))).toEqual(handedOut);
+
+  for (let batch = await spool.batch(20, 1e9); batch; batch = await spool.batch(20, 1e9)) spool.acknowledge(batch);
+  expect(spool.pending).toBe(0);
+  await spool.append(event('last'), false);
+  expect(ids(await spool.batch(10, 1e9))).toEqual(['last']);
+  expect(segments(dir)).toHaveLength(1);
+  await spool.close();
+  expect(ids(await open(dir, options).batch(10, 1e9))).toEqual(['last']);
 });
 
 test('an event whose outcome is waited for has none yet', async () => {

@@ -102,6 +102,7 @@ describe('a simulation', () => {
     for (const window of [
       { from: day(-91), to: day(0) },
       { from: day(0), to: day(-1) },
+      { from: day(1), to: day(9) },
     ]) {
       const { body } = await server.call(400, 'POST /v1/policies/p/simulate', admin, { dsl_source, ...window });
       expect(body.errors).toMatchObject([{ pointer: '/from' }]);
@@ -259,6 +260,7 @@ describe('a review', () => {
     for (const window of [
       { from: day(-1), to: day(0) },
       { from: day(-20), to: day(-2) },
+      { from: day(-1), to: day(30) },
     ]) {
       await simulated(admin, 'q', { version: 1, ...window });
       expect(await why('POST /v1/policies/q/submit')).toBe('it covers too little time, or is older than a day');
@@ -286,7 +288,7 @@ describe('a review', () => {
     await own.set({ simulation_required: true, approval_required: true });
     const person = await own.person('admin');
     await server.call(200, 'PUT /v1/policies/p', person, { dsl_source: limit(9) });
-    await server.call(200, 'POST /v1/policies/p/break-glass', person, { reason: 'an incident' });
+    await server.call(200, 'POST /v1/policies/p/break-glass', person, { version: 2, reason: 'an incident' });
     expect(await detail(person, 'policy.break_glass')).toBe(
       'version 2, in place of version 1, simulation: none, enforced',
     );

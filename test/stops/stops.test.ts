@@ -104,6 +104,35 @@ describe('a stop', () => {
     }
   });
 
+  test('of everything is not refused because many others are in force', async () => {
+    const crowded = await server.tenant();
+    const some = (kind: string, count: number, ends: string | null) =>
+      sql(
+        server,
+        `insert into stop
+           (tenant_id, id, seq, kind, target, mode, reason, abort, created_by, created_at, until, reach)
+         select $1, 'stp_' || $2 || n, n, $2, 's' || n, 'deny', 'it misbehaves', false, 'key', now(), $3::timestamptz,
+           '{"applied": 0, "pending": [], "unreachable": [], "slowest_ms": null}'
+         from generate_series(1, $4::integer) n`,
+        [crowded.id, kind, ends, count],
+      );
+    await some('session', 499, null);
+    await some('proxy', 3, new Date(server.clock.now() - 1).toISOString());
+    await stop(crowded.admin, { target_kind: 'agent', target_id: 'bot-9' });
+    await stop(crowded.admin, { target_kind: 'agent', target_id: 'bot-8' }, 409);
+    await stop(crowded.admin, { target_kind: 'role', target_id: 'clerk' });
+    await stop(crowded.admin, { target_kind: 'tenant' });
+  });
+
+  test.each(['send_mail\u200b', ' send_mail', 'SEND_MA\u0130L', 'send\u00ad_mail', '\uff33end_mail'])(
+    'of a tool reaches it as %j',
+    async (tool_name) => {
+      const { id } = await stop(tenant.admin, { target_kind: 'tool', target_id: 'send_mail' });
+      expect((await ask(bot, { tool_name })).deny_reason).toBe('stopped: it misbehaves');
+      await lift(await tenant.person('admin'), id);
+    },
+  );
+
   test('twice is one, and is listed with those before it, page by page', async () => {
     const own = await server.tenant();
     const ids: string[] = [];

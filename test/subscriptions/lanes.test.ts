@@ -211,7 +211,7 @@ test('of a group of outcomes, those of a lane that is no longer ours are not sto
       server,
       `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
          next_attempt_at, created_at)
-       values ($1, $2, $3, 'svc.test', 'retrying', 1, '{}', 0, now(), now())`,
+       values ($1, $2, $3, 'svc.test', 'retrying', 1, '{"startedAt": 1}', 0, now(), now())`,
       [tenant.id, lane, event],
     );
   }
@@ -309,7 +309,7 @@ test('an outcome is stored at the cost of one look-up where a burst follows a ti
       client.query(
         `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts,
            next_attempt_at, created_at)
-         select $1, 'lane_' || lane, 'oev_' || $2 || event, 'svc.test', $3, 1, '{}', 0,
+         select $1, 'lane_' || lane, 'oev_' || $2 || event, 'svc.test', $3, 1, '{"startedAt": 1}', 0,
            case when $3 = 'retrying' then now() end, now()
          from generate_series(1, $4) lane, generate_series(1, $5) event`,
         [tenant.id, kind, status, lanes, events],
@@ -388,4 +388,134 @@ test('many tenants for which no deliveries can be made delay no other, and are t
   await sql(server, 'drop function broken cascade');
   const waiting = () => sql(server, 'select from event_outbox where fanned_out_at is null');
   await expect.poll(async () => (await waiting()).length, { timeout: 20_000 }).toBe(0);
+});
+
+test('a claim that fails keeps no destination waiting for those that are being served', async () => {
+  const [busy, other] = [await server.tenant(), await server.tenant()];
+  const [slow, quick] = [await receive(), await receive()];
+  slow.behavior = (_, response) => delay(1000).then(() => response.writeHead(204).end());
+  await subscribe(busy, slow.url());
+  await subscribe(other, quick.url());
+  await happen(busy, 0, 30);
+  await expect.poll(() => slow.received.length).toBeGreaterThan(0);
+  await sql(
+    server,
+    `create function unclaimed() returns trigger language plpgsql as $$ begin raise 'unclaimed'; end $$`,
+  );
+  await sql(
+    server,
+    `create trigger unclaimed before update on delivery_lane for each row when (new.fence > old.fence)
+     execute function unclaimed()`,
+  );
+  await happen(other, 0, 1);
+  const failures = () => server.logged.filter((line) => line.includes('unclaimed'));
+  await expect.poll(() => failures().length, { timeout: 5000 }).toBeGreaterThan(0);
+  await sql(server, 'drop function unclaimed cascade');
+  await expect.poll(() => numbers(quick), { timeout: 8000 }).toEqual([0]);
+  expect(slow.received.length).toBeLessThan(20);
+  expect(await server.core.registry.metrics()).toMatch(/^svc_job_failures_total\{job_name="deliveries"\} \d+$/m);
+});
+
+test('a destination that somebody has locked keeps the outcomes of no other tenant, and gets its own in order', async () => {
+  const [locked, other] = [await server.tenant(), await server.tenant()];
+  const [held, free] = [await receive(), await receive()];
+  const id = await subscribe(locked, held.url());
+  await subscribe(other, free.url());
+  const answers: (() => void)[] = [];
+  held.behavior = (_, response) => {
+    answers.push(() => response.writeHead(204).end());
+    if (answers.length > 1) answers.at(-1)!();
+  };
+  await happen(locked, 0, 5);
+  await expect.poll(() => answers.length).toBe(1);
+  const client = await server.core.db.owner.connect();
+  try {
+    await client.query('begin');
+    await client.query('select from delivery_lane where id = $1 for update', [id]);
+    answers[0]!();
+    await expect.poll(() => held.received.length).toBe(5);
+    await happen(other, 0, 3);
+    await expect.poll(() => states(other), { timeout: 2500 }).toEqual([{ status: 'delivered', attempts: 1, count: 3 }]);
+    await expect.poll(() => open(other), { timeout: 1000 }).toBe(0);
+    expect(await states(locked)).toEqual([{ status: 'retrying', attempts: 0, count: 5 }]);
+  } finally {
+    await client.query('rollback');
+    client.release();
+  }
+  await expect.poll(() => states(locked)).toEqual([{ status: 'delivered', attempts: 1, count: 5 }]);
+  await expect.poll(() => open(locked)).toBe(0);
+  expect(numbers(held)).toEqual(upTo(5));
+});
+
+test('a subscription is deleted at once, and its deliveries as soon as that can be', async () => {
+  const tenant = await server.tenant();
+  const receiver = await receive();
+  const id = await subscribe(tenant, receiver.url());
+  await server.call(200, `PATCH /v1/subscriptions/${id}`, tenant.admin, { active: false });
+  await sql(
+    server,
+    `insert into delivery (tenant_id, lane_id, event_id, event_type, status, machine_version, machine_context, attempts, created_at)
+     select $1, $2, 'oev_00many' || n, 'svc.test', 'delivered', 1, '{}', 1, now() from generate_series(1, 11000) n`,
+    [tenant.id, id],
+  );
+  const left = async () => {
+    const [row] = await sql(
+      server,
+      `select (select count(*)::int from delivery where lane_id = $1) as deliveries,
+         (select count(*)::int from delivery_lane where id = $1) as lanes`,
+      [id],
+    );
+    return row;
+  };
+  const client = await server.core.db.owner.connect();
+  try {
+    await client.query('begin');
+    await client.query(`select from delivery where lane_id = $1 and event_id = 'oev_00many7' for update`, [id]);
+    await server.call(204, `DELETE /v1/subscriptions/${id}`, tenant.admin);
+    await server.call(404, `GET /v1/subscriptions/${id}`, tenant.admin);
+    await server.call(404, `GET /v1/subscriptions/${id}/deliveries`, tenant.admin);
+    expect(await left()).toMatchObject({ lanes: 1 });
+    await happen(tenant, 0, 1);
+    await server.core.deliverer.forget();
+    expect(await left()).toEqual({ deliveries: 1, lanes: 1 });
+  } finally {
+    await client.query('rollback');
+    client.release();
+  }
+  await server.core.deliverer.forget();
+  expect(await left()).toEqual({ deliveries: 0, lanes: 0 });
+  expect(receiver.received).toEqual([]);
+  const again = await subscribe(tenant, receiver.url());
+  await happen(tenant, 1, 1);
+  await expect.poll(() => numbers(receiver)).toEqual([1]);
+  await server.call(204, `DELETE /v1/subscriptions/${again}`, tenant.admin);
+  expect(await sql(server, 'select from delivery_lane where tenant_id = $1', [tenant.id])).toEqual([]);
+});
+
+test('a delivery that is to be sent again while its last attempt is under way is sent again', async () => {
+  const tenant = await server.tenant();
+  const receiver = await receive();
+  const id = await subscribe(tenant, receiver.url());
+  const answers: (() => void)[] = [];
+  receiver.behavior = (_, response) => answers.push(() => response.writeHead(500).end());
+  await happen(tenant, 0, 1);
+  await expect.poll(() => answers.length).toBe(1);
+  answers[0]!();
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'retrying', attempts: 1, count: 1 }]);
+  // its 24 hours end with the next attempt
+  await sql(
+    server,
+    `update delivery set next_attempt_at = now(), machine_context = machine_context || '{"startedAt": 1}' where lane_id = $1`,
+    [id],
+  );
+  await sql(server, 'update delivery_lane set due_at = now() where id = $1', [id]);
+  await expect.poll(() => answers.length).toBe(2);
+  const line = `/v1/subscriptions/${id}/deliveries`;
+  const { body } = await server.call<{ deliveries: { id: string }[] }>(200, `GET ${line}`, tenant.admin);
+  const again = `POST ${line}/${body.deliveries[0]!.id}/redeliver`;
+  expect((await server.call(200, again, tenant.admin, {})).body).toMatchObject({ status: 'retrying' });
+  receiver.behavior = 204;
+  answers[1]!();
+  await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 2, count: 1 }]);
+  expect(receiver.received).toHaveLength(3);
 });

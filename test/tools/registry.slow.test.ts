@@ -193,8 +193,14 @@ describe('what proxies see', () => {
       [tenant.id],
     );
     expect(count).toBe(2000);
-    // what was approved does not make room
+    // what was approved does not make room, nor what was rejected
     expect((await get()).approved).toMatchObject({ pin: pinOf(REFUND) });
+    const { name } = many(2999)[0]!;
+    const bad = { pin: pinOf({ ...REFUND, name }), reason: 'it is not needed' };
+    await server.call(200, `POST /v1/tools/crm/${name}/reject`, approver, bad);
+    await observe(many(3000));
+    await observe(many(4000));
+    expect(await get(name)).toMatchObject({ definitions: [{ pin: bad.pin, standing: 'rejected' }] });
 
     await sql(
       server,
@@ -483,10 +489,35 @@ test('a tool that is not approved can be forgotten', async () => {
   await observe([REFUND, { ...REFUND, name: 'b' }]);
   await approve(REFUND);
   await server.call(409, 'DELETE /v1/tools/crm/refund', admin);
-  await server.call(204, 'DELETE /v1/tools/crm/b', admin);
+  await server.call(200, 'DELETE /v1/tools/crm/b', admin);
   await server.call(404, 'GET /v1/tools/crm/b', admin);
   await observe([], { complete: true });
-  await server.call(204, 'DELETE /v1/tools/crm/refund', admin);
+  await server.call(200, 'DELETE /v1/tools/crm/refund', admin);
+});
+
+test('a tool with labels or a rejection is forgotten by two people where approval is required', async () => {
+  const [one, two] = [await tenant.person('admin'), await tenant.person('admin')];
+  await deploy(server, tenant.admin, 'all', 'permit(principal, action, resource);');
+  await observe([POISONED]);
+  await server.call(200, 'PUT /v1/tools/crm/refund/labels', approver, { labels: ['money'] });
+  await server.call(200, 'POST /v1/tools/crm/refund/reject', approver, { pin: pinOf(POISONED), reason: 'evil' });
+  await tenant.set({ approval_required: true });
+  const forget = async (who: Credential, status = 200) =>
+    (await server.call(status, 'DELETE /v1/tools/crm/refund', who, { reason: 'tidy' })).body;
+  expect(await forget(one)).toEqual({ removed: false });
+  expect(await get()).toMatchObject({
+    status: 'rejected',
+    labels: ['money'],
+    proposals: { remove: { by: one.userId } },
+  });
+  expect(await forget(one, 403)).toMatchObject({ code: 'SELF_APPROVAL' });
+  // what is kept of a rejection does not end with a proposal
+  const agent = await tenant.agent('bot', 'clerk');
+  const call = { action_type: 'tool_call', tool_name: 'refund', tool_server: 'crm', tool_pin: pinOf(POISONED) };
+  const { body } = await server.call(200, 'POST /v1/evaluate', agent, call);
+  expect(body.deny_reason).toBe('tool_changed');
+  expect(await forget(two)).toEqual({ removed: true });
+  await server.call(404, 'GET /v1/tools/crm/refund', one);
 });
 
 test('evaluate denies a name that could be taken for one that a policy or the registry knows', async () => {

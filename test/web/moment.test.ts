@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { nextMorning, readRange, sinceOf } from '../../web/lib/moment.ts';
+import { dayClockTime, nextMorning, readRange, sinceOf } from '../../web/lib/moment.ts';
 
 // a Monday
 const NOW = Date.parse('2026-11-23T10:30:00.000Z');
@@ -56,4 +56,11 @@ test('tomorrow morning is at eight, and after midnight of the day that comes', (
   expect(morning('2026-11-23T07:00:00Z')).toBe('2026-11-24T08:00:00.000Z');
   expect(morning('2026-11-24T01:30:00Z')).toBe('2026-11-24T08:00:00.000Z');
   expect(morning('2026-12-31T23:59:00Z')).toBe('2027-01-01T08:00:00.000Z');
+});
+
+test('a time of another day names that day', () => {
+  expect(dayClockTime('2026-11-23T00:00:09Z', 'utc', NOW)).toBe('00:00:09');
+  expect(dayClockTime('2026-11-22T23:59:09Z', 'utc', NOW)).toBe('Sun 11-22 23:59');
+  expect(dayClockTime('2026-11-16T10:30:00Z', 'utc', NOW)).toBe('Mon 11-16 10:30');
+  expect(dayClockTime('2025-11-22T10:30:00Z', 'utc', NOW)).toBe('2025-11-22 10:30');
 });

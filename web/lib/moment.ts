@@ -107,3 +107,32 @@ export function nextMorning(now: number, zone: Zone): number {
     : [date.getFullYear(), date.getMonth(), date.getDate(), date.getHours()];
   return moment(zone, year, month, hour < NIGHT_ENDS ? day : day + 1, MORNING * 3600);
 }
+
+/** A moment in full, such as `2026-11-21 16:04:09 UTC`. */
+export function fullTime(at: string | Date, zone: Zone): string {
+  const date = new Date(at);
+  if (zone === 'utc') return `${date.toISOString().slice(0, 19).replace('T', ' ')} UTC`;
+  const part = (n: number) => String(n).padStart(2, '0');
+  const day = `${date.getFullYear()}-${part(date.getMonth() + 1)}-${part(date.getDate())}`;
+  const offset = -date.getTimezoneOffset();
+  const sign = offset < 0 ? '-' : '+';
+  const hours = `${sign}${part(Math.floor(Math.abs(offset) / 60))}:${part(Math.abs(offset) % 60)}`;
+  return `${day} ${part(date.getHours())}:${part(date.getMinutes())}:${part(date.getSeconds())} ${hours}`;
+}
+
+/** The time of day, to the minute and with its day where that is not the day of `now`: `Tue 11-17 16:04`, or `2025-11-17 16:04`. */
+export function dayClockTime(at: string | Date, zone: Zone, now: number): string {
+  const full = fullTime(at, zone);
+  if (full.slice(0, 10) === fullTime(new Date(now), zone).slice(0, 10)) return full.slice(11, 19);
+  if (full.slice(0, 4) !== fullTime(new Date(now), zone).slice(0, 4)) return full.slice(0, 16);
+  return `${dayTime(at, zone).slice(0, 3)} ${full.slice(5, 16)}`;
+}
+
+const WEEKDAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
+
+/** The day with its name, such as `Tuesday, 2026-11-17`. A list asks for that of each row, and `Intl` takes milliseconds for each. */
+export function dayTime(at: string | Date, zone: Zone): string {
+  const date = new Date(at);
+  const day = WEEKDAYS[zone === 'utc' ? date.getUTCDay() : date.getDay()];
+  return `${day}, ${fullTime(at, zone).slice(0, 10)}`;
+}

@@ -1,34 +1,13 @@
 import { useEffect, useReducer } from 'react';
 import { keptChoice } from './kept-choice.ts';
-import type { Zone } from './moment.ts';
+import { fullTime, type Zone } from './moment.ts';
 
-export type { Zone };
+export { dayClockTime, dayTime, fullTime, type Zone } from './moment.ts';
 
 export const { use: useZone, read: zoneNow } = keptChoice<Zone>('svc-zone', ['local', 'utc']);
 
-/** A moment in full, such as `2026-11-21 16:04:09 UTC`. */
-export function fullTime(at: string | Date, zone: Zone): string {
-  const date = new Date(at);
-  if (zone === 'utc') return `${date.toISOString().slice(0, 19).replace('T', ' ')} UTC`;
-  const part = (n: number) => String(n).padStart(2, '0');
-  const day = `${date.getFullYear()}-${part(date.getMonth() + 1)}-${part(date.getDate())}`;
-  const offset = -date.getTimezoneOffset();
-  const sign = offset < 0 ? '-' : '+';
-  const hours = `${sign}${part(Math.floor(Math.abs(offset) / 60))}:${part(Math.abs(offset) % 60)}`;
-  return `${day} ${part(date.getHours())}:${part(date.getMinutes())}:${part(date.getSeconds())} ${hours}`;
-}
-
 export function clockTime(at: string | Date, zone: Zone): string {
   return fullTime(at, zone).slice(11, 19);
-}
-
-const WEEKDAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
-
-/** The day with its name, such as `Tuesday, 2026-11-17`. A list asks for that of each row, and `Intl` takes milliseconds for each. */
-export function dayTime(at: string | Date, zone: Zone): string {
-  const date = new Date(at);
-  const day = WEEKDAYS[zone === 'utc' ? date.getUTCDay() : date.getDay()];
-  return `${day}, ${fullTime(at, zone).slice(0, 10)}`;
 }
 
 const UNITS: [unit: string, seconds: number][] = [

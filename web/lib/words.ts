@@ -21,6 +21,13 @@ const formats = new Map<string, Intl.NumberFormat>();
 export const count = (n: number, one: string, many = `${one}s`): string =>
   `${n.toLocaleString()} ${n === 1 ? one : many}`;
 
+/** A sentence in parts, of which those between backticks are code. What stands in quotes is not looked at: it may be of others. */
+export const codeIn = (text: string): { text: string; code: boolean }[] =>
+  text
+    .split(/("(?:[^"\\]|\\.)*"|`[^`]+`)/)
+    .map((part) => (/^`.+`$/s.test(part) ? { text: part.slice(1, -1), code: true } : { text: part, code: false }))
+    .filter((part) => part.text !== '');
+
 /** A risk from 0 to 1 as a word and a tone. */
 export function risk(score: number): { word: string; tone: 'ok' | 'wait' | 'bad' } {
   if (score >= 0.7) return { word: 'high', tone: 'bad' };

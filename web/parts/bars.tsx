@@ -136,7 +136,8 @@ export function Bars({
         {[0, 0.25, 0.5, 0.75].map((part) => (
           <span key={part}>{axis(buckets[Math.floor(part * buckets.length)]!.at, seconds, zone)}</span>
         ))}
-        <span>{axis(end(last), seconds, zone)}</span>
+        {/* the last bar ends later where it is still growing */}
+        <span>{axis(new Date(Math.min(Date.parse(end(last)), Date.now())).toISOString(), seconds, zone)}</span>
       </div>
     </figure>
   );

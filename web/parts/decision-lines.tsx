@@ -4,7 +4,7 @@ import type { Answers } from '../lib/trpc.ts';
 import { Hostile, Line } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 import { DecisionTag } from '../ui/status.tsx';
-import { Clock } from '../ui/time.tsx';
+import { DayClock } from '../ui/time.tsx';
 
 type Listed = Answers['events']['list']['events'][number];
 
@@ -44,7 +44,7 @@ export function DecisionLines({
           </div>
           <div className="lines-side">
             <DecisionTag decision={event.decision} />
-            <Clock at={event.created_at} />
+            <DayClock at={event.created_at} />
           </div>
         </li>
       ))}

@@ -15,10 +15,13 @@ const EFFECT = {
   forbid: ['denies', 'bad'],
   guardrail: ['guardrail', 'wait'],
 } as const;
+const HOLDS = ['holds', 'wait'] as const;
 
-export const EffectTag = ({ effect }: { effect: Rule['effect'] }) => (
-  <Tag tone={EFFECT[effect][1]}>{EFFECT[effect][0]}</Tag>
-);
+/** What a rule does, in a word. What a guardrail adds stands in its text. */
+export function EffectTag({ effect, holds }: { effect: Rule['effect']; holds: boolean }) {
+  const [word, tone] = effect === 'permit' && holds ? HOLDS : EFFECT[effect];
+  return <Tag tone={tone}>{word}</Tag>;
+}
 
 /** The rules of live policies whose scopes fit. What they say beyond that depends on the request. */
 export function RulesInForce({ of, nothing }: { of: Inputs['rules']['list']; nothing: string }) {
@@ -55,9 +58,9 @@ export function RulesInForce({ of, nothing }: { of: Inputs['rules']['list']; not
 function RuleList({ rules }: { rules: readonly Rule[] }) {
   return (
     <ul className="plain-list">
-      {rules.map(({ rule_id, effect, reason, cedar }) => (
+      {rules.map(({ rule_id, effect, holds, reason, cedar }) => (
         <li key={rule_id} style={{ marginBottom: 8 }}>
-          <EffectTag effect={effect} /> <RuleLink id={rule_id} />
+          <EffectTag effect={effect} holds={holds} /> <RuleLink id={rule_id} />
           {reason ? (
             <Text size="sm" c="dimmed">
               <Hostile text={reason} />

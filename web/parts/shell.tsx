@@ -142,7 +142,11 @@ function Brand() {
 function Navigation() {
   const me = useMe();
   const counts = {
-    holds: useQuery(trpc.escrow.list.queryOptions({ status: 'held', limit: 1 })).data?.total ?? 0,
+    // those that wait for this person, who may vote; others see how many wait
+    holds:
+      useQuery(
+        trpc.escrow.list.queryOptions({ status: 'held', limit: 1, ...(me.has('approver') && { mine: 'needed' }) }),
+      ).data?.total ?? 0,
     reviews: useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 })).data?.total ?? 0,
   };
   const entries = NAV.filter(({ least }) => me.has(least));

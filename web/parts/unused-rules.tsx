@@ -37,13 +37,13 @@ export function UnusedRules() {
                     : ` Of these days, the newest ${looked_at.toLocaleString()} decisions were looked at.`}
                 </Text>
                 <ul className="lines">
-                  {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, written_at }) => (
+                  {rules.slice(0, all ? rules.length : FEW).map(({ rule_id, effect, holds, written_at }) => (
                     <li key={rule_id}>
                       <Line className="lines-main">
                         <RuleLink id={rule_id} />
                       </Line>
                       <div className="lines-side">
-                        <EffectTag effect={effect} />
+                        <EffectTag effect={effect} holds={holds} />
                         <span className="dim">
                           written <When at={written_at} />
                         </span>

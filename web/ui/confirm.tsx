@@ -89,53 +89,59 @@ function Body({
       })}
     >
       <Stack gap="sm">
-        <Text component="div">{children}</Text>
-        {reason ? (
-          <Textarea
-            label={reason.label}
-            placeholder={reason.placeholder}
-            description={reason.description}
-            required={reason.required}
-            {...form.getInputProps('why')}
-            minRows={2}
-            autosize
-            maxLength={reason.most ?? (reason.comment ? 2000 : 500)}
-            data-autofocus={focusAction ? undefined : true}
-          />
-        ) : null}
-        {typed === undefined ? null : (
-          <TextInput
-            label={
-              <>
-                Type <span className="mono">{typed}</span> to confirm
-              </>
-            }
-            {...form.getInputProps('word')}
-            autoComplete="off"
-            spellCheck={false}
-            data-autofocus={reason ? undefined : true}
-          />
-        )}
-        <Group justify="flex-end" gap="xs">
-          {/* the irreversible action must not get the key press that opened the dialog */}
-          <Button
-            variant="default"
-            onClick={onClose}
-            data-autofocus={reason || typed || focusAction ? undefined : true}
-          >
-            Cancel
-          </Button>
-          <Button
-            type="submit"
-            color={danger ? 'red.8' : undefined}
-            disabled={!ready}
-            loading={form.submitting}
-            data-autofocus={focusAction || undefined}
-            {...(focusAction && { onKeyDown: noSpace, onKeyUp: noSpace })}
-          >
-            {action}
-          </Button>
-        </Group>
+        <Text component="div" className="confirm-text">
+          {children}
+        </Text>
+        <Stack gap="sm" className="confirm-foot">
+          {reason ? (
+            <Textarea
+              label={reason.label}
+              placeholder={reason.placeholder}
+              description={reason.description}
+              required={reason.required}
+              {...form.getInputProps('why')}
+              minRows={2}
+              // what is confirmed stays in sight above a long one
+              maxRows={5}
+              autosize
+              maxLength={reason.most ?? (reason.comment ? 2000 : 500)}
+              data-autofocus={focusAction ? undefined : true}
+            />
+          ) : null}
+          {typed === undefined ? null : (
+            <TextInput
+              label={
+                <>
+                  Type <span className="mono">{typed}</span> to confirm
+                </>
+              }
+              {...form.getInputProps('word')}
+              autoComplete="off"
+              spellCheck={false}
+              data-autofocus={reason ? undefined : true}
+            />
+          )}
+          <Group justify="flex-end" gap="xs">
+            {/* the irreversible action must not get the key press that opened the dialog */}
+            <Button
+              variant="default"
+              onClick={onClose}
+              data-autofocus={reason || typed || focusAction ? undefined : true}
+            >
+              Cancel
+            </Button>
+            <Button
+              type="submit"
+              color={danger ? 'red.8' : undefined}
+              disabled={!ready}
+              loading={form.submitting}
+              data-autofocus={focusAction || undefined}
+              {...(focusAction && { onKeyDown: noSpace, onKeyUp: noSpace })}
+            >
+              {action}
+            </Button>
+          </Group>
+        </Stack>
       </Stack>
     </form>
   );

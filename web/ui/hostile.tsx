@@ -1,6 +1,7 @@
 import { type ReactNode, useLayoutEffect, useRef, useState } from 'react';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
 import { namePieces, pieces, visible } from '../../server/lib/visible.ts';
+import { codeIn } from '../lib/words.ts';
 import './hostile.css';
 
 /**
@@ -33,6 +34,26 @@ export function Hostile({ text, name }: { text: string; name?: boolean | undefin
   return (
     <bdi className="hostile">
       <Pieces text={text} name={name} />
+    </bdi>
+  );
+}
+
+/** A sentence of ours with code in it, and with texts of others. */
+export function Sentence({ text }: { text: string }) {
+  return (
+    <bdi className="hostile">
+      {codeIn(text).map(
+        ({ text, code }, n) =>
+          // biome-ignore-start lint/suspicious/noArrayIndexKey: the parts of a sentence have no other name
+          code ? (
+            <code key={n} className="mono">
+              <Pieces text={text} />
+            </code>
+          ) : (
+            <Pieces key={n} text={text} />
+          ),
+        // biome-ignore-end lint/suspicious/noArrayIndexKey: as above
+      )}
     </bdi>
   );
 }

@@ -1,5 +1,6 @@
 import { Notifications } from '@mantine/notifications';
 import type { ReactNode } from 'react';
+import './messages.css';
 
 /** The messages in the corner, whose code is loaded apart: see toasts.tsx. */
 export default function Messages(): ReactNode {

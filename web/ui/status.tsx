@@ -78,3 +78,19 @@ const tagOf = ([label, tone, icon]: Entry) => (
 export const DecisionTag = ({ decision }: { decision: Decision }) => tagOf(DECISION[decision]);
 export const HoldTag = ({ status }: { status: keyof typeof HOLD }) => tagOf(HOLD[status]);
 export const PolicyTag = ({ status }: { status: keyof typeof POLICY }) => tagOf(POLICY[status]);
+
+/** The status of the newest version, and of the one in force where that is another. */
+export function PolicyTags({
+  policy: { status, version, live_version },
+}: {
+  policy: { status: keyof typeof POLICY; version: number; live_version: number | null };
+}) {
+  if (live_version === null || live_version === version) return <PolicyTag status={status} />;
+  const [live, newest] = [POLICY.deployed, POLICY[status]];
+  return (
+    <span className="tags">
+      {tagOf([`${live[0]} v${live_version}`, live[1], live[2]])}{' '}
+      {tagOf([`${newest[0]} v${version}`, newest[1], newest[2]])}
+    </span>
+  );
+}

@@ -1,4 +1,4 @@
-import { clockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
+import { clockTime, dayClockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
 
 /** A relative time, or an exact one; the other one is its tooltip. On paper it is exact. */
 export function When({ at, exact = false }: { at: string; exact?: boolean }) {
@@ -18,6 +18,17 @@ export function Clock({ at }: { at: string }) {
   return (
     <time dateTime={at} title={fullTime(at, zone)} className="mono">
       {clockTime(at, zone)}
+    </time>
+  );
+}
+
+/** The same for lists that do not name their days. */
+export function DayClock({ at }: { at: string }) {
+  const [zone] = useZone();
+  const now = useNow(60_000);
+  return (
+    <time dateTime={at} title={fullTime(at, zone)} className="mono">
+      {dayClockTime(at, zone, now)}
     </time>
   );
 }

@@ -197,7 +197,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke a role
-         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin.
+         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one with a verified domain.
          */
         delete: operations["users-revoke"];
         options?: never;
@@ -217,7 +217,7 @@ export interface paths {
         post?: never;
         /**
          * Remove a person from the team
-         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin.
+         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one with a verified domain.
          */
         delete: operations["users-remove"];
         options?: never;
@@ -1326,7 +1326,7 @@ export interface paths {
         put?: never;
         /**
          * Approve the newest version of a reference list, which decisions then use
-         * @description If the tenant requires approval, this needs a signed-in person who did not write it.
+         * @description If the tenant requires approval, this needs a signed-in person who wrote neither it nor another version since the one in use.
          */
         post: operations["lists-approve"];
         delete?: never;
@@ -1522,7 +1522,10 @@ export interface paths {
         get: operations["tools-get"];
         put?: never;
         post?: never;
-        /** Forget a tool that is not approved, or not listed any more */
+        /**
+         * Forget a tool that is not approved, or not listed any more
+         * @description Where approval is required, this takes two people if the tool has labels or a rejected definition: the first one is kept under `proposals`.
+         */
         delete: operations["tools-remove"];
         options?: never;
         head?: never;
@@ -3035,7 +3038,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The current Ed25519 public key, as SPKI PEM
+         * The current Ed25519 public key, as SPKI PEM, or a retired one by its fingerprint
          * @description Its fingerprint (sha256 of the DER) is in X-Svc-Key-Fingerprint.
          */
         get: operations["get-pubkey"];
@@ -4160,8 +4163,12 @@ export interface components {
             dsl_source: string;
             /** @description the test suite of the newest version */
             tests_source: string | null;
-            /** @enum {string} */
+            /**
+             * @description of the newest version; another one may be enforced: see `live_version`
+             * @enum {string}
+             */
             status: "draft" | "pending_approval" | "deployed" | "revoked";
+            /** @description the newest one */
             version: number;
             content_hash: string;
             author_id: string;
@@ -4500,6 +4507,8 @@ export interface components {
             version: number;
             /** @enum {string} */
             effect: "permit" | "forbid" | "guardrail";
+            /** @description what it applies to waits for a person */
+            holds: boolean;
             reason: string | null;
             /** @description its text */
             cedar: string;
@@ -4517,6 +4526,8 @@ export interface components {
             version: number;
             /** @enum {string} */
             effect: "permit" | "forbid" | "guardrail";
+            /** @description what it applies to waits for a person */
+            holds: boolean;
             reason: string | null;
             /** @description its text */
             cedar: string;
@@ -4689,7 +4700,7 @@ export interface components {
             count: number;
             /** @description the hash of the canonical JSON of its values */
             hash: string;
-            /** @description values that the version before did not have */
+            /** @description values that the version in use did not have when this one was made */
             added: number;
             removed: number;
             author_id: string;
@@ -4864,6 +4875,17 @@ export interface components {
                     what: {
                         /** @description what policies read as labels */
                         labels: string[];
+                    };
+                };
+                /** @description to forget the tool with these labels and rejections */
+                remove?: {
+                    by: string;
+                    /** Format: date-time */
+                    at: string;
+                    what: {
+                        /** @description what policies read as labels */
+                        labels: string[];
+                        rejected_pins: string[];
                     };
                 };
             };
@@ -7646,6 +7668,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -9328,6 +9351,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "draft" | "pending_approval" | "deployed" | "revoked";
+                enforced?: string;
                 review?: "open" | "break_glass";
                 agent_role?: string;
                 scope?: string;
@@ -9380,8 +9404,12 @@ export interface operations {
                             dsl_source: string;
                             /** @description the test suite of the newest version */
                             tests_source: string | null;
-                            /** @enum {string} */
+                            /**
+                             * @description of the newest version; another one may be enforced: see `live_version`
+                             * @enum {string}
+                             */
                             status: "draft" | "pending_approval" | "deployed" | "revoked";
+                            /** @description the newest one */
                             version: number;
                             content_hash: string;
                             author_id: string;
@@ -10040,8 +10068,12 @@ export interface operations {
                         dsl_source: string;
                         /** @description the test suite of the newest version */
                         tests_source: string | null;
-                        /** @enum {string} */
+                        /**
+                         * @description of the newest version; another one may be enforced: see `live_version`
+                         * @enum {string}
+                         */
                         status: "draft" | "pending_approval" | "deployed" | "revoked";
+                        /** @description the newest one */
                         version: number;
                         content_hash: string;
                         author_id: string;
@@ -10579,10 +10611,13 @@ export interface operations {
             content: {
                 /**
                  * @example {
+                 *       "version": 1,
                  *       "reason": "incident"
                  *     }
                  */
                 "application/json": {
+                    /** @description the version that you have read */
+                    version: number;
                     /** @description why, in one line; it goes into the audit log */
                     reason: string;
                 };
@@ -10868,6 +10903,7 @@ export interface operations {
                      *           "rule_id": "guard#0",
                      *           "effect": "permit",
                      *           "guardrail": false,
+                     *           "holds": false,
                      *           "line": 1,
                      *           "roles": [],
                      *           "any_role": true,
@@ -10898,6 +10934,8 @@ export interface operations {
                             effect: "permit" | "forbid";
                             /** @description adds its obligation when another statement permits; never permits by itself */
                             guardrail: boolean;
+                            /** @description what it applies to waits for a person */
+                            holds: boolean;
                             line: number;
                             roles: string[];
                             any_role: boolean;
@@ -11367,6 +11405,7 @@ export interface operations {
                      *           "policy_id": "guard",
                      *           "version": 2,
                      *           "effect": "permit",
+                     *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
                      *           "written_at": "2026-11-26T18:09:43.974Z",
@@ -11419,6 +11458,7 @@ export interface operations {
                      *           "policy_id": "guard",
                      *           "version": 2,
                      *           "effect": "permit",
+                     *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
                      *           "written_at": "2026-11-26T18:09:43.974Z"
@@ -12858,19 +12898,24 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done */
-            204: {
+            /** @description Successful response */
+            200: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     RateLimit: components["headers"]["RateLimit"];
                     "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
                     [name: string]: unknown;
                 };
-                content?: never;
+                content: {
+                    "application/json": {
+                        /** @description false: it waits for a second person */
+                        removed: boolean;
+                    };
+                };
             };
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
-            403: components["responses"]["FORBIDDEN"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
             404: components["responses"]["NOT_FOUND"];
             409: components["responses"]["INVALID_STATUS"];
             429: components["responses"]["RATE_LIMITED"];
@@ -16976,6 +17021,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description each of at most 66560 bytes; a longer one is rejected */
                     events: {
                         event_id: string;
                         event_type: string;
@@ -18549,7 +18595,10 @@ export interface operations {
     };
     "get-pubkey": {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description of the key that signed something earlier, as the package or the checkpoint names it */
+                fingerprint?: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -18569,6 +18618,7 @@ export interface operations {
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
+            404: components["responses"]["NOT_FOUND"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -18848,9 +18898,13 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "ee99906faa8c17906793eed8751b1add31d0834b2aefeed99fc1a6d0b45a7ffa"
+                     *         "hash": "2911ff67cf211806450c72d96d5b0de783d6be74956b6ba1090ff977198a7f7c"
                      *       },
-                     *       "last_checkpoint": null,
+                     *       "last_checkpoint": {
+                     *         "seq": 27,
+                     *         "hash": "9f4e2dd4a628b12de8aa10f5cf6f4919786b9c898e451083269e000de5125832",
+                     *         "created_at": "2026-11-27T05:46:02.881Z"
+                     *       },
                      *       "accepted_losses": []
                      *     }
                      */
@@ -19033,6 +19087,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
+                    /** @description each of at most 66560 bytes; a longer one is rejected */
                     events: {
                         event_id: string;
                         event_type: string;

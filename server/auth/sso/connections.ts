@@ -256,7 +256,8 @@ export class Connections {
 
   /**
    * Why single sign-on cannot be enforced; undefined if it can. Unless a current admin has signed in with the present
-   * configuration, it may lock everyone out. Call it in the transaction that enables enforcement.
+   * configuration, and their domain is still verified, it may lock everyone out. Call it in the transaction that enables
+   * enforcement.
    */
   async objectionToEnforcing(
     em: EntityManager,
@@ -264,26 +265,26 @@ export class Connections {
   ): Promise<{ error: AppError; action: AuditAction } | undefined> {
     const proven = await em.execute<unknown[]>(
       `select 1 from sso_connection c join member m on m.tenant_id = c.tenant_id and m.id = c.proven_by
-       where c.tenant_id = ? and m.removed_at is null and 'admin' = any (m.roles)`,
+       where c.tenant_id = ? and ${ADMIN_WITH_DOMAIN}`,
       [tenantId],
     );
     if (proven.length > 0) return undefined;
     const error = new AppError(
       'CONFLICT',
-      'an admin must first sign in through the identity provider with its current configuration',
+      'an admin with a verified domain must first sign in through the identity provider with its current configuration',
     );
     return { error, action: 'sso.enforcement_refused' };
   }
 
-  /** Throws CONFLICT if single sign-on is enforced and these domains would let no admin sign in. */
-  async assertAdminCanSignIn(em: EntityManager, tenantId: string, domains: readonly string[]): Promise<void> {
+  /** Throws CONFLICT if single sign-on is enforced and no admin can sign in after the change of the caller's transaction. */
+  async assertAdminCanSignIn(em: EntityManager, tenantId: string): Promise<void> {
     if (!(await lockTenant(em, tenantId))) return;
-    const admins = await em.execute<{ email: string }[]>(
-      `select email from member where tenant_id = ? and removed_at is null and 'admin' = any (roles)`,
+    const admins = await em.execute<unknown[]>(
+      `select 1 from member m where m.tenant_id = ? and ${ADMIN_WITH_DOMAIN}`,
       [tenantId],
     );
-    if (!admins.some(({ email }) => domains.includes(email.slice(email.lastIndexOf('@') + 1)))) {
-      throw new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in without this domain');
+    if (admins.length === 0) {
+      throw new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in any more');
     }
   }
 
@@ -346,6 +347,9 @@ export class Connections {
     });
   }
 }
+
+const ADMIN_WITH_DOMAIN = `m.removed_at is null and 'admin' = any (m.roles) and exists (
+  select from verified_domain d where d.tenant_id = m.tenant_id and d.domain = split_part(m.email, '@', -1) collate "C")`;
 
 /** Locks the tenant's settings until the commit. Resolves to whether single sign-on is enforced. */
 async function lockTenant(em: EntityManager, tenantId: string): Promise<boolean> {

@@ -2,6 +2,7 @@ import { isIP } from 'node:net';
 import { domainToASCII } from 'node:url';
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database, WriteAudit } from '../../../db/index.ts';
+import { lockTenant } from '../../../db/locks.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError, invalid } from '../../errors.ts';
 import type { Clock } from '../../lib/clock.ts';
@@ -9,10 +10,14 @@ import { randomBase62 } from '../../lib/crypto.ts';
 import { each } from '../../lib/each.ts';
 import { type Egress, EgressError } from '../../lib/egress.ts';
 import type { Log } from '../../lib/log.ts';
+import { assertEntitled } from '../../rpc/entitled.ts';
 
 const DAY = 24 * 3600 * 1000;
 /** After its record has been missing for this long, a verified domain may be verified by another organization. */
 const LAPSE_MS = 7 * DAY;
+const MAX_PER_TENANT = 100;
+/** Domains that are looked up at a time. */
+const RECHECKED = 1000;
 const SYSTEM: Doer = { actor: { type: 'system', id: 'domains' } };
 
 export interface DomainRecord {
@@ -91,7 +96,8 @@ export class Domains {
   }
 
   /**
-   * Records the tenant's claim to the domain. Idempotent: every call returns the same record. CONFLICT: see `verify`.
+   * Records the tenant's claim to the domain. Idempotent: every call returns the same record. CONFLICT: see `verify`, and
+   * for more than a hundred domains.
    */
   async claim(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const domain = normalDomain(given.trim());
@@ -102,12 +108,18 @@ export class Domains {
       await this.#refuseTaken(tenantId, domain, by);
     }
     await this.#db.transaction(tenantId, async (em) => {
+      await lockTenant(em, tenantId);
       const added = await em.execute<unknown[]>(
         `insert into sso_domain (tenant_id, domain, token, created_at) values (?, ?, ?, ?)
          on conflict do nothing returning domain`,
         [tenantId, domain, randomBase62(32), new Date(this.#clock.now())],
       );
       if (added.length === 0) return;
+      const [all] = await em.execute<{ count: number }[]>(
+        'select count(*)::int as count from sso_domain where tenant_id = ?',
+        [tenantId],
+      );
+      if (all!.count > MAX_PER_TENANT) throw new AppError('CONFLICT', `a tenant can claim ${MAX_PER_TENANT} domains`);
       await this.#audit(em, tenantId, {
         ...by,
         action: 'sso.domain_claimed',
@@ -144,6 +156,7 @@ export class Domains {
     await this.#releaseLapsed(tenantId, domain);
     const now = new Date(this.#clock.now());
     const mine = await this.#changeHolder(tenantId, async (em) => {
+      await assertEntitled(em, tenantId, by.actor);
       const known = await em.execute<unknown[]>(
         'select 1 from sso_domain where tenant_id = ? and domain = ? for update',
         [tenantId, domain],
@@ -172,12 +185,12 @@ export class Domains {
     return record((await this.#rows(tenantId, domain))[0]!);
   }
 
-  /** Releases the domain. `assertAllowed` runs in the transaction, with the domains that remain verified. */
+  /** Releases the domain. `assertAllowed` runs in the transaction, after the change. */
   async remove(
     tenantId: string,
     given: string,
     by: Doer & { reason?: string | undefined },
-    assertAllowed: (em: Parameters<WriteAudit>[0], verified: string[]) => Promise<void>,
+    assertAllowed: (em: EntityManager) => Promise<void>,
   ): Promise<void> {
     const { domain } = await this.#claimed(tenantId, given);
     await this.#changeHolder(tenantId, async (em) => {
@@ -187,13 +200,7 @@ export class Domains {
       );
       if (gone.length === 0) throw new AppError('NOT_FOUND');
       await em.execute('delete from verified_domain where tenant_id = ? and domain = ?', [tenantId, domain]);
-      const rest = await em.execute<{ domain: string }[]>('select domain from verified_domain where tenant_id = ?', [
-        tenantId,
-      ]);
-      await assertAllowed(
-        em,
-        rest.map((row) => row.domain),
-      );
+      await assertAllowed(em);
       await this.#audit(em, tenantId, {
         ...by,
         action: 'sso.domain_removed',
@@ -214,14 +221,15 @@ export class Domains {
   /**
    * Checks once a day that each verified domain still has its record. A domain whose record is missing keeps working,
    * so that a zone cleanup locks nobody out; admins see it, the audit chain records it, and after a week another
-   * organization that proves control may take the domain over. A DNS server that does not answer proves nothing.
+   * organization that proves control may take the domain over. A DNS server that does not answer proves nothing, and keeps
+   * no other domain from its turn. `most`: how many are looked up.
    */
-  async recheck(log: Log, signal: AbortSignal): Promise<void> {
+  async recheck(log: Log, signal: AbortSignal, most = RECHECKED): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string }>(
       `select v.tenant_id, v.domain, d.token from verified_domain v
        join sso_domain d on d.tenant_id = v.tenant_id and d.domain = v.domain where v.checked_at <= $1
-       order by v.checked_at limit 1000`,
-      [new Date(this.#clock.now() - DAY)],
+       order by greatest(v.checked_at, v.failed_at) limit $2`,
+      [new Date(this.#clock.now() - DAY), most],
     );
     await each(rows, signal, async ({ tenant_id: tenantId, domain, token }) => {
       let found: boolean;
@@ -232,6 +240,13 @@ export class Domains {
         log.warn(
           { tenant_id: tenantId, domain, failure: error.failure },
           'the TXT record of a domain could not be checked',
+        );
+        await this.#changeHolder(tenantId, (em) =>
+          em.execute('update verified_domain set failed_at = ? where tenant_id = ? and domain = ?', [
+            new Date(this.#clock.now()),
+            tenantId,
+            domain,
+          ]),
         );
         return;
       }

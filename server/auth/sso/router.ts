@@ -130,8 +130,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ domain, reason }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em, rest) =>
-          connections.assertAdminCanSignIn(em, ctx.tenantId, rest),
+        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em) =>
+          connections.assertAdminCanSignIn(em, ctx.tenantId),
         ),
       ),
 

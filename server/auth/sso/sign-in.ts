@@ -9,6 +9,7 @@ import type { Clock } from '../../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../../lib/crypto.ts';
 import type { Log } from '../../lib/log.ts';
 import { showsSomething } from '../../lib/visible.ts';
+import { RefusalLimit } from '../refusal-limit.ts';
 import type { OpenedSession, Sessions } from '../sessions.ts';
 import type { Connection, Connections } from './connections.ts';
 import { normalEmail } from './domains.ts';
@@ -66,6 +67,7 @@ export class SingleSignOn {
   readonly #sessions: Sessions;
   readonly #acceptInvitation: AcceptInvitation;
   readonly #count: (reason: string) => void;
+  readonly #refusals: RefusalLimit;
 
   constructor(parts: {
     db: Database;
@@ -90,6 +92,7 @@ export class SingleSignOn {
     this.#sessions = parts.sessions;
     this.#acceptInvitation = parts.acceptInvitation;
     this.#count = parts.count;
+    this.#refusals = new RefusalLimit(parts.clock);
   }
 
   /**
@@ -141,6 +144,7 @@ export class SingleSignOn {
     }
     const connection = await this.#connections.open(state.tenant);
     return this.#audited(state.tenant, connection, origin, async () => {
+      if (this.#clock.now() >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
       // Mix-up attack: a sign-in that began at one provider returns from another, to which the first redirected the
       // browser. Its code belongs to the other tenant and must never reach this tenant's token endpoint.
       if (state.tenant !== connectionId) {
@@ -161,7 +165,6 @@ export class SingleSignOn {
   /** Checks the state and marks it used before anything is sent to the provider. */
   async #accept(state: State, connection: Connection | undefined, browser: string | undefined): Promise<Provider> {
     const now = this.#clock.now();
-    if (now >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
     const hash = Buffer.from(state.browser, 'base64url');
     if (!browser || !equalSecret(sha256(browser), hash)) {
       throw new SsoRefusal('sso.state_of_other_browser', 'the sign-in was started in another browser');
@@ -292,7 +295,10 @@ export class SingleSignOn {
     }
   }
 
-  /** Runs `work`; a refusal is in the tenant's audit chain before the caller sees it. */
+  /**
+   * Runs `work`; a refusal is in the tenant's audit chain before the caller sees it. Not all of one kind, see RefusalLimit:
+   * anybody can have themselves refused.
+   */
   async #audited<T>(
     tenantId: string,
     connection: Connection | undefined,
@@ -305,6 +311,7 @@ export class SingleSignOn {
       if (!(error instanceof SsoRefusal)) throw error;
       const { reason: action, detail } = error;
       this.#note(action, tenantId, origin);
+      if (!this.#refusals.mayRecord(`${tenantId} ${action}`)) throw error;
       await this.#db.transaction(tenantId, (em) =>
         this.#audit(em, tenantId, {
           actor: { type: 'system', id: 'sso', ip: origin.ip },

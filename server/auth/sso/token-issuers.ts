@@ -6,6 +6,7 @@ import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
+import { assertEntitled } from '../../rpc/entitled.ts';
 import { text } from '../../rpc/fields.ts';
 import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
@@ -121,6 +122,7 @@ export class TokenIssuers {
       throw new AppError('VALIDATION_FAILED', undefined, { faults });
     }
     await this.#db.transaction(tenantId, async (em, notify) => {
+      await assertEntitled(em, tenantId, by.actor);
       // serialized, so that two lists cannot be merged
       await lockTenant(em, tenantId);
       const before = await em.execute<{ settings: TokenIssuer }[]>(

@@ -1,6 +1,7 @@
+import { folded } from '../../lib/folded.ts';
 import type { Head, ReadKind } from '../language/head.ts';
 import { ARGUMENT_LIMITS, keyText } from './exact.ts';
-import { type Arguments, folded, type MappedRequest } from './request.ts';
+import type { Arguments, MappedRequest } from './request.ts';
 
 /** A path in the arguments and the kinds it is read as. With no kinds, any value at the path is ambiguous. */
 export interface PathRead {

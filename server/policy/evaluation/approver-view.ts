@@ -52,7 +52,7 @@ export function approverView(
 
 /**
  * A copy of the arguments or the context of an action with these masks. The arguments of an HTTP request contain its body,
- * and masks apply to paths in the body too.
+ * and masks apply to paths in the body too. What approvers see and what is then done with the action are masked by this.
  */
 export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
   if (masks.length === 0) return original;

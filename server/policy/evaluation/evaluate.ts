@@ -375,7 +375,8 @@ export class PolicyEngine {
   /** With the limits, which may depend on more of the request than the statements read. */
   #counted(request: ActionRequest, { args }: MappedRequest, match: Match): Match {
     if (match.outcome !== 'permitted') return match;
-    const found = limitsOf(match.hits, request, args);
+    const isKnown = (server: string) => this.#servers.has(server) || this.registry.knows(server);
+    const found = limitsOf(match.hits, request, args, isKnown);
     return 'doubt' in found
       ? { ...match, ...ambiguousMatch(found.doubt.path, found.doubt.rule) }
       : found.limits.length === 0

@@ -2,9 +2,10 @@ import type { Annotations, LimitKey } from '../../domain/annotations.ts';
 import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256, sha256Tag } from '../../lib/crypto.ts';
+import { folded } from '../../lib/folded.ts';
 import { displayPath, isAmbiguous, type PathRead, pathRead } from './ambiguity.ts';
 import { exactDecimal } from './exact.ts';
-import { type Arguments, folded } from './request.ts';
+import type { Arguments } from './request.ts';
 
 /** One limit of a statement that was hit, and what the action takes of it. */
 export interface LimitHit {
@@ -68,18 +69,22 @@ export function tenThousandths(decimal: string): number | undefined {
   return whole !== '' && Number.isSafeInteger(units) ? units : undefined;
 }
 
-/** The limits of the statements that were hit, or why they cannot be counted: then the action must be denied. */
+/**
+ * The limits of the statements that were hit, or why they cannot be counted: then the action must be denied. `isKnown` says
+ * whether a tool server is one that people know: others have any name that a caller gives them.
+ */
 export function limitsOf(
   hits: readonly BundleStatement[],
   request: ActionRequest,
   args: Arguments,
+  isKnown: (server: string) => boolean,
 ): { limits: LimitHit[] } | { doubt: LimitDoubt } {
   const limits: LimitHit[] = [];
   for (const rule of hits) {
     const { rate, budget } = rule.annotations;
     const counted = (kind: LimitHit['kind'], per: LimitKey = 'agent', units: () => number): LimitHit => ({
       ...{ rule_id: rule.id, kind, ...limitTerms(rule.annotations, kind)!, units: units() },
-      key: keyOf([per, apartBy(per, request, args), kind === 'budget' ? budget!.currency : null]),
+      key: keyOf([per, apartBy(per, request, args, isKnown), kind === 'budget' ? budget!.currency : null]),
     });
     try {
       if (rate) limits.push(counted('rate', rate.per, () => 1));
@@ -100,7 +105,7 @@ export function limitTerms({ rate, budget }: Annotations, kind: LimitHit['kind']
   if (!annotation) return undefined;
   const { window_seconds, per = 'agent' } = annotation;
   const limit = 'limit' in annotation ? annotation.limit : tenThousandths(annotation.amount)!;
-  return { limit, window_seconds, chosen: per === 'session' || per.includes('.') };
+  return { limit, window_seconds, chosen: per === 'session' || per === 'tool' || per.includes('.') };
 }
 
 /** What counting the limits of these statements reads of a request, beside its names. */
@@ -136,7 +141,12 @@ function keyOf(parts: unknown[]): string {
   return sha256(canonicalJson(parts)).toString('base64url');
 }
 
-function apartBy(per: LimitKey, request: ActionRequest, args: Arguments): unknown {
+function apartBy(
+  per: LimitKey,
+  request: ActionRequest,
+  args: Arguments,
+  isKnown: (server: string) => boolean,
+): unknown {
   switch (per) {
     case 'agent':
       return request.agent_id;
@@ -147,8 +157,10 @@ function apartBy(per: LimitKey, request: ActionRequest, args: Arguments): unknow
       return [request.agent_id, request.session_id ?? ''];
     case 'role':
       return request.agent_role;
-    case 'tool':
-      return [request.tool_server ?? '', request.tool_name];
+    case 'tool': {
+      const { tool_server = '', tool_name } = request;
+      return [isKnown(tool_server) ? tool_server : '', tool_name];
+    }
     case 'tenant':
       return null;
     default:

@@ -1,5 +1,5 @@
+import { folded } from '../../lib/folded.ts';
 import { literal, type Token } from '../language/scan.ts';
-import { folded } from './request.ts';
 
 /**
  * The names of tools, or of tool servers, that somebody decided about, with what decided. A name that is another one of
@@ -14,6 +14,10 @@ export class DecidedNames<Rule> {
     this.#exact.add(name);
     const key = folded(name);
     if (!this.#folded.has(key)) this.#folded.set(key, { name, rule });
+  }
+
+  has(name: string): boolean {
+    return this.#exact.has(name);
   }
 
   /** The name that this one could be taken for; undefined for a name that is known, or like none. */

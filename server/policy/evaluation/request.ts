@@ -1,6 +1,7 @@
 import { isIP } from 'node:net';
 import path from 'node:path';
 import type { ActionRequest } from '../../domain/policy.ts';
+import { folded } from '../../lib/folded.ts';
 import type { EntityWithAncestors } from '../language/head.ts';
 import { type EngineCall, engineCall } from './cedar/call.ts';
 import type { RequestValues } from './cedar/question.ts';
@@ -189,16 +190,6 @@ export function aliasesOf(name: string): readonly string[] {
   found.add(name.replace(/[ .[]/g, '_'));
   found.delete(name);
   return [...found];
-}
-
-/**
- * A name as seen by parsers that ignore case, width, invisible characters and surrounding white space: NFKC_Casefold,
- * with the Turkish i folded too.
- */
-export function folded(name: string): string {
-  if (/^[a-z0-9_.[\]-]*$/.test(name)) return name;
-  const plain = name.normalize('NFKC').toUpperCase().toLowerCase().normalize('NFKC');
-  return plain.replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]|\u0307/gu, '').trim();
 }
 
 /** The parts of a request that a set of statements can read. */

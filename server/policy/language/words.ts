@@ -144,6 +144,8 @@ export class ProblemWords {
     if (part && same) {
       return { message: `Cedar writes \`${same}\` for \`${part[0]}\``, fix: this.#replace(at, part[0]!.length, same) };
     }
+    part = is(/^unexpected token `([^`]+)`$/);
+    if (part) return this.#missing(part[0]!, label ?? '', at);
     if (message === 'unexpected end of input') {
       const last = this.#all().at(-1);
       const closed = last?.text === ')' || last?.text === '}';
@@ -181,6 +183,37 @@ export class ProblemWords {
         fix: literal && this.#replace(literal.start, part[0]!.length + 2, `"${part[0]}.0"`),
       };
     }
+    return undefined;
+  }
+
+  /** What is missing before a token that cannot stand where it stands. `label`: what the engine would take there. */
+  #missing(token: string, label: string, at: number): { message: string; fix?: Fix | undefined } | undefined {
+    const end = this.#end(at);
+    const before = this.#all().filter((one) => one.end <= at);
+    const last = before.at(-1)?.text ?? '';
+    const open = opened(before);
+    const closing = OPENS[open.at(-1) ?? ''];
+    if (Object.hasOwn(CLOSES, token) && !open.includes(CLOSES[token]!)) {
+      const call = token === ')' && before.at(-2)?.text === '.' && /^(?:to|is)[A-Z]/.test(last);
+      const fix = call ? this.#insert(end, '(') : this.#replace(at, 1, closing === ']' ? closing : '');
+      return { message: `there is nothing that this \`${token}\` closes`, fix };
+    }
+    if (closing && label.includes(`\`${closing}\``) && ENDS.has(token)) {
+      const text = closing === '}' ? ' }' : closing;
+      // a list ends anywhere before it
+      const fix = closing === ']' ? undefined : this.#insert(end, text);
+      return { message: `a \`${closing}\` is missing before \`${token}\``, fix };
+    }
+    if (token === '(' && (last === 'permit' || last === 'forbid')) {
+      const start = before.at(-2)?.end;
+      return {
+        message: `a \`;\` is missing before \`${last}\``,
+        fix: start === undefined ? undefined : this.#insert(start, ';'),
+      };
+    }
+    if (last === 'when' || last === 'unless') return { message: `braces are missing: write \`${last} { … }\`` };
+    if (label.includes('`&&`')) return { message: `something is missing before \`${token}\`, such as \`&&\`` };
+    if (label.includes('string literal')) return { message: `a value is missing before \`${token}\`` };
     return undefined;
   }
 
@@ -234,7 +267,7 @@ export class ProblemWords {
   }
 
   #replace(at: number, length: number, text: string): Fix {
-    return { title: `Replace with ${text}`, ...this.#positions.at(at), length, text };
+    return { title: text === '' ? 'Remove it' : `Replace with ${text}`, ...this.#positions.at(at), length, text };
   }
 
   #insert(at: number, text: string): Fix {
@@ -270,6 +303,21 @@ export class ProblemWords {
       0,
     );
   }
+}
+
+/** What ends what was opened before it. */
+const ENDS: ReadonlySet<string> = new Set([';', '}', ')', 'when', 'unless', 'permit', 'forbid']);
+const OPENS: Record<string, string> = { '(': ')', '[': ']', '{': '}' };
+const CLOSES: Record<string, string> = { ')': '(', ']': '[', '}': '{' };
+
+/** The brackets that were opened and not closed. */
+function opened(before: readonly Token[]): string[] {
+  const open: string[] = [];
+  for (const { text } of before) {
+    if (Object.hasOwn(OPENS, text)) open.push(text);
+    else if (open.at(-1) === CLOSES[text]) open.pop();
+  }
+  return open;
 }
 
 /** A name as a whole in a text: `a` is not in `ab`, nor in `"a in b"` where another `a` comes after ` in `. */

@@ -1,10 +1,10 @@
 import { isIP } from 'node:net';
 import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
+import { folded } from '../../lib/folded.ts';
 import { MAX_MATCH_STEPS, readsOf } from '../evaluation/ambiguity.ts';
 import { ARGUMENT_LIMITS } from '../evaluation/exact.ts';
 import { limitReads } from '../evaluation/limits.ts';
 import type { NeededReads } from '../evaluation/projection.ts';
-import { folded } from '../evaluation/request.ts';
 import { isGuardrail } from '../language/annotations.ts';
 import { admits, type EntityWithAncestors, type Head, named, readHead } from '../language/head.ts';
 import { preamble, tokens } from '../language/scan.ts';

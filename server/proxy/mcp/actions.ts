@@ -1,4 +1,4 @@
-import { folded } from '../../policy/evaluation/request.ts';
+import { folded } from '../../lib/folded.ts';
 import type { Notification, Request } from './wire.ts';
 
 /** What each method of MCP is to the policies. */

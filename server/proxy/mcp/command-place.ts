@@ -1,3 +1,4 @@
+import { Muted } from './muted.ts';
 import type { Declared } from './param-headers.ts';
 import { Child } from './pipe.ts';
 import { type On, type Place, Unreachable } from './place.ts';
@@ -23,7 +24,8 @@ interface Waiting {
 /** A server that a command starts. Requests of the stateless revision share one process, which is started again when it ends. */
 export class CommandPlace implements Place {
   readonly #start: () => Child;
-  readonly #waiting = new Map<number, Waiting>();
+  readonly #waiting = new Map<string, Waiting>();
+  #muted = new Muted();
   #shared: Child | undefined;
   /** The shared process has given a result: it is of the stateless revision. */
   #serves = false;
@@ -56,31 +58,34 @@ export class CommandPlace implements Place {
   }
 
   async post(request: Request, on: On): Promise<Answer | undefined> {
-    if (on.signal.aborted) return undefined;
     const child = await this.#process();
-    const number = ++this.#next;
+    if (on.signal.aborted) return undefined;
+    // a text: a late answer is none to a request of the session that gets the process later, which has a number
+    const id = `svc-${++this.#next}`;
     const { promise, resolve, reject } = Promise.withResolvers<Answer | undefined>();
     // it may fail while the request is still being written
     promise.catch(() => {});
-    this.#waiting.set(number, { request, on, settle: resolve, fail: reject });
+    this.#waiting.set(id, { request, on, settle: resolve, fail: reject });
     const cancel = () => {
       resolve(undefined);
-      const params = { requestId: number };
+      if (on.masked) this.#muted.add(id);
+      const params = { requestId: id };
       child.send({ jsonrpc: '2.0', method: 'notifications/cancelled', params }).catch(() => {});
     };
     on.signal.addEventListener('abort', cancel, { once: true });
     try {
       const { _meta, ...params } = request.params ?? {};
-      const token = _meta?.progressToken === undefined ? {} : { progressToken: number };
-      await child
-        .send({ ...request, id: number, params: { ...params, _meta: { ..._meta, ...token } } })
+      const token = _meta?.progressToken === undefined ? {} : { progressToken: id };
+      const sent = child
+        .send({ ...request, id, params: { ...params, _meta: { ..._meta, ...token } } })
         .catch((error) => {
           throw new Unreachable((error as Error).message);
         });
-      return await promise;
+      // a server that does not read its input keeps no client that leaves
+      return await Promise.race([promise, sent.then(() => promise)]);
     } finally {
       on.signal.removeEventListener('abort', cancel);
-      this.#waiting.delete(number);
+      this.#waiting.delete(id);
     }
   }
 
@@ -89,6 +94,7 @@ export class CommandPlace implements Place {
     const child = this.#start();
     this.#shared = child;
     this.#serves = false;
+    this.#muted = new Muted();
     child.onmessage = (message) => this.#take(message);
     child.onerror = (error) => this.#onerror(error);
     child.onclose = () => {
@@ -101,7 +107,8 @@ export class CommandPlace implements Place {
 
   #take(message: Message): void {
     if (!('method' in message)) {
-      const waiting = this.#waiting.get(message.id as number);
+      const waiting = this.#waiting.get(message.id as string);
+      this.#muted.answered(message.id);
       if (waiting && 'result' in message) this.#serves = true;
       waiting?.settle({ ...message, id: waiting.request.id });
     } else if (!('id' in message)) this.#notice(message);
@@ -115,20 +122,20 @@ export class CommandPlace implements Place {
   #notice(message: Notification): void {
     const { params } = message;
     if (message.method === 'notifications/progress') {
-      const waiting = this.#waiting.get(params?.progressToken as number);
+      const waiting = this.#waiting.get(params?.progressToken as string);
       const progressToken = waiting?.request.params?._meta?.progressToken;
       waiting?.on.notify({ ...message, params: { ...params, progressToken } });
       return;
     }
     const subscription = params?._meta?.[SUBSCRIPTION_KEY];
     if (subscription !== undefined) {
-      const waiting = this.#waiting.get(subscription as number);
+      const waiting = this.#waiting.get(subscription as string);
       const _meta = { ...params?._meta, [SUBSCRIPTION_KEY]: waiting?.request.id };
       waiting?.on.notify({ ...message, params: { ...params, _meta } });
       return;
     }
     // a log message does not say whose it is: it may be of one that is masked
-    if (this.#waiting.values().some(({ on }) => on.masked)) return;
+    if (this.#muted.any || this.#waiting.values().some(({ on }) => on.masked)) return;
     const asks = ({ request }: Waiting) => request.params?._meta?.[LOG_LEVEL_KEY] !== undefined;
     this.#waiting.values().find(asks)?.on.notify(message);
   }

@@ -394,7 +394,8 @@ export class Exchange implements Served {
       const none = answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND && !acknowledged;
       if (!none) return answer;
       acknowledge({});
-      await new Promise((resolve) => from.signal.addEventListener('abort', resolve, { once: true }));
+      const { signal } = from;
+      if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }));
       return undefined;
     } finally {
       unlisten();

@@ -3,6 +3,7 @@ import { knownHoldKind } from '../../domain/hold-kinds.ts';
 import type { ActionRequest } from '../../domain/policy.ts';
 import type { Log } from '../../lib/log.ts';
 import { siblingOf, traceOf, traceparentOf } from '../../lib/trace.ts';
+import { maskedWith } from '../../policy/evaluation/approver-view.ts';
 import { applyMasks, MASKED, type Mask, parseExact } from '../../policy/evaluation/masks.ts';
 import { type Agent, AgentError, isPlain } from '../agents.ts';
 import type { ValueRule } from '../config.ts';
@@ -499,13 +500,12 @@ function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined)
   };
 }
 
-/** With the masks where policies see the arguments: for a tool its own, else all of what is asked. */
+/** With the masks where policies see the arguments, and as approvers see them: for a tool its own, else all of what is asked. */
 function maskParams(method: string, asked: Params, masks: readonly Mask[]): Params {
-  const masked = (value: unknown) => applyMasks(structuredClone(value), masks);
   if (method === 'tools/call') {
-    return { ...asked, ...(asked.arguments !== undefined && { arguments: masked(asked.arguments) }) };
+    return { ...asked, ...(asked.arguments !== undefined && { arguments: maskedWith(asked.arguments, masks) }) };
   }
-  const params = masked(asked);
+  const params = maskedWith(asked, masks);
   return isObject(params) ? params : {};
 }
 

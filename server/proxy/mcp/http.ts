@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/server';
+import { whenClosed } from '../../lib/closed.ts';
 import type { Log } from '../../lib/log.ts';
 import { Turns } from '../../lib/turns.ts';
 import type { Agent } from '../agents.ts';
@@ -124,8 +125,8 @@ export class McpFront {
     if (isCostly(body)) {
       const done = await this.#turns.take(`${owner} ${route.path}`);
       if (!done) throw new Refusal(429, 'RATE_LIMITED', 'too many lists and sessions are asked for', { retryAfter: 5 });
-      if (response.destroyed) return done();
-      response.once('close', done);
+      whenClosed(response, done);
+      if (response.destroyed) return;
     }
     if (body !== undefined && standsAlone(body, request)) {
       await this.#exchange(route, owner, identify, body, request, response, sourceIp);
@@ -141,12 +142,14 @@ export class McpFront {
     open.identify = identify;
     open.usedAt = Date.now();
     open.streams++;
-    response.once('close', () => {
+    whenClosed(response, () => {
       open.streams--;
       open.usedAt = Date.now();
       // nothing is kept without a successful initialization
       if (!open.session.initialized && open.streams === 0) void open.session.close();
     });
+    // nobody waits for what has not begun
+    if (response.destroyed) return;
     const answer = await open.transport.handleRequest(webRequest(request), { parsedBody: body });
     this.#unread.add(owner, response);
     await answerWeb(answer, response, () => this.#unread.makeRoom(owner));
@@ -175,7 +178,8 @@ export class McpFront {
       return;
     }
     const gone = new AbortController();
-    response.once('close', () => gone.abort());
+    whenClosed(response, () => gone.abort());
+    if (response.destroyed) return;
     this.#unread.add(owner, response);
     const stream = new Stream(response, () => this.#unread.makeRoom(owner));
     const answer = await this.#servedOf(route).serve(message, {
@@ -393,8 +397,13 @@ class Stream {
     const response = this.#response;
     clearInterval(this.#alive);
     if (response.destroyed) return;
-    if (!answer) response.destroy();
-    else if (response.headersSent) response.end(event(answer));
+    if (!answer) {
+      response.destroy();
+      return;
+    }
+    this.#makeRoom();
+    if (response.destroyed) return;
+    if (response.headersSent) response.end(event(answer));
     else sendJson(response, statusOf(answer), answer);
   }
 }
@@ -419,7 +428,7 @@ async function answerWeb(answer: Response, response: ServerResponse, makeRoom: (
   }
   response.flushHeaders();
   const reader = answer.body.getReader();
-  response.once('close', () => void reader.cancel().catch(() => {}));
+  whenClosed(response, () => void reader.cancel().catch(() => {}));
   try {
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
       makeRoom();

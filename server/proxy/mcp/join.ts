@@ -439,13 +439,14 @@ class Listening {
   readonly #asked: Record<string, unknown>;
   readonly #honored = new Map<Member, Record<string, unknown>>();
   readonly #changed = new Map<string, NodeJS.Timeout>();
+  readonly #ended = new AbortController();
   #acknowledged = false;
   readonly answer: Promise<undefined>;
 
   constructor(members: readonly Member[], request: Request, from: Serving) {
     this.#members = members;
     this.#request = request;
-    this.#from = from;
+    this.#from = { ...from, signal: AbortSignal.any([from.signal, this.#ended.signal]) };
     this.#asked = isObject(request.params?.notifications) ? request.params.notifications : {};
     this.answer = this.#listen();
   }
@@ -454,10 +455,15 @@ class Listening {
     const { signal } = this.#from;
     const all = Promise.all(this.#members.map((member) => this.#to(member)));
     const late = setTimeout(() => this.#acknowledge(), FIRST_MS).unref();
-    await all.finally(() => clearTimeout(late));
-    if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }));
-    for (const timer of this.#changed.values()) clearTimeout(timer);
-    return undefined;
+    try {
+      await all.finally(() => clearTimeout(late));
+      if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }));
+      return undefined;
+    } finally {
+      // where one of the servers does not know the agent, the others are listened to no more
+      this.#ended.abort();
+      for (const timer of this.#changed.values()) clearTimeout(timer);
+    }
   }
 
   async #to(member: Member): Promise<void> {

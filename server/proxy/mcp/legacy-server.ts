@@ -1,7 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Log } from '../../lib/log.ts';
-import { isSessionLost, MASKED_MEANWHILE, type On, type Place, Unreachable } from './place.ts';
+import { Muted } from './muted.ts';
+import { isSessionLost, MASKED_MEANWHILE, NoSession, type On, type Place, Unreachable } from './place.ts';
 import {
   type Answer,
   CAPABILITIES_KEY,
@@ -109,6 +110,7 @@ class LegacyServer {
   readonly #log: Log;
   readonly #begun: Promise<Result>;
   readonly #open = new Map<number, Open>();
+  readonly #muted = new Muted();
   readonly #listeners = new Set<{ request: Request; on: On; wants: Record<string, unknown>; end: () => void }>();
   readonly #watched = new Map<string, number>();
   /** What the server wanted to know of the client while nothing was open that it could be asked with. */
@@ -155,8 +157,10 @@ class LegacyServer {
       server = await this.#begun;
     } catch (error) {
       if (on.signal.aborted) return undefined;
-      throw error instanceof Unreachable ? error : new Unreachable((error as Error).message);
+      throw new NoSession((error as Error).message);
     }
+    // the client may have left meanwhile
+    if (on.signal.aborted) return undefined;
     this.usedAt = Date.now();
     try {
       const answer = await this.#exchange(request, on, server);
@@ -186,6 +190,7 @@ class LegacyServer {
     if (level !== undefined && level !== this.#level && capabilities.logging) {
       this.#level = level;
       await this.#ask('logging/setLevel', { level }, on.signal);
+      if (on.signal.aborted) return undefined;
     }
     const { inputResponses: _unasked, _meta, ...sent } = params;
     const number = ++this.#next;
@@ -208,7 +213,8 @@ class LegacyServer {
     open.wake = resolve;
     on.signal.addEventListener('abort', resolve as () => void, { once: true });
     try {
-      await begin();
+      // a server that does not read what it is sent keeps no client that leaves
+      await Promise.race([begin(), promise]);
       if (!open.answer && !open.lost && open.asked.size === 0 && !on.signal.aborted) await promise;
     } catch (error) {
       this.#open.delete(number);
@@ -248,18 +254,18 @@ class LegacyServer {
     open.request = request;
     open.on = on;
     return this.#answered(number, open, async () => {
-      for (const [name, { id }] of [...open.asked]) {
+      const sent = [...open.asked].map(([name, { id }]) => {
         const result = given[name];
-        if (!isObject(result)) continue;
-        open.asked.delete(name);
-        await this.#send({ jsonrpc: '2.0', id, result });
-      }
+        return isObject(result) && open.asked.delete(name) && this.#send({ jsonrpc: '2.0', id, result });
+      });
+      await Promise.all(sent);
     });
   }
 
   #abandon(number: number, open: Open): void {
     if (!this.#open.delete(number)) return;
     clearTimeout(open.expires);
+    if (open.on.masked) this.#muted.add(number);
     this.#send({ jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: number } }).catch(() => {});
     for (const { id } of open.asked.values()) {
       this.#send(failure(id, INTERNAL_ERROR, 'the client does not answer')).catch(() => {});
@@ -283,22 +289,33 @@ class LegacyServer {
       ...(watches && { resourceSubscriptions: uris }),
     };
     const tag = { [SUBSCRIPTION_KEY]: request.id };
-    if (watches) for (const uri of uris) await this.#watch(uri, 1);
-    on.notify({
-      jsonrpc: '2.0',
-      method: 'notifications/subscriptions/acknowledged',
-      params: { _meta: tag, notifications: wants },
-    });
     const { promise, resolve } = Promise.withResolvers<void>();
     const listener = { request, on, wants, end: () => resolve() };
-    this.#listeners.add(listener);
-    on.signal.addEventListener('abort', listener.end, { once: true });
-    if (!this.#closed) await promise;
-    this.#listeners.delete(listener);
-    // it ends with the session: the client has to listen again
-    if (this.#closed) return success(request.id, { _meta: tag });
-    if (watches) for (const uri of uris) await this.#watch(uri, -1).catch(() => {});
-    return undefined;
+    const watched: string[] = [];
+    try {
+      for (const uri of watches ? uris : []) {
+        // each takes the server some time, within which the client may leave
+        if (on.signal.aborted) return undefined;
+        watched.push(uri);
+        await this.#watch(uri, 1);
+      }
+      this.#listeners.add(listener);
+      on.signal.addEventListener('abort', listener.end, { once: true });
+      if (on.signal.aborted) return undefined;
+      on.notify({
+        jsonrpc: '2.0',
+        method: 'notifications/subscriptions/acknowledged',
+        params: { _meta: tag, notifications: wants },
+      });
+      if (!this.#closed) await promise;
+      // it ends with the session: the client has to listen again
+      return this.#closed ? success(request.id, { _meta: tag }) : undefined;
+    } finally {
+      this.#listeners.delete(listener);
+      on.signal.removeEventListener('abort', listener.end);
+      // nobody waits for that
+      if (!this.#closed) for (const uri of watched) this.#watch(uri, -1).catch(() => {});
+    }
   }
 
   async #watch(uri: string, by: 1 | -1): Promise<void> {
@@ -332,6 +349,7 @@ class LegacyServer {
   #take(message: Message): void {
     if (!('method' in message)) {
       const open = this.#open.get(message.id as number);
+      this.#muted.answered(message.id);
       if (!open) return;
       open.answer = message;
       open.wake();
@@ -367,7 +385,7 @@ class LegacyServer {
   }
 
   get #masks(): boolean {
-    return this.#open.values().some(({ on }) => on.masked);
+    return this.#muted.any || this.#open.values().some(({ on }) => on.masked);
   }
 
   #notice(message: Notification): void {

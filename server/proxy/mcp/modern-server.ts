@@ -176,7 +176,8 @@ export class ModernServer implements Link {
   }
 
   /** Asks the client; nothing when the request that it is asked for was cancelled. */
-  #ask(input: unknown, of: Id, signal: AbortSignal): Promise<Answer | undefined> {
+  async #ask(input: unknown, of: Id, signal: AbortSignal): Promise<Answer | undefined> {
+    if (signal.aborted) return undefined;
     const { method, params } = (isObject(input) ? input : {}) as { method?: string; params?: Request['params'] };
     const id = `svc-input-${++this.#next}`;
     const { promise, resolve } = Promise.withResolvers<Answer | undefined>();
@@ -230,7 +231,10 @@ export class ModernServer implements Link {
       method: 'subscriptions/listen',
       params: { _meta: this.#meta, notifications },
     };
+    // what comes of one that a newer one has replaced says nothing of what that asks for
+    const { signal } = abort;
     const notify = (message: Notification) => {
+      if (signal.aborted) return;
       if (message.method === 'notifications/subscriptions/acknowledged') {
         this.#honored(message.params?.notifications);
         return;
@@ -238,17 +242,12 @@ export class ModernServer implements Link {
       const { [SUBSCRIPTION_KEY]: _own, ..._meta } = message.params?._meta ?? {};
       this.onmessage?.({ ...message, params: { ...message.params, _meta } });
     };
-    const again = () => setTimeout(() => abort.signal.aborted || this.#listen(), LISTEN_AGAIN_MS).unref();
-    this.#place.post(request, { signal: abort.signal, notify }).then(
-      (answer) => {
-        const unknown = answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND;
-        if (answer) this.#honored(undefined);
-        if (answer && !unknown) again();
-      },
-      () => {
-        this.#honored(undefined);
-        again();
-      },
-    );
+    const ended = (answer: Answer | undefined) => {
+      if (signal.aborted) return;
+      this.#honored(undefined);
+      if (answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND) return;
+      setTimeout(() => signal.aborted || this.#listen(), LISTEN_AGAIN_MS).unref();
+    };
+    this.#place.post(request, { signal, notify }).then(ended, () => ended(undefined));
   }
 }

@@ -44,8 +44,14 @@ export class Pipe implements Link {
 
   async send(message: Message): Promise<void> {
     if (this.#closed || !this.#output.writable) throw new Error('the other side has ended');
-    if (!this.#output.write(`${JSON.stringify(message)}\n`)) {
-      await Promise.race([once(this.#output, 'drain'), once(this.#output, 'close')]);
+    if (this.#output.write(`${JSON.stringify(message)}\n`)) return;
+    const over = new AbortController();
+    const { signal } = over;
+    try {
+      await Promise.race([once(this.#output, 'drain', { signal }), once(this.#output, 'close', { signal })]);
+    } finally {
+      // neither listens on
+      over.abort();
     }
   }
 

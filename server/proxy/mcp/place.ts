@@ -24,6 +24,9 @@ export class Unreachable extends Error {
   }
 }
 
+/** A server of the old eras has begun no session: nothing was asked of it. */
+export class NoSession extends Unreachable {}
+
 /** Where a tool server is, of whatever era. */
 export interface Place {
   /** A connection of its own, for one session with `initialize`. */

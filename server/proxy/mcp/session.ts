@@ -3,6 +3,7 @@ import type { Log } from '../../lib/log.ts';
 import type { Agent } from '../agents.ts';
 import type { Hold } from '../control-plane.ts';
 import { type Admitted, type Caller, type Gate, META_ESCROW_ID, type Refused } from './gate.ts';
+import { Muted } from './muted.ts';
 import { PAGE_WAIT_MS, pageOf } from './page.ts';
 import { isSessionLost, MASKED_MEANWHILE } from './place.ts';
 import { ofNoTask } from './tasks.ts';
@@ -48,8 +49,6 @@ interface Pending {
   admitted?: Admitted;
   /** It is no longer watched for a stop. */
   uncut?: () => void;
-  /** The client has its answer: a stop has cut it. */
-  cut?: true;
 }
 
 /**
@@ -65,6 +64,7 @@ export class Session {
   readonly #client: Link;
   readonly #server: Link;
   readonly #pending = new Map<number, Pending>();
+  readonly #muted = new Muted();
   /** Calls that are decided or wait for a release, by the client's id. */
   readonly #deciding = new Map<Id, AbortController>();
   /** The agent, as far as it is known: tasks are made by what is decided for it. */
@@ -113,9 +113,9 @@ export class Session {
     this.#ended.abort();
     this.#unlisten();
     for (const waiting of this.#deciding.values()) waiting.abort();
-    for (const { admitted, uncut, cut } of this.#pending.values()) {
+    for (const { admitted, uncut } of this.#pending.values()) {
       uncut?.();
-      if (!cut) admitted?.ended('the session ended');
+      admitted?.ended('the session ended');
     }
     this.#pending.clear();
     await this.#parts
@@ -137,7 +137,7 @@ export class Session {
       } else if (this.#parts.gate.governs(message.method)) void this.#govern(message);
       else this.#request(ofNoTask(message));
     } else if (message.method === 'notifications/cancelled') {
-      this.#cancelled(message.params?.requestId as Id, message);
+      this.#cancelled(message);
     } else if (this.#parts.gate.passes(message)) {
       this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
     } else {
@@ -148,7 +148,7 @@ export class Session {
 
   /** Two answers to one id could be taken for each other. */
   #isInUse(id: Id): boolean {
-    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id && !pending.cut);
+    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id);
   }
 
   #request(request: Request, admitted?: Admitted): void {
@@ -168,11 +168,12 @@ export class Session {
     this.#pending.set(number, pending);
     let sent = false;
     const uncut = admitted?.onCut((instead) => {
-      this.#cut(number, pending, instead);
-      const params = { requestId: number, reason: 'stopped' };
-      if (sent) this.#pass(this.#server, { jsonrpc: '2.0', method: 'notifications/cancelled', params });
+      this.#settled(number);
+      admitted.ended('aborted by a stop');
+      this.#pass(this.#client, instead);
+      if (sent) this.#giveUp(number, pending, { reason: 'stopped' });
     });
-    if (pending.cut) return;
+    if (!this.#pending.has(number)) return;
     if (uncut) pending.uncut = uncut;
     sent = true;
     this.#server.send({ ...request, id: number }).catch((err) => {
@@ -184,30 +185,31 @@ export class Session {
     });
   }
 
-  /** The request under this number is over; undefined where the client has its answer. */
+  /** The request under this number is over; undefined where it was before. */
   #settled(number: number): Pending | undefined {
     const pending = this.#pending.get(number);
     this.#pending.delete(number);
+    this.#muted.answered(number);
     pending?.uncut?.();
-    return pending?.cut ? undefined : pending;
+    return pending;
   }
 
-  /** The client is told why; what the server says of it later is nobody's. */
-  #cut(number: number, pending: Pending, instead: Answer): void {
-    pending.cut = true;
-    // until the server has answered, what it says may be of the call that is masked
-    if (!pending.admitted?.masked) this.#pending.delete(number);
-    pending.admitted?.ended('aborted by a stop');
-    this.#pass(this.#client, instead);
+  /** The server hears that nobody waits for it; where it answers all the same, that is nobody's. */
+  #giveUp(number: number, { admitted }: Pending, params: Params): void {
+    if (admitted?.masked) this.#muted.add(number);
+    const of = { ...params, requestId: number };
+    this.#pass(this.#server, { jsonrpc: '2.0', method: 'notifications/cancelled', params: of });
   }
 
-  /** The client no longer wants an answer: a waiting call is given up, and the server is notified of one that it has. */
-  #cancelled(id: Id, message: Message): void {
+  /** The client no longer wants an answer: a waiting call is given up, and so is one that the server has. */
+  #cancelled({ params = {} }: Notification): void {
+    const id = params.requestId as Id;
     this.#deciding.get(id)?.abort();
     for (const [number, pending] of this.#pending) {
-      if (pending.id !== id || pending.cut) continue;
-      const { params } = message as { params: Record<string, unknown> };
-      this.#pass(this.#server, { ...message, params: { ...params, requestId: number } } as Message);
+      if (pending.id !== id) continue;
+      this.#settled(number);
+      pending.admitted?.ended('cancelled');
+      this.#giveUp(number, pending, params);
     }
   }
 
@@ -283,8 +285,8 @@ export class Session {
         const meant = all.filter(({ progressToken }) => progressToken === token);
         const [of] = meant;
         // What is said on the way has no form that a mask could be applied to. A token that is nobody's, or that several
-        // calls have, may be said of the masked one.
-        const masked = (meant.length > 0 ? meant : all).some(({ admitted }) => admitted?.masked);
+        // calls have, may be said of the masked one; one that was given up may have had any.
+        const masked = this.#muted.any || (meant.length > 0 ? meant : all).some(({ admitted }) => admitted?.masked);
         const { message: _said, ...params } = message.params as Record<string, unknown>;
         const shown = masked ? { ...message, params } : message;
         this.#client.send(shown as Message, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
@@ -303,9 +305,9 @@ export class Session {
     this.#answer(pending, message).catch((err) => this.#lost(err));
   }
 
-  /** A policy masks what some open request is answered. */
+  /** A policy masks what is answered to some request that the server may still be at. */
   get #masks(): boolean {
-    return this.#pending.values().some(({ admitted }) => admitted?.masked);
+    return this.#muted.any || this.#pending.values().some(({ admitted }) => admitted?.masked);
   }
 
   /** A request of the server to the client: an action as well, by which what the agent knows may leave it. */

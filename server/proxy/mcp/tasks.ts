@@ -1,5 +1,5 @@
 import type { ActionRequest } from '../../domain/policy.ts';
-import { folded } from '../../policy/evaluation/request.ts';
+import { folded } from '../../lib/folded.ts';
 import type { Agent } from '../agents.ts';
 import { type Ended, mcpEnded } from '../sessions.ts';
 import type { Seal } from './seal.ts';

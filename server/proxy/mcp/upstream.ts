@@ -3,7 +3,7 @@ import type { Log } from '../../lib/log.ts';
 import { LegacyServers } from './legacy-server.ts';
 import { ModernServer } from './modern-server.ts';
 import type { Declared } from './param-headers.ts';
-import { type On, type Place, Unreachable } from './place.ts';
+import { NoSession, type On, type Place, Unreachable } from './place.ts';
 import {
   type Answer,
   CAPABILITIES_KEY,
@@ -20,6 +20,8 @@ import {
 
 /** How long it is believed that a server over HTTP is of the old eras: it may be replaced by a newer one. */
 const LEGACY_MS = 5 * 60_000;
+/** How long a process that has begun no session may take to say which era it is of. */
+const PATIENCE_MS = 60_000;
 
 /**
  * A tool server of either era, for clients of either era: the same call has the same effect in all four pairings.
@@ -29,8 +31,8 @@ export class Upstream {
   readonly #place: Place;
   readonly #log: Log;
   readonly #legacy: LegacyServers;
-  /** Is the server of the stateless revision? Until when that is believed. */
-  #modern: { is: boolean; until: number } | undefined;
+  /** Is the server of the stateless revision? Until when that is believed; it is only `assumed` where it has not said so. */
+  #modern: { is: boolean; until: number; assumed: boolean } | undefined;
   #probing: Promise<boolean> | undefined;
   /** It has refused a session; a server may well serve both eras. */
   #sessionless = false;
@@ -46,7 +48,13 @@ export class Upstream {
    * what belongs to different agents apart. Resolves with nothing when `signal` has fired. Rejects with an Unreachable.
    */
   async exchange(request: Request, on: On & { owner: string }): Promise<Answer | undefined> {
-    if (!(await this.#isModern(on.signal))) return this.#legacy.exchange(request, on);
+    if (!(await this.#isModern(on.signal))) {
+      try {
+        return await this.#legacy.exchange(request, on);
+      } catch (error) {
+        if (!(error instanceof NoSession) || !(await this.#isModernAfterAll(on.signal))) throw error;
+      }
+    }
     try {
       return await this.#place.post(request, on);
     } catch (error) {
@@ -90,7 +98,8 @@ export class Upstream {
     return new Session(this.#place, this.#log, {
       known: () => this.#sessionless,
       asked: async () => {
-        this.#sessionless = await this.#isModern(AbortSignal.timeout(30_000));
+        const signal = AbortSignal.timeout(30_000);
+        this.#sessionless = (await this.#isModern(signal)) || (await this.#isModernAfterAll(signal));
         return this.#sessionless;
       },
     });
@@ -101,12 +110,13 @@ export class Upstream {
     await this.#place.close();
   }
 
-  #isModern(signal: AbortSignal): Promise<boolean> {
+  #isModern(signal: AbortSignal, silenceMs = this.#place.silenceMs): Promise<boolean> {
     if (this.#modern && Date.now() < this.#modern.until) return Promise.resolve(this.#modern.is);
-    this.#probing ??= this.#probe()
-      .then((is) => {
-        const believed = is || this.#place.silenceMs !== undefined ? Number.POSITIVE_INFINITY : LEGACY_MS;
-        this.#modern = { is, until: Date.now() + believed };
+    this.#probing ??= this.#probe(silenceMs)
+      .then((said) => {
+        const is = said ?? false;
+        const believed = is || silenceMs !== undefined ? Number.POSITIVE_INFINITY : LEGACY_MS;
+        this.#modern = { is, until: Date.now() + believed, assumed: said === undefined };
         return is;
       })
       .finally(() => {
@@ -115,9 +125,18 @@ export class Upstream {
     return Promise.race([this.#probing, aborted(signal)]);
   }
 
-  /** Asks as 2026-07-28 says ("Backward Compatibility"): anything but an answer of that revision says an older one. */
-  async #probe(): Promise<boolean> {
-    const { silenceMs } = this.#place;
+  /** One that begins no session may only have been slow to start when it was assumed to be an old one: it is asked again. */
+  async #isModernAfterAll(signal: AbortSignal): Promise<boolean> {
+    if (this.#place.silenceMs === undefined) return false;
+    if (this.#modern?.assumed) this.#modern = undefined;
+    return this.#isModern(signal, PATIENCE_MS);
+  }
+
+  /**
+   * Asks as 2026-07-28 says ("Backward Compatibility"): anything but an answer of that revision says an older one. Nothing
+   * where a process says nothing, from which that is assumed.
+   */
+  async #probe(silenceMs: number | undefined): Promise<boolean | undefined> {
     const signal = AbortSignal.timeout(silenceMs ?? 30_000);
     const _meta = {
       [VERSION_KEY]: MODERN,
@@ -132,12 +151,12 @@ export class Upstream {
       if (!(error instanceof Unreachable)) throw error;
       const { status = 0 } = error;
       // a process that ends when it is asked what it does not know is an old one, too
-      if (silenceMs !== undefined) return false;
+      if (silenceMs !== undefined) return undefined;
       if (status < 400 || status >= 500 || status === 401 || status === 403) throw error;
       return false;
     }
     if (!answer) {
-      if (silenceMs !== undefined) return false;
+      if (silenceMs !== undefined) return undefined;
       throw new Unreachable('no answer in time');
     }
     if ('result' in answer) return has(answer.result.supportedVersions, [MODERN]);
@@ -255,11 +274,13 @@ class Session implements Link {
     this.#server = undefined;
     const modern = await this.#modern.asked().catch(() => false);
     this.#first = undefined;
-    if (!modern) {
+    if (!modern && !this.#closed) {
       this.#server = old;
       return false;
     }
     void old?.close().catch(() => {});
+    // the client has left meanwhile
+    if (this.#closed) return false;
     await this.#open(this.#sessionless());
     await this.#server!.send(first);
     return true;

@@ -56,6 +56,8 @@ interface Running {
   /** What its server wants to know of the client, and its state. */
   wants?: { inputRequests: unknown; requestState: unknown };
   updated: number;
+  /** The end of its hold. */
+  until: number;
 }
 
 /**
@@ -199,7 +201,8 @@ export class Waiting {
       params: { ...params, ...more, _meta: { ...withoutTasks(request.params?._meta), ...meta } },
     };
     delete sent.params?._meta?.progressToken;
-    const running: Running = { abort, answer: Promise.resolve(), updated: Date.now() };
+    const { until } = task;
+    const running: Running = { abort, answer: Promise.resolve(), updated: Date.now(), until };
     running.answer = call(sent, abort.signal)
       .then(
         (answer) => {
@@ -217,7 +220,8 @@ export class Waiting {
         running.updated = Date.now();
       });
     this.#running.set(taskId, running);
-    setTimeout(() => this.#running.delete(taskId), Math.max(task.until - Date.now(), 0) + KEPT_MS).unref();
+    // not by a timer each: none waits as long as a hold may
+    for (const [id, one] of this.#running) if (Date.now() >= one.until + KEPT_MS) this.#running.delete(id);
     if (this.#running.size > MOST_KEPT) this.#running.delete(this.#running.keys().next().value as string);
     return running;
   }

@@ -57,7 +57,7 @@ export interface MadePackage {
 const packed = (rows: readonly StoredRecord[]) => () =>
   rows.map(({ seq, hash, line }) => ({ seq, hash: hash.toString('hex'), line }));
 
-/** A package of these rows (which begin with record 1 unless `start` is given) with other parts as wanted. */
+/** A package of these rows with other parts as wanted. */
 export async function makePackage(
   rows: readonly StoredRecord[],
   { lead = [], ...parts }: Partial<Omit<PackageParts, 'lead'>> & { lead?: readonly StoredRecord[] } = {},
@@ -71,7 +71,6 @@ export async function makePackage(
       span: { from: '2026-01-01T00:00:00.000Z', to: '2026-02-01T00:00:00.000Z' },
       created_at: '2026-02-01T08:00:00.000Z',
       exporter: { id: 'usr_1', type: 'user' },
-      start: rows[0]?.seq ?? 1,
       prev_hash_before_first: ZERO_HASH,
       records: packed(rows),
       lead: packed(lead),
@@ -143,7 +142,6 @@ export function goldenEmpty(): Promise<MadePackage> {
   const rows = chain(4);
   const time = (row: StoredRecord) => (JSON.parse(row.line) as { received_at: string }).received_at;
   return makePackage([], {
-    start: 3,
     prev_hash_before_first: rows[1]!.hash.toString('hex'),
     lead: rows.slice(2),
     checkpoints: [note(rows[3]!)],

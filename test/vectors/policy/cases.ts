@@ -451,7 +451,7 @@ export const TEXTS: {
   {
     name: 'a syntax error behind emoji',
     source: 'permit(principal,action,resource) when { "😀😀" == };',
-    errors: [[1, 52, 'unexpected token `}`']],
+    errors: [[1, 52, 'a value is missing before `}`']],
   },
   {
     name: 'there are no block comments',

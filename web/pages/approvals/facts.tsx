@@ -23,7 +23,14 @@ export function TheAction({ hold }: { hold: Hold }) {
       <Title order={2} id="action" mb="xs">
         The action
       </Title>
-      <dl className="facts">
+      {/* they tell one action of a tool from another; tool, agent and role stand in the title as well */}
+      {hold.erased ? (
+        <Notice tone="info" title="Arguments and context were erased">
+          Their retention period is over. The action hash still binds them.
+        </Notice>
+      ) : null}
+      <Preview hold={hold} name="arguments" value={hold.arguments_preview} />
+      <dl className="facts hold-names">
         {(
           [
             ['Tool', hold.tool_name],
@@ -61,12 +68,6 @@ export function TheAction({ hold }: { hold: Hold }) {
           </>
         )}
       </Text>
-      {hold.erased ? (
-        <Notice tone="info" title="Arguments and context were erased">
-          Their retention period is over. The action hash still binds them.
-        </Notice>
-      ) : null}
-      <Preview hold={hold} name="arguments" value={hold.arguments_preview} />
       <Preview hold={hold} name="context" value={hold.context_preview} />
       <section className="hold-said" aria-labelledby="said">
         <Title order={3} id="said" size="h5">

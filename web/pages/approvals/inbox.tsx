@@ -1,6 +1,6 @@
 import { Button, Group, Text, Title } from '@mantine/core';
 import { useMediaQuery } from '@mantine/hooks';
-import { IconClockPause } from '@tabler/icons-react';
+import { IconCheck, IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type ReactNode, useEffect, useRef, useState } from 'react';
@@ -221,6 +221,14 @@ export function Inbox() {
           {row.hold_type === 'single' || row.hold_type === 'multi_party' ? null : (
             <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
           )}
+          {row.votes?.some(({ user_id }) => user_id === me.id) ? (
+            <>
+              {' '}
+              <Tag tone="quiet" icon={IconCheck}>
+                you voted
+              </Tag>
+            </>
+          ) : null}
         </span>
       ),
     },

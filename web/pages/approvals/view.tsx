@@ -113,7 +113,7 @@ function Standing({ hold }: { hold: Hold }) {
         {hold.status === 'held' ? <Countdown until={hold.expires_at} over="expired" /> : null}
         {hold.status === 'released' && hold.execute_by ? (
           <span>
-            must be executed within <Countdown until={hold.execute_by} over="expired" />
+            to be executed: <Countdown until={hold.execute_by} over="expired" />
           </span>
         ) : null}
       </Group>

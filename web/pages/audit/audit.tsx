@@ -364,7 +364,7 @@ function Facts(props: { record: AuditRecord; names: Names; only: (filter: AuditF
     ['Severity', <SeverityTag key="s" severity={record.severity} />],
     ['By', <Actor key="a" actor={record.actor} names={names} />],
     ['Actor id', <Id key="i" value={record.actor.id} length={40} />],
-    ['Address', record.actor.ip],
+    ['IP address', record.actor.ip],
     ['On', <Named key="o" type={record.target.type} id={record.target.id} names={names} />],
     ['Target id', <Id key="t" value={record.target.id} length={40} />],
     ['Reason', record.reason && <Hostile key="n" text={record.reason} />],

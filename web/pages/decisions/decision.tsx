@@ -6,6 +6,7 @@ import { fullTime } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { named } from '../../parts/action.tsx';
 import { PrintButton, PrintSheet } from '../../parts/print.tsx';
+import { Broken } from '../../ui/broken.tsx';
 import { CopyLink } from '../../ui/copy.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -18,20 +19,24 @@ const route = getRouteApi('/app/decisions/$id');
 /** One decision on a page of its own, to be printed or linked to. */
 export function DecisionPage() {
   const { id } = route.useParams();
-  const { data: event } = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
+  const query = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
+  const event = query.data;
+  if (query.error && !event) return <Broken error={query.error} reset={() => void query.refetch()} />;
   return (
     <Page
       title={event ? <Outcome event={event} /> : 'Decision'}
       tab={event ? `${DECISION[event.decision][0]}: ${named(event.tool_name)}` : 'Decision'}
       lead={event ? <Asked event={event} /> : undefined}
       actions={
-        <>
-          <CopyLink />
-          <ButtonLink to="/decisions" search={{ event: id }} variant="default">
-            In the list
-          </ButtonLink>
-          <PrintButton />
-        </>
+        event ? (
+          <>
+            <CopyLink />
+            <ButtonLink to="/decisions" search={{ event: id }} variant="default">
+              In the list
+            </ButtonLink>
+            <PrintButton />
+          </>
+        ) : null
       }
     >
       <div className="decision-page">

@@ -281,7 +281,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
   {
     header: 'Tool',
     main: true,
-    width: 140,
+    width: 195,
     cell: (row) => (
       <RowButton
         onClick={() => open(row.id)}
@@ -295,7 +295,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
   },
   {
     header: 'Agent',
-    width: 145,
+    width: 150,
     cell: (row) => (
       <Line>
         <AgentLink id={row.agent_id} plain />
@@ -303,24 +303,23 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
     ),
   },
   {
+    // and below it the reason, which most have none of
     header: 'Policy',
-    width: 125,
-    cell: (row) =>
-      row.policy_id ? (
-        <Line>
-          <Hostile text={row.policy_id} />
-        </Line>
-      ) : (
-        <span className="dim">none</span>
-      ),
-  },
-  {
-    header: 'Reason',
-    cell: (row) =>
-      row.deny_reason ? (
-        <Line className="dim">
-          <Hostile text={row.deny_reason} />
-        </Line>
-      ) : null,
+    cell: (row) => (
+      <div className="lines-main">
+        {row.policy_id ? (
+          <Line>
+            <Hostile text={row.policy_id} />
+          </Line>
+        ) : (
+          <span className="dim">none</span>
+        )}
+        {row.deny_reason ? (
+          <Line className="dim">
+            <Hostile text={row.deny_reason} />
+          </Line>
+        ) : null}
+      </div>
+    ),
   },
 ];

@@ -81,7 +81,10 @@ export function PackagePage() {
           <Text c="dimmed" mb="sm">
             Get the public key from somewhere other than the package, and compare its fingerprint with the one above.
           </Text>
-          <CodeBlock text={checkCommands(window.location.origin, `${made.package_id}.tar`)} label="commands" />
+          <CodeBlock
+            text={checkCommands(window.location.origin, `${made.package_id}.tar`, made.public_key_fingerprint)}
+            label="commands"
+          />
         </Paper>
         <section aria-labelledby="files-title" className="no-print">
           <Title order={2} id="files-title" mb="xs">

@@ -7,9 +7,11 @@ import type { Scope } from '../../../server/domain/principal.ts';
 import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { proxyCommand } from '../../parts/proxy-command.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { FormFoot } from '../../ui/form.tsx';
+import { DocsLink } from '../../ui/link.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -110,12 +112,10 @@ export function ApiKeys({ creating, close, create }: Dialog) {
         {made?.scopes.includes('proxy') ? (
           <div>
             <Text size="sm" c="dimmed" mb={4}>
-              Start the reference proxy with it:
+              Start the reference proxy with it, and a file that says{' '}
+              <DocsLink path="proxy">which routes it serves</DocsLink>:
             </Text>
-            <CodeBlock
-              text={`SVC_URL=${window.location.origin} SVC_PROXY_KEY=${made.key} npm run proxy`}
-              label="command"
-            />
+            <CodeBlock text={proxyCommand(window.location.origin, made.key)} label="command" />
           </div>
         ) : null}
       </SecretDialog>

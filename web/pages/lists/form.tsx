@@ -92,7 +92,7 @@ export function ListForm({
         ) : (
           <Textarea
             label="Values, one per line"
-            description="They replace the values of the version before. Case and spaces within a value count."
+            description="They replace all values. Case and spaces within a value count."
             rows={12}
             spellCheck={false}
             styles={{ input: { fontFamily: 'var(--mantine-font-family-monospace)' } }}

@@ -129,6 +129,8 @@ function Decide({ list }: { list: List }) {
   const [opened, open] = useState<'approve' | 'reject'>();
   const { name, newest, live_version } = list;
   const own = newest.author_id === me.id;
+  const approved = live_version ?? list.versions.find(({ status }) => status === 'approved')?.version ?? 0;
+  const wrote = list.versions.some(({ version, author_id }) => version > approved && author_id === me.id);
   const decide = (verdict: 'approve' | 'reject') => async (words: string) => {
     const asked = { name, version: newest.version };
     await confirmed(() =>
@@ -159,7 +161,7 @@ function Decide({ list }: { list: List }) {
         )}
         {me.has('approver') ? (
           <>
-            <Button size="xs" onClick={() => open('approve')} disabled={own}>
+            <Button size="xs" onClick={() => open('approve')} disabled={wrote}>
               Approve
             </Button>
             <Button size="xs" variant="default" onClick={() => open('reject')}>

@@ -7,6 +7,7 @@ import { later } from '../../lib/later.tsx';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
 import { count } from '../../lib/words.ts';
+import { AlsoWaitingLine } from '../../parts/also-waiting.tsx';
 import { LatestDecisions } from '../../parts/latest-decisions.tsx';
 import { AgentLink } from '../../parts/names.tsx';
 import { Outcomes } from '../../parts/outcomes.tsx';
@@ -172,6 +173,7 @@ function Reviews() {
           'all reviewed'
         ),
       )}
+      <AlsoWaitingLine />
     </Tile>
   );
 }

@@ -5,6 +5,7 @@ import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
 import { count } from '../../lib/words.ts';
+import { Hostile } from '../../ui/hostile.tsx';
 import { DocsLink, PageLink } from '../../ui/link.tsx';
 import { When } from '../../ui/time.tsx';
 
@@ -81,13 +82,19 @@ export function Urgent() {
         ),
     });
   }
-  for (const { id, disabled_at, failing_since } of destinations.data?.subscriptions ?? []) {
+  for (const { id, url, disabled_at, failing_since } of destinations.data?.subscriptions ?? []) {
     if (!disabled_at && !failing_since) continue;
     matters.push({
       key: id,
-      what: disabled_at
-        ? 'The server stopped sending to a destination that did not accept events'
-        : 'A destination does not accept events; they are retried',
+      what: disabled_at ? (
+        <>
+          The server stopped sending to <Hostile text={url} />, which did not accept events
+        </>
+      ) : (
+        <>
+          <Hostile text={url} /> does not accept events; they are retried
+        </>
+      ),
       since: disabled_at ?? failing_since,
       next: (
         <PageLink to="/subscriptions/$id" params={{ id }}>

@@ -24,6 +24,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
   // not part of the machine: if the tenant does not require approval, only an admin can revoke a policy
   const mayRevoke = settings.data && (!settings.data.approval_required || me.has('admin'));
   const may = (event: string) => standing.data?.next.find((one) => one.event === event)?.you.allowed === true;
+  const enforced = policy.live_version !== null;
   const close = () => setOpen(undefined);
   const direct = settings.data?.approval_required === false && policy.status === 'draft';
 
@@ -89,11 +90,15 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await revoke.mutateAsync({ id, reason });
-          toastDone('Revoked', 'Proxies stop enforcing it at their next poll.');
+          toastDone(
+            'Revoked',
+            enforced ? 'Proxies stop enforcing it at their next poll.' : 'Nothing of it was enforced.',
+          );
         }}
       >
-        Proxies stop enforcing it within one poll interval. What only this policy permits is denied from then on; what
-        only it forbids or holds is not any more.
+        {enforced
+          ? 'Proxies stop enforcing it within one poll interval. What only this policy permits is denied from then on; what only it forbids or holds is not any more.'
+          : 'No version of it is enforced, so nothing changes for agents. It stays here with its history, and a new version makes it a draft again.'}
       </ConfirmDialog>
       <ConfirmDialog
         opened={open === 'break_glass'}
@@ -103,7 +108,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         typed={id}
         reason={{ label: 'Reason', required: true, placeholder: 'The incident, and why it cannot wait' }}
         onConfirm={async (reason) => {
-          await breakGlass.mutateAsync({ id, reason });
+          await breakGlass.mutateAsync({ id, version: policy.version, reason });
           toastDone(`Version ${policy.version} is enforced`, 'It needs a review by another approver.');
         }}
       >

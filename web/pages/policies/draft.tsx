@@ -1,6 +1,5 @@
 import { Button, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { useBlocker } from '@tanstack/react-router';
 import { type ComponentProps, type ReactNode, type RefObject, useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
@@ -9,6 +8,7 @@ import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
 import { Editor } from '../../ui/editor/editor.tsx';
+import { AskBeforeLeaving } from '../../ui/leave.tsx';
 import { Notice } from '../../ui/notice.tsx';
 
 export type PolicyDetail = Answers['policies']['get'];
@@ -70,16 +70,9 @@ export function Draft({
       },
     }),
   );
-  const blocker = useBlocker({
-    // the saved question that stands beside the draft can change without leaving it
-    shouldBlockFn: ({ current, next }) =>
-      dirty && (current.pathname !== next.pathname || tabOf(current.search) !== tabOf(next.search)),
-    enableBeforeUnload: () => dirty,
-    withResolver: true,
-  });
   const mayWrite = me.has('author');
   const submit = () => {
-    if (!dirty || broken) return;
+    if (!dirty || broken || save.isPending) return;
     const suite = text.current.trim() === '' ? null : text.current;
     save.mutate({
       id: policy.id,
@@ -170,15 +163,13 @@ export function Draft({
           </>
         )}
       </ConfirmDialog>
-      <ConfirmDialog
-        opened={blocker.status === 'blocked'}
-        onClose={() => blocker.reset?.()}
-        title="Leave without saving?"
-        action="Leave"
-        onConfirm={async () => blocker.proceed?.()}
+      <AskBeforeLeaving
+        dirty={() => dirty}
+        // the saved question that stands beside the draft can change without leaving it
+        leaves={(from, to) => from.pathname !== to.pathname || tabOf(from.search) !== tabOf(to.search)}
       >
         Your changes since version {base.version} will be lost.
-      </ConfirmDialog>
+      </AskBeforeLeaving>
     </>
   );
 }

@@ -11,7 +11,7 @@ import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
-import { PolicyTag, Tag } from '../../ui/status.tsx';
+import { PolicyTags, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import type { PolicyFilter, PolicyStatus } from './search.ts';
 
@@ -23,7 +23,8 @@ export function PolicyList() {
   const navigate = route.useNavigate();
   const me = useMe();
   const name = usePeople();
-  const { page = 1, ...where } = filter;
+  const { page = 1, status, ...rest } = filter;
+  const where = { ...rest, ...(status === 'live' ? { enforced: 'true' as const } : { status }) };
   const query = useQuery(
     trpc.policies.list.queryOptions(
       { ...where, limit: PER_PAGE, offset: (page - 1) * PER_PAGE },
@@ -47,7 +48,7 @@ export function PolicyList() {
         </PageLink>
       ),
     },
-    { header: 'Status', bare: true, cell: (row) => <PolicyTag status={row.status} />, width: 130 },
+    { header: 'Status', bare: true, cell: (row) => <PolicyTags policy={row} />, width: 130 },
     {
       header: 'Enforced',
       cell: (row) =>
@@ -100,7 +101,7 @@ export function PolicyList() {
             set: (status) => set({ status: status as PolicyStatus | undefined }),
             choices: [
               { value: '', label: 'all' },
-              { value: 'deployed', label: 'Live' },
+              { value: 'live', label: 'Live' },
               { value: 'draft', label: 'Draft' },
               { value: 'pending_approval', label: 'In review' },
               { value: 'revoked', label: 'Revoked' },

@@ -16,7 +16,7 @@ import { Diff } from '../../ui/editor/diff.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
-import { PolicyTag } from '../../ui/status.tsx';
+import { PolicyTags } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { PolicyActions } from './actions.tsx';
 import { Draft, type PolicyDetail } from './draft.tsx';
@@ -56,7 +56,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
     <Page
       title={
         <>
-          {policy.id} <PolicyTag status={policy.status} />
+          {policy.id} <PolicyTags policy={policy} />
         </>
       }
       tab={policy.id}

@@ -2,8 +2,9 @@ import { Group, Paper, Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import type { StatementSummary } from '../../../server/policy/language/summary.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { EffectTag } from '../../parts/rules-in-force.tsx';
+import { Sentence } from '../../ui/hostile.tsx';
 import { Shown } from '../../ui/states.tsx';
-import { Tag } from '../../ui/status.tsx';
 
 /** The newest version rule by rule, as summarized by the server. */
 export function Rules({ id }: { id: string }) {
@@ -15,9 +16,7 @@ export function Rules({ id }: { id: string }) {
           {rules.map((rule) => (
             <div className="rule" key={rule.rule_id}>
               <Group gap="xs">
-                <Tag tone={rule.effect === 'permit' ? 'ok' : rule.guardrail ? 'wait' : 'bad'}>
-                  {rule.guardrail ? 'guardrail' : rule.effect === 'permit' ? 'permits' : 'denies'}
-                </Tag>
+                <EffectTag effect={rule.guardrail ? 'guardrail' : rule.effect} holds={rule.holds} />
                 <Text fw={600} className="mono">
                   {rule.rule_id}
                 </Text>
@@ -49,7 +48,7 @@ function Summary({ who, actions, tools, conditions, said, obligations }: Stateme
           <dd>
             {conditions.map((clause, n) => (
               <div key={clause}>
-                {said[n] === clause ? null : said[n]}
+                {said[n] === undefined || said[n] === clause ? null : <Sentence text={said[n]} />}
                 <div className={said[n] === clause ? 'mono' : 'mono dim'}>{clause}</div>
               </div>
             ))}
@@ -61,7 +60,9 @@ function Summary({ who, actions, tools, conditions, said, obligations }: Stateme
           <dt>Then</dt>
           <dd>
             {obligations.map((obligation) => (
-              <div key={obligation}>{obligation}</div>
+              <div key={obligation}>
+                <Sentence text={obligation} />
+              </div>
             ))}
           </dd>
         </>

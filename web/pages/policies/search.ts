@@ -1,4 +1,5 @@
-export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
+/** `live`: a version is enforced, whichever; the others are the status of the newest version. */
+export const STATUSES = ['live', 'draft', 'pending_approval', 'revoked'] as const;
 export type PolicyStatus = (typeof STATUSES)[number];
 
 /** The search parameters of the policy list. */
@@ -14,8 +15,9 @@ export interface PolicyFilter {
 export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter {
   const text = (value: unknown) => (typeof value === 'string' && value !== '' ? value : undefined);
   const page = Number(search.page);
+  const status = search.status as PolicyStatus;
   return {
-    ...(STATUSES.includes(search.status as PolicyStatus) && { status: search.status as PolicyStatus }),
+    ...(STATUSES.includes(status) && { status }),
     ...(text(search.agent_role) && { agent_role: text(search.agent_role) }),
     ...(text(search.scope) && { scope: text(search.scope) }),
     ...(text(search.q) && { q: text(search.q)!.slice(0, 100) }),

@@ -9,6 +9,7 @@ import { type HandedRequest, requestFor, requestTaken } from '../../lib/handed-r
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { Sentence } from '../../ui/hostile.tsx';
 import { NameInput } from '../../ui/name-input.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
@@ -265,7 +266,7 @@ function Outcome({ result, goTo }: { result: Result; goTo: (line: number) => voi
     return (
       <div style={{ marginTop: 12 }}>
         <Notice tone="bad" title="The text has errors">
-          Line {errors[0]?.line}: {errors[0]?.message}
+          Line {errors[0]?.line}: <Sentence text={errors[0]?.message ?? ''} />
         </Notice>
       </div>
     );

@@ -4,6 +4,7 @@ import { useQuery } from '@tanstack/react-query';
 import { useMe } from '../../lib/session.ts';
 import { duration, useNow } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { proxyCommand } from '../../parts/proxy-command.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
@@ -57,10 +58,7 @@ export function Proxies() {
               address, or a key that was revoked or lacks the scope.
             </p>
             <div style={{ textAlign: 'left' }}>
-              <CodeBlock
-                text={`SVC_URL=${window.location.origin} \\\nSVC_PROXY_KEY=svc_key_… \\\nSVC_PROXY_ROUTES=routes.json npm run proxy`}
-                label="command"
-              />
+              <CodeBlock text={proxyCommand(window.location.origin)} label="command" />
             </div>
           </EmptyState>
         }

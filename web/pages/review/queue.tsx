@@ -4,6 +4,7 @@ import { getRouteApi } from '@tanstack/react-router';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { AlsoWaiting } from '../../parts/also-waiting.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
@@ -123,6 +124,7 @@ export function ReviewQueue() {
         total={query.data?.total ?? 0}
         onPage={(to) => void navigate({ search: to > 1 ? { page: to } : {} })}
       />
+      <AlsoWaiting />
     </Page>
   );
 }

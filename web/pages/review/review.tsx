@@ -14,7 +14,7 @@ import { SimulationPanel, useSimulation } from '../../parts/simulation.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
-import { Hostile, Said } from '../../ui/hostile.tsx';
+import { Said, Sentence } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -282,13 +282,13 @@ function RuleChanges({ id, from, to }: { id: string; from: number; to: number })
             {was === null ? null : (
               <p>
                 <span className="dim">{now === null ? 'It did: ' : 'Before: '}</span>
-                <Hostile text={was} />
+                <Sentence text={was} />
               </p>
             )}
             {now === null ? null : (
               <p>
                 {change === 'added' ? null : <span className="dim">Now: </span>}
-                <Hostile text={now} />
+                <Sentence text={now} />
               </p>
             )}
           </li>

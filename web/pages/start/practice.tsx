@@ -1,6 +1,7 @@
 import { Button, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { type ReactNode, useEffect, useState } from 'react';
+import type { Decision } from '../../../server/domain/decision.ts';
 import { PRACTICE_AGENT } from '../../../server/domain/practice.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { type Answers, trpc } from '../../lib/trpc.ts';
@@ -19,11 +20,12 @@ const KINDS = { denied: 'One that it denies', allowed: 'One that it allows', hel
  */
 export function Practice({ template, onDone }: { template: Template; onDone: () => void }) {
   const [done, setDone] = useState<readonly string[]>([]);
+  const earlier = useEarlier();
   const calls = Object.entries(KINDS).flatMap(([kind, title]) => {
     const call = template[kind as keyof typeof KINDS];
     return call ? [{ kind, title, call }] : [];
   });
-  const all = calls.every(({ kind }) => done.includes(kind));
+  const all = calls.every(({ kind, call }) => done.includes(kind) || earlier(kind, call) !== undefined);
   useEffect(() => {
     if (all) onDone();
   }, [all, onDone]);
@@ -39,6 +41,7 @@ export function Practice({ template, onDone }: { template: Template; onDone: () 
             key={kind}
             title={title}
             call={call}
+            earlier={earlier(kind, call)}
             onDone={() => setDone((before) => [...new Set([...before, kind])])}
           />
         ))}
@@ -47,7 +50,22 @@ export function Practice({ template, onDone }: { template: Template; onDone: () 
   );
 }
 
-function Call({ title, call, onDone }: { title: string; call: ExampleCall; onDone: () => void }) {
+/** What became of calls that were sent before this page was opened. One that waited for a person counts once it was sent again. */
+function useEarlier() {
+  const events = useQuery(trpc.events.list.queryOptions({ agent_id: PRACTICE_AGENT, limit: 100 }));
+  const holds = useQuery(trpc.escrow.list.queryOptions({ agent_id: PRACTICE_AGENT, status: 'consumed', limit: 100 }));
+  return (kind: string, { tool_name }: ExampleCall): Decision | undefined => {
+    if (!events.data || !holds.data) return undefined;
+    const sent = events.data.events.filter((event) => event.tool_name === tool_name);
+    const of = (decision: Decision) => sent.filter((event) => event.decision === decision).length;
+    const released = holds.data.holds.filter((hold) => hold.tool_name === tool_name).length;
+    const found = { denied: of('deny') > 0, allowed: of('allow') > released, held: released > 0 }[kind];
+    return found ? (kind === 'denied' ? 'deny' : 'allow') : undefined;
+  };
+}
+
+function Call(props: { title: string; call: ExampleCall; earlier: Decision | undefined; onDone: () => void }) {
+  const { title, call, earlier, onDone } = props;
   const send = useMutation(
     trpc.practice.mutationOptions({ onSuccess: ({ decision }) => decision !== 'escrow' && onDone() }),
   );
@@ -65,9 +83,18 @@ function Call({ title, call, onDone }: { title: string; call: ExampleCall; onDon
         {answer ? (
           <DecisionTag decision={answer.decision} />
         ) : (
-          <Button size="xs" onClick={() => again(false)} loading={send.isPending} aria-label={`Send: ${title}`}>
-            Send
-          </Button>
+          <>
+            {earlier ? <DecisionTag decision={earlier} /> : null}
+            <Button
+              size="xs"
+              variant={earlier ? 'default' : 'filled'}
+              onClick={() => again(false)}
+              loading={send.isPending}
+              aria-label={`${earlier ? 'Send again' : 'Send'}: ${title}`}
+            >
+              {earlier ? 'Send again' : 'Send'}
+            </Button>
+          </>
         )}
       </div>
     </li>

@@ -28,6 +28,8 @@ export function Start() {
   const [template, setTemplate] = useState<Template>();
   const [practiced, setPracticed] = useState(false);
   const [key, setKey] = useState<{ secret: string; agent: string; role: string }>();
+  const keys = useQuery(trpc.agentKeys.list.queryOptions({}, { enabled: me.has('admin') }));
+  const hasKey = key !== undefined || (keys.data?.agent_keys.length ?? 0) > 0;
   const known = policies.data?.policies.filter(({ id }) => TEMPLATES.some((one) => one.id === id)) ?? [];
   const existing = known.find(({ live_version }) => live_version !== null) ?? known[0];
   const chosen = template ?? TEMPLATES.find(({ id }) => id === existing?.id);
@@ -59,12 +61,12 @@ export function Start() {
         <Step n={2} title="Send calls from here, and decide one yourself" done={practiced} waits={!live}>
           {chosen ? <Practice key={chosen.id} template={chosen} onDone={() => setPracticed(true)} /> : null}
         </Step>
-        <Step n={3} title="Give an agent a key, and let it ask" done={key !== undefined} waits={!live}>
+        <Step n={3} title="Give an agent a key, and let it ask" done={hasKey} waits={!live}>
           {chosen ? <KeyStep role={chosen.denied.agent_role} made={key} onMade={setKey} /> : null}
           {key && chosen ? <FirstCall tenant={me.tenant} agentKey={key} template={chosen} /> : null}
         </Step>
       </ol>
-      {practiced ? (
+      {live && practiced && hasKey ? (
         <Notice tone="ok" title="That is all there is to it">
           Each of these decisions is now in the chain. See <Link to="/decisions">all decisions</Link>, or write{' '}
           <Link to="/policies">more policies</Link>. People who made or own the key of a real agent cannot vote on its
@@ -171,9 +173,11 @@ function KeyStep(props: {
   onMade: (key: { secret: string; agent: string; role: string }) => void;
 }) {
   const { role, made, onMade } = props;
-  const form = useServerForm({ initialValues: { agent: 'first-agent' } });
+  const form = useServerForm({ initialValues: { agent: 'first-agent' }, pointers: { agent: '/agent_id' } });
   const create = useMutation(
     trpc.agentKeys.create.mutationOptions({
+      meta: { quiet: true },
+      onError: form.refused,
       onSuccess: ({ key, agent_id, agent_role }) => onMade({ secret: key, agent: agent_id, role: agent_role }),
     }),
   );
@@ -203,6 +207,11 @@ function KeyStep(props: {
           Create the key
         </Button>
       </div>
+      {form.fault ? (
+        <Text c="var(--mantine-color-error)" role="alert">
+          {form.fault}
+        </Text>
+      ) : null}
     </form>
   );
 }

@@ -8,6 +8,7 @@ import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
+import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -45,6 +46,7 @@ export function SubscriptionPage() {
       onSettled: again,
     }),
   );
+  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
   const shown = query.data;
   const title = shown ? `${kindOf(shown.destination_type).label} subscription` : 'Subscription';
   return (
@@ -164,7 +166,7 @@ function Facts({ subscription }: { subscription: Subscription }) {
             <dt>Delivered</dt>
             <dd>
               <Arrived summary={summary} />
-              {summary.p50_ms === null || summary.p95_ms === null
+              {summary.week.delivered === 0 || summary.p50_ms === null || summary.p95_ms === null
                 ? ''
                 : `; half within ${summary.p50_ms} ms, 95% within ${summary.p95_ms} ms`}
             </dd>

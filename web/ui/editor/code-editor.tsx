@@ -18,6 +18,7 @@ import { useEffect, useImperativeHandle, useRef, useState } from 'react';
 import { NAMES } from '../../lib/known-names.ts';
 import { api } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
+import { Sentence } from '../hostile.tsx';
 import { cedar, complete, helpFor } from './cedar.ts';
 import { look } from './look.ts';
 import { completeNames } from './names.ts';
@@ -78,18 +79,20 @@ export default function CodeEditor({
   const [problems, setProblems] = useState<Problem[]>();
   /** The text that has these problems. */
   const checked = useRef<Text>(undefined);
-  const latest = useRef({ onChange, onProblems, onSave, suite });
-  latest.current = { onChange, onProblems, onSave, suite };
+  const latest = useRef({ policyId, onChange, onProblems, onSave, suite });
+  latest.current = { policyId, onChange, onProblems, onSave, suite };
+  const checkedAs = useRef(policyId);
   const isSuite = suite !== undefined;
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: an editor keeps its own text; another policy is another editor
+  // biome-ignore lint/correctness/useExhaustiveDependencies: an editor keeps its own text
   useEffect(() => {
     const check = async ({ state }: EditorView): Promise<Diagnostic[]> => {
       const text = state.doc.toString();
-      const found = await (latest.current.suite ?? ((source) => policyProblems(source, policyId)))(text);
+      const { policyId: id, suite } = latest.current;
+      const found = await (suite ?? ((source) => policyProblems(source, id)))(text);
       if (!found) return [];
-      // a later text is checked by a later call
-      if (view.current?.state.doc.eq(state.doc)) {
+      // a later text, or the same under another id, is checked by a later call
+      if (view.current?.state.doc.eq(state.doc) && id === latest.current.policyId) {
         setProblems(found);
         checked.current = state.doc;
         latest.current.onProblems?.(found, text);
@@ -121,7 +124,11 @@ export default function CodeEditor({
               ]),
           reachMarks,
           lintGutter(),
-          linter(check, { delay: 300 }),
+          linter(check, {
+            delay: 300,
+            needsRefresh: ({ transactions }) =>
+              transactions.some(({ effects }) => effects.some((effect) => effect.is(renamed))),
+          }),
           keymap.of([
             {
               key: 'Mod-s',
@@ -139,6 +146,7 @@ export default function CodeEditor({
             indentWithTab,
           ]),
           EditorView.lineWrapping,
+          EditorView.domEventHandlers({ beforeinput: typeOver }),
           EditorState.readOnly.of(readOnly),
           EditorView.contentAttributes.of({
             'aria-label': `${isSuite ? 'Test suite' : 'Policy text'}. Escape, then Tab, leaves the editor.`,
@@ -154,7 +162,13 @@ export default function CodeEditor({
     forceLinting(editor);
     if (startAt !== undefined) goTo(startAt);
     return () => editor.destroy();
-  }, [policyId, readOnly, isSuite]);
+  }, [readOnly, isSuite]);
+
+  // only the names of the rules follow the id, which may be typed beside a text that is not saved
+  useEffect(() => {
+    if (policyId !== checkedAs.current) view.current?.dispatch({ effects: renamed.of(null) });
+    checkedAs.current = policyId;
+  }, [policyId]);
 
   useEffect(() => {
     const editor = view.current;
@@ -183,6 +197,7 @@ export default function CodeEditor({
   }));
 
   const errors = problems?.filter(({ severity }) => severity === 'error').length ?? 0;
+  const warnings = (problems?.length ?? 0) - errors;
   return (
     <div className="editor">
       <div ref={box} />
@@ -202,7 +217,9 @@ export default function CodeEditor({
                 <span className="at mono">
                   {problem.line}:{problem.column}
                 </span>
-                <span>{problem.message}</span>
+                <span>
+                  <Sentence text={problem.message} />
+                </span>
               </button>
               {problem.fix && !readOnly ? (
                 <button type="button" className="fix" onClick={() => repair(problem.fix!)}>
@@ -220,6 +237,10 @@ export default function CodeEditor({
           <>
             <IconCircleX size={14} aria-hidden /> {count(errors, 'problem')}
           </>
+        ) : warnings > 0 ? (
+          <>
+            <IconAlertTriangle size={14} aria-hidden /> {count(warnings, 'warning')}
+          </>
         ) : (
           <>
             <IconCircleCheck size={14} aria-hidden /> no problems
@@ -228,6 +249,24 @@ export default function CodeEditor({
       </div>
     </div>
   );
+}
+
+/** The policy has another id: its text is checked again. */
+const renamed = StateEffect.define<null>();
+
+/**
+ * What is typed over a selection. A browser would give it the look of what was there, by attributes that the policy for
+ * content does not let in.
+ */
+function typeOver(event: InputEvent, view: EditorView): boolean {
+  const { from, to, empty } = view.state.selection.main;
+  const { data } = event;
+  if (event.inputType !== 'insertText' || event.isComposing || empty || !data || view.state.readOnly) return false;
+  const typed = () =>
+    view.state.update(view.state.replaceSelection(data), { userEvent: 'input.type', scrollIntoView: true });
+  if (!view.state.facet(EditorView.inputHandler).some((handle) => handle(view, from, to, data, typed)))
+    view.dispatch(typed());
+  return true;
 }
 
 const WORST = ['ok', 'wait', 'bad'] as const;

@@ -1,0 +1,68 @@
+import { Paper, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import { trpc } from '../lib/trpc.ts';
+import { count } from '../lib/words.ts';
+import { PageLink } from '../ui/link.tsx';
+import { When } from '../ui/time.tsx';
+
+const MOST_TOOLS = 50;
+
+/** What waits for a decision beside policies: versions of lists, and tools. Undefined while it is not known. */
+function useAlsoWaiting() {
+  const lists = useQuery(trpc.lists.list.queryOptions({}));
+  const tools = useQuery(trpc.tools.list.queryOptions({ review: true, limit: MOST_TOOLS }));
+  if (!lists.data || !tools.data) return undefined;
+  const { tools: found, next } = tools.data;
+  return {
+    lists: lists.data.lists.filter(({ newest }) => newest.status === 'pending'),
+    tools: found.length,
+    toolsSaid: `${next === null ? '' : 'more than '}${count(found.length, 'tool')}`,
+  };
+}
+
+/** The same in a few words; nothing where nothing waits. */
+export function AlsoWaitingLine() {
+  const waiting = useAlsoWaiting();
+  if (!waiting) return null;
+  const { lists, tools, toolsSaid } = waiting;
+  const said = [...(lists.length > 0 ? [count(lists.length, 'list')] : []), ...(tools > 0 ? [toolsSaid] : [])];
+  return said.length > 0 ? <div>also to decide: {said.join(', ')}</div> : null;
+}
+
+export function AlsoWaiting() {
+  const waiting = useAlsoWaiting();
+  if (!waiting || (waiting.lists.length === 0 && waiting.tools === 0)) return null;
+  return (
+    <Paper component="section" mt="lg" aria-labelledby="also-title">
+      <Title order={2} id="also-title" mb="xs">
+        Also to decide
+      </Title>
+      <ul className="lines">
+        {waiting.lists.map(({ name, newest }) => (
+          <li key={name}>
+            <div className="lines-main">
+              <PageLink to="/lists/$name" params={{ name }} fw={600}>
+                {name}
+              </PageLink>
+              , version {newest.version} of a list: {newest.added.toLocaleString()} added,{' '}
+              {newest.removed.toLocaleString()} removed
+            </div>
+            <div className="dim">
+              <When at={newest.created_at} />
+            </div>
+          </li>
+        ))}
+        {waiting.tools > 0 ? (
+          <li>
+            <div className="lines-main">
+              <PageLink to="/tools" search={{ review: true }} fw={600}>
+                {waiting.toolsSaid}
+              </PageLink>{' '}
+              that nobody has decided on
+            </div>
+          </li>
+        ) : null}
+      </ul>
+    </Paper>
+  );
+}
