@@ -118,10 +118,15 @@ export class Writer {
     return this.#inTime.of(this.#queued(tenantId, events, bytes));
   }
 
-  /** What waits for a standby that is gone would keep a connection of the database until that is back. */
-  #assertReplicated(tenantId: string): void {
+  /** Why nothing is written of the tenant now: what waits for a standby that is gone keeps its connection until that is back. */
+  #unreplicated(tenantId: string): AppError | undefined {
     const missing = this.#options.db.replication?.missingFor(tenantId);
-    if (missing !== undefined) throw unavailable(`no synchronous standby: ${missing}`);
+    return missing === undefined ? undefined : unavailable(`no synchronous standby: ${missing}`);
+  }
+
+  #assertReplicated(tenantId: string): void {
+    const refusal = this.#unreplicated(tenantId);
+    if (refusal) throw refusal;
   }
 
   /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
@@ -274,6 +279,11 @@ export class Writer {
     }
   }
 
+  /** Why nothing more is written to the chain. */
+  #refusalFor(chain: Chain): Error | undefined {
+    return chain.live ? this.#unreplicated(chain.tenantId) : (chain.refusal ?? new Fenced());
+  }
+
   #abandon(chain: Chain, refusal?: Error): void {
     chain.refusal ??= refusal;
     chain.live = false;
@@ -325,8 +335,9 @@ export class Writer {
       taken++;
       events += batch.events.length;
       bytes += batch.bytes;
-      if (batch.chain.live) batches.push(batch);
-      else batch.reject(batch.chain.refusal ?? new Fenced());
+      const refusal = this.#refusalFor(batch.chain);
+      if (refusal) batch.reject(refusal);
+      else batches.push(batch);
     }
     this.#queue.splice(0, taken + passed.length, ...passed);
     this.#queuedEvents -= events;
@@ -508,8 +519,11 @@ export class Writer {
         } else if (remedy === 'head') await this.#compareHeads(open);
         else if (remedy === 'data') return this.#divide(open, pick);
       }
-      for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, batch.chain.refusal ?? new Fenced());
-      open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
+      open = open.filter((batch) => {
+        const refusal = this.#refusalFor(batch.chain);
+        if (refusal) this.#giveUp(batch, refusal);
+        return !refusal && !isDone(batch, pick);
+      });
       if (open.length === 0) return;
       if (!this.#pipeline && !(await this.#reconnect(open))) return;
       const { group, done } = this.#send(open, pick);
@@ -708,6 +722,15 @@ export class Writer {
 
   /** Takes the fence of a chain that this writer owned. A fault of this chain alone rejects only its batches. */
   async #takeAgain(client: pg.Client, chain: Chain, batches: readonly Batch[]): Promise<void> {
+    const unreplicated = this.#unreplicated(chain.tenantId);
+    if (unreplicated) {
+      this.#abandon(chain, unreplicated);
+      this.#rejectAll(
+        batches.filter((batch) => batch.chain === chain),
+        unreplicated,
+      );
+      return;
+    }
     try {
       const { rows } = await within(
         CONNECT_MS,
