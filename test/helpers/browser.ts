@@ -99,8 +99,8 @@ async function launch(): Promise<Browser> {
  * that failed, unless it said that it expects that one.
  */
 export function useBrowser(url: () => string) {
-  // a browser on a busy machine is slow; each wait within a test has its own, shorter limit
-  vi.setConfig({ testTimeout: 90_000 });
+  // a browser is slow beside two others on a small machine; each wait within a test has its own, shorter limit
+  vi.setConfig({ testTimeout: 180_000 });
   let browser: Browser;
   const open: { profile: Profile; faults: string[]; expected: RegExp[]; own: boolean }[] = [];
   beforeAll(async () => {
