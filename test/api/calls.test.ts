@@ -518,7 +518,7 @@ test('what a call is limited by is asked again', async () => {
 
 test('the arguments of what is permitted come with the masks applied, where that is asked for', async () => {
   agent = await newAgent();
-  const args = { card: { number: '4111', name: 'A' }, people: [{ ssn: '1' }, { ssn: ['2'] }] };
+  const args = { card: { number: '4111 1111', name: 'A' }, people: [{ ssn: '1' }, { ssn: ['2'] }] };
   const masked = {
     card: { number: '[masked]', name: 'A' },
     people: [{ ssn: '[masked]' }, { ssn: '[masked]' }],
@@ -543,7 +543,7 @@ test('the arguments of what is permitted come with the masks applied, where that
   const rows = await sql<{ answers: object }>(server, 'select answers from agent_call where agent_id = $1', [
     `agent-${counter}`,
   ]);
-  expect(JSON.stringify(rows)).not.toContain('4111');
+  expect(JSON.stringify(rows)).not.toContain('4111 1111');
 });
 
 describe('waiting for a hold', () => {
