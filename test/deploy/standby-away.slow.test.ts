@@ -86,6 +86,7 @@ describe.skipIf(noPostgres15)('without the synchronous standby', () => {
   test('one that keeps its connection and confirms nothing counts as missing, before many wait for it', async () => {
     await leaveWork();
     standby.pause();
+    // a commit that waits, whatever the jobs do
     const stuck = cluster.query('create table stuck ()');
     try {
       // the chain's writer gives up its transaction, and its connection with it, after 5 s: the absence is known by then

@@ -22,9 +22,7 @@ beforeAll(async () => {
   await proxy.ready();
 });
 
-/** Of letters and a sign that no id and no hash has. */
-const CARD = 'UL-4111';
-const body = { amount: 900, card: { number: CARD, holder: 'Ada' }, note: 'x\u202Ey' };
+const body = { amount: 900, card: { number: '4111 1111', holder: 'Ada' }, note: 'x\u202Ey' };
 const pay = (status: number, id?: string, more: object = {}) =>
   proxy.call<{ escrow_id: string; code: string }>(status, 'POST /api/payments', world.agentKey, {
     body: { ...body, ...more },
@@ -50,7 +48,7 @@ test('a hold that a proxy opens shows the action with every mask of its rules, a
     arguments_preview: { body: { amount: 900, card: { number: '[masked]', holder: 'Ada' }, note: 'x⟦U+202E⟧y' } },
     cut: [],
   });
-  expect(JSON.stringify(hold)).not.toContain(CARD);
+  expect(JSON.stringify(hold)).not.toMatch(/\b4111\b/);
   const long = (await pay(423, undefined, { aaa: 'x'.repeat(50_000) })).body;
   expect(await read(long.escrow_id)).toMatchObject({
     cut: ['arguments'],
