@@ -21,6 +21,8 @@ export default defineConfig({
     globalSetup: ['test/helpers/global-setup.ts'],
     setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',
+    // the program as Node runs it, without a transform that makes each use of an import a look-up
+    experimental: { viteModuleRunner: false, nodeLoader: false },
     // a process takes one file after the other: loading the program again for each takes a seventh more time
     isolate: false,
     // more than a small machine has cores: the tests of several processes mostly wait

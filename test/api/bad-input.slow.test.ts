@@ -50,6 +50,7 @@ interface Sent {
   status: number;
   body: {
     code?: string;
+    detail?: string;
     accepted?: number;
     valid?: boolean;
     errors?: { pointer?: string; line?: number; column?: number }[];

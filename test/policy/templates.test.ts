@@ -1,4 +1,4 @@
-import { readdirSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { runCases, type SuiteRun } from '../../server/policy/authoring/run-suite.ts';
 import { readSuite } from '../../server/policy/authoring/suite.ts';
@@ -6,11 +6,13 @@ import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts
 import { compilePolicy } from '../../server/policy/language/compile.ts';
 import { preamble, statementTokens, tokens } from '../../server/policy/language/scan.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
-import { type ExampleCall, suiteFor, TEMPLATES, toolTemplate } from '../../web/parts/policy-templates.ts';
+import { type ExampleCall, suiteFor, templatesOf, toolTemplate } from '../../web/parts/policy-templates.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { contentOf, host, NO_STATE, request } from './support.ts';
 
 const server = useServer();
+const FOLDER = new URL('../../web/templates/', import.meta.url);
+const TEMPLATES = templatesOf((path) => readFileSync(new URL(path, FOLDER), 'utf8'));
 let tenant: TestTenant;
 beforeAll(async () => {
   tenant = await server.tenant();
@@ -64,7 +66,7 @@ function run(id: string, source: string, tests: string, lists = LISTS): SuiteRun
 }
 
 test('there are many of them, each with its files', () => {
-  const folders = readdirSync(new URL('../../web/templates', import.meta.url)).sort();
+  const folders = readdirSync(FOLDER).sort();
   const ids = TEMPLATES.filter(({ id }) => id !== 'blank').map(({ id }) => id);
   expect(ids.length).toBeGreaterThanOrEqual(12);
   expect([...ids].sort()).toEqual(folders);

@@ -190,10 +190,10 @@ describe('a stop', () => {
     await sql(server, 'create trigger refuse before update on stop for each row execute function refuse()');
     try {
       const applied: string[] = [];
-      for (const of of [broken, other]) {
-        const key = await of.key('proxy');
+      for (const one of [broken, other]) {
+        const key = await one.key('proxy');
         await server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id: 'edge' });
-        const { id, seq } = await stop(of.admin, target);
+        const { id, seq } = await stop(one.admin, target);
         await server.call(200, `GET /v1/stops/document?proxy_id=edge&applied_seq=${seq}`, key);
         applied.push(id);
       }

@@ -1,5 +1,3 @@
-/// <reference types="vite/types/importMeta.d.ts" />
-
 /** A call as an agent asks for it. */
 export interface ExampleCall {
   agent_role: string;
@@ -26,13 +24,6 @@ export interface Template {
   /** One that a single person releases, where there is such. */
   held?: ExampleCall;
 }
-
-const files = import.meta.glob<string>(['../templates/*/policy.cedar', '../templates/*/tests.yaml'], {
-  query: '?raw',
-  import: 'default',
-  eager: true,
-});
-const file = (id: string, name: string) => files[`../templates/${id}/${name}`] ?? '';
 
 const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
   {
@@ -138,8 +129,9 @@ const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
   },
 ];
 
-export const TEMPLATES: readonly Template[] = [
-  ...TOLD.map((one) => ({ ...one, source: file(one.id, 'policy.cedar'), tests: file(one.id, 'tests.yaml') })),
+/** Each template with its files; `file` answers the text of one in `web/templates`. */
+export const templatesOf = (file: (path: string) => string): readonly Template[] => [
+  ...TOLD.map((one) => ({ ...one, source: file(`${one.id}/policy.cedar`), tests: file(`${one.id}/tests.yaml`) })),
   {
     id: 'blank',
     title: 'Empty text',

@@ -1,4 +1,5 @@
-import { TEMPLATES, type Template } from './policy-templates.ts';
+import type { Template } from './policy-templates.ts';
+import { TEMPLATES } from './templates.ts';
 import './template-gallery.css';
 
 /** The policy templates, one button each. `shown`: those that it is true of. */
