@@ -30,23 +30,42 @@ describe.skipIf(noPostgres15)('without the synchronous standby', () => {
   let tenant: TestTenant;
 
   const eventually = (work: () => unknown) => expect.poll(work, { timeout: 30_000, interval: 100 });
-  const authorization = () => ({ authorization: `Bearer ${tenant.admin.key}` });
-  const ingest = async () => {
-    const headers = { ...authorization(), 'content-type': 'application/json' };
+  const authorization = (of = tenant) => ({ authorization: `Bearer ${of.admin.key}` });
+  const ingestOf = async (of: TestTenant) => {
+    const headers = { ...authorization(of), 'content-type': 'application/json' };
     const body = JSON.stringify({ events: [event()] });
     return (await fetch(`${server.url}/v1/events/ingest`, { method: 'POST', headers, body })).status;
   };
+  const ingest = () => ingestOf(tenant);
   const read = async () => (await fetch(`${server.url}/v1/events?limit=5`, { headers: authorization() })).status;
   /** A commit of this session waits for nobody. */
   const alone = (text: string) => cluster.query(`set synchronous_commit = local; ${text}`);
   /** Gives jobs something to write for the tenant: heads to settle, blocks to summarize, events to fan out. */
   const leaveWork = () =>
-    alone(`update chain_head set unsigned = true, unsummarized = chain = 'forensics';
+    alone(`update chain_head set unsigned = true, unsummarized = chain = 'forensics' where tenant_id = '${tenant.id}';
       update event_outbox set fanned_out_at = null`);
-  /** Resolves to the time at which the server says that there is none. */
+  /** Resolves when no job has anything to write to the tenant's chains. */
+  const settled = async ({ id }: TestTenant) => {
+    const left = 'select from chain_head where tenant_id = $1 and (unsigned or unsummarized)';
+    await eventually(() => cluster.query(left, [id])).toEqual([]);
+  };
+  /** Whether the server knows of a standby. Unlike its readiness, which tries a write, this says so at once. */
+  const standbys = async () =>
+    /^svc_database_synchronous_standby ([01])$/m.exec(await (await fetch(`${server.url}/metrics`)).text())?.[1];
+  /** Resolves to the time at which the server knows that there is none. */
   const known = async () => {
-    await eventually(async () => (await fetch(`${server.url}/readyz`)).status).toBe(503);
-    return new Date(Date.now());
+    await eventually(standbys).toBe('0');
+    const since = new Date(Date.now());
+    expect((await fetch(`${server.url}/readyz`)).status).toBe(503);
+    return since;
+  };
+  /** Whether the commit of a group of records waits for the standby. */
+  const groupWaits = async () => {
+    const rows = await cluster.query(
+      `select from pg_stat_activity
+       where datname = 'svc' and wait_event = 'SyncRep' and query like '%copy forensic_record%'`,
+    );
+    return rows.length > 0;
   };
   /** What began before that time stays until it is back, but nothing else comes to wait. */
   const staysAsItIs = async (since: Date) => {
@@ -84,15 +103,26 @@ describe.skipIf(noPostgres15)('without the synchronous standby', () => {
   }, 120_000);
 
   test('one that keeps its connection and confirms nothing counts as missing, before many wait for it', async () => {
+    // nothing but its records locks this one's chain
+    const other = await server.tenant();
+    expect(await ingestOf(other)).toBe(202);
+    await settled(other);
     await leaveWork();
     standby.pause();
     // a commit that waits, whatever the jobs do
     const stuck = cluster.query('create table stuck ()');
     try {
-      // the chain's writer gives up its transaction, and its connection with it, after 5 s: the absence is known by then
-      await delay(1500);
-      const began = ingest();
+      // the absence is known some 3 s after that commit began to wait, and the chain's writer gives its transaction up after 5 s, and
+      // its connection with it
+      await delay(1000);
+      let answered = false;
+      const began = ingestOf(other).finally(() => {
+        answered = true;
+      });
+      await eventually(groupWaits).toBe(true);
+      expect(await standbys()).toBe('1');
       const since = await known();
+      expect(answered).toBe(false);
       await eventually(() => db.replication!.missing).toBe('commits wait for one that does not confirm them');
       expect(await waiting(new Date(0))).not.toEqual([]);
       expect(await ingest()).toBe(503);
