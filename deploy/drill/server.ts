@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
+import type { components, paths } from '../../sdk/client/src/index.ts';
 import { checkpointFile, notesIn } from '../../server/chain/checkpoint-file.ts';
 import type { ChainName } from '../../server/chain/record.ts';
 import { eventually, freePort } from './pair.ts';
@@ -18,7 +19,13 @@ const START_MS = 180_000;
 /** The events of a batch. */
 export const BATCH = 100;
 
-const eventOf = (event_id: string) => ({
+/** What a route takes, as the OpenAPI document says it; `never` where that is no JSON. */
+type Body<Route extends keyof paths> = Extract<
+  paths[Route],
+  { post: { requestBody: { content: { 'application/json': unknown } } } }
+>['post']['requestBody']['content']['application/json'];
+
+const eventOf = (event_id: string): Body<'/v1/events/ingest'>['events'][number] => ({
   event_id,
   event_type: 'decision.allow',
   timestamp: new Date().toISOString(),
@@ -30,18 +37,43 @@ const eventOf = (event_id: string) => ({
   evaluation_us: 1,
 });
 
-function post(url: string, key: string | undefined, body: object): Promise<Response> {
-  return fetch(url, {
+/** A server, and as whom it is asked. */
+interface Caller {
+  readonly url: string;
+  readonly headers: Record<string, string>;
+}
+
+const withKey = (url: string, key: string | undefined): Caller => ({
+  url,
+  headers: { authorization: `Bearer ${key}` },
+});
+
+/** `id`: what takes the place of the route's. */
+function post<Route extends keyof paths>(
+  { url, headers }: Caller,
+  route: Route,
+  body: Body<Route>,
+  id = '',
+): Promise<Response> {
+  return fetch(url + route.replace('{id}', id), {
     method: 'POST',
-    headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+    headers: { ...headers, 'content-type': 'application/json' },
     body: JSON.stringify(body),
     signal: AbortSignal.timeout(15_000),
   });
 }
 
+/** Resolves with the text of an answer that says that it was done. Throws where it says anything else. */
+async function done(asked: Promise<Response>): Promise<string> {
+  const response = await asked;
+  const text = await response.text();
+  if (!response.ok) throw new Error(`${response.url} was answered ${response.status}: ${text}`);
+  return text;
+}
+
 /** Sends one event. Resolves with whether it is acknowledged; every answer but a 503 with Retry-After is a fault. */
 export async function sendEvent(url: string, key: string | undefined, event_id: string): Promise<boolean> {
-  const response = await post(`${url}/v1/events/ingest`, key, { events: [eventOf(event_id)] });
+  const response = await post(withKey(url, key), '/v1/events/ingest', { events: [eventOf(event_id)] });
   const text = await response.text();
   if (response.status === 202) return true;
   if (response.status === 503 && response.headers.has('retry-after')) return false;
@@ -147,38 +179,33 @@ export class Server {
 
   /** Sends many events at once, or asks for one decision. Throws when they are not stored. */
   async ask(what: 'batches' | 'evaluate', tenant: string): Promise<void> {
-    const response =
-      what === 'batches'
-        ? await this.#post('/v1/events/ingest', this.#keys.get(tenant), {
-            events: Array.from({ length: BATCH }, () => eventOf(randomUUID())),
-          })
-        : await this.#post('/v1/evaluate', this.#agents.get(tenant), { action_type: 'tool_call', tool_name: 'drill' });
-    const text = await response.text();
-    if (!response.ok) throw new Error(`${what} was answered ${response.status}: ${text}`);
+    if (what === 'batches') {
+      const events = Array.from({ length: BATCH }, () => eventOf(randomUUID()));
+      await done(post(withKey(this.url, this.#keys.get(tenant)), '/v1/events/ingest', { events }));
+    } else {
+      const agent = withKey(this.url, this.#agents.get(tenant));
+      await done(post(agent, '/v1/evaluate', { action_type: 'tool_call', tool_name: 'drill' }));
+    }
   }
 
   /** Makes an agent of a tenant, which then may ask. */
   async agent(tenant: string): Promise<void> {
-    const of = { agent_id: 'drill', agent_role: 'drill' };
-    const { key } = (await (await this.#post('/v1/agent-keys', this.#keys.get(tenant), of)).json()) as { key: string };
+    const admin = withKey(this.url, this.#keys.get(tenant));
+    const made = await done(post(admin, '/v1/agent-keys', { agent_id: 'drill', agent_role: 'drill' }));
+    const { key } = JSON.parse(made) as { key: string };
     this.#agents.set(tenant, key);
-  }
-
-  #post(route: string, key: string | undefined, body: object): Promise<Response> {
-    return post(this.url + route, key, body);
   }
 
   /** Asks again while the server asks to. Resolves with whether the chain is whole, or what it lacks. */
   async verify(tenant = DEFAULT, chain: ChainName = 'forensics'): Promise<{ whole: boolean; said: string }> {
     let said = '';
     await eventually('the chain is verified', async () => {
-      const response = await fetch(`${this.url}/v1/${chain}/verify`, {
-        headers: { authorization: `Bearer ${this.#keys.get(tenant)}` },
-      });
+      const { headers } = withKey(this.url, this.#keys.get(tenant));
+      const response = await fetch(`${this.url}/v1/${chain}/verify`, { headers });
       said = await response.text();
       return response.status !== 503;
     });
-    const { verified, linear } = JSON.parse(said) as { verified?: boolean; linear?: boolean };
+    const { verified, linear } = JSON.parse(said) as Partial<components['schemas']['Verification']>;
     return { whole: verified === true && linear === true, said };
   }
 
@@ -231,18 +258,10 @@ export class Server {
   async enforce(id: string, dsl_source: string): Promise<void> {
     const { pathname, search, origin } = this.#link!;
     const signedIn = await fetch(this.url + pathname + search, { redirect: 'manual' });
-    const headers = {
-      cookie: signedIn.headers.get('set-cookie')!.split(';')[0]!,
-      origin,
-      'content-type': 'application/json',
-    };
-    for (const [route, body] of [
-      ['/v1/policies', { id, dsl_source }],
-      [`/v1/policies/${id}/break-glass`, { version: 1, reason: 'drill' }],
-    ] as const) {
-      const answer = await fetch(this.url + route, { method: 'POST', headers, body: JSON.stringify(body) });
-      if (!answer.ok) throw new Error(`${route} was answered ${answer.status}: ${await answer.text()}`);
-    }
+    const cookie = signedIn.headers.get('set-cookie')!.split(';')[0]!;
+    const administrator = { url: this.url, headers: { cookie, origin } };
+    await done(post(administrator, '/v1/policies', { id, dsl_source }));
+    await done(post(administrator, '/v1/policies/{id}/break-glass', { version: 1, reason: 'drill' }, id));
   }
 
   /** Ends it at once. */
