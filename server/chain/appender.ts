@@ -5,8 +5,6 @@ import type { KeptInput } from '../domain/kept-input.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Checkpoints } from './checkpoint.ts';
-import { idHash } from './record.ts';
-import { bytesOf, Writer } from './writer.ts';
 
 export interface AppendEvent {
   event: DecisionEvent;
@@ -14,6 +12,19 @@ export interface AppendEvent {
   input?: KeptInput | undefined;
   /** About how long its record is, where that is known: so much is neither queued nor committed together that others wait long. */
   bytes?: number | undefined;
+}
+
+/** About how much an event takes of which nobody knows it. */
+const EVENT_BYTES = 1024;
+
+/** About how much they take, with what is kept of their inputs. */
+export function bytesOf(events: readonly AppendEvent[]): number {
+  let bytes = 0;
+  for (const { bytes: own = EVENT_BYTES, input } of events) {
+    bytes += own;
+    if (input) bytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
+  }
+  return bytes;
 }
 
 /** The result of one event. */
@@ -92,51 +103,6 @@ export interface AppenderHooks {
   sent?(cut: () => void): void;
   /** A transaction is committed and its callers do not know yet. */
   committed?(): void;
-}
-
-/** Where tenants are on several servers, each server has writers of its own: one that is away stops its own tenants alone. */
-export function openAppender(options: AppenderOptions): Appender {
-  const { places } = options.db;
-  const shards = options.shards ?? 1;
-  const byNode = new Map<number | undefined, Writer[]>();
-  let stopped = false;
-  const on = (node: number | undefined) => {
-    let writers = byNode.get(node);
-    if (!writers) {
-      writers = Array.from({ length: shards }, () => new Writer(options));
-      byNode.set(node, writers);
-      if (stopped) for (const writer of writers) void writer.stop();
-    }
-    return writers;
-  };
-  const ofTenant = (writers: readonly Writer[], tenantId: string) => writers[(idHash(tenantId) >>> 0) % shards]!;
-  const of = (tenantId: string) => ofTenant(on(places?.nodeOf(tenantId)), tenantId);
-  const all = () => [...byNode.values()].flat();
-  return {
-    append: (tenantId, events) => of(tenantId).append(tenantId, events),
-    connect: () => {
-      const nodes = places && (places.here === undefined ? places.nodes : [places.here]);
-      for (const writer of (nodes ?? [undefined]).flatMap(on)) writer.connect();
-    },
-    open: (tenantId) => of(tenantId).open(tenantId),
-    release: (tenantId) => {
-      // it may have moved to another node since
-      for (const writers of byNode.values()) ofTenant(writers, tenantId).release(tenantId);
-    },
-    get waiting() {
-      return all().reduce((sum, writer) => sum + writer.waiting, 0);
-    },
-    get oldestMs() {
-      return Math.max(0, ...all().map((writer) => writer.oldestMs));
-    },
-    get busy() {
-      return all().some((writer) => writer.busy);
-    },
-    stop: async () => {
-      stopped = true;
-      await Promise.all(all().map((writer) => writer.stop()));
-    },
-  };
 }
 
 /** The appender as a kind of actor, so that a host decides which process owns a tenant. */

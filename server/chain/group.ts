@@ -1,5 +1,5 @@
 import type { DecisionEvent } from '../domain/decision.ts';
-import type { AppendEvent, Appended, AppendResult } from './appender.ts';
+import type { AppendEvent, Appended, AppenderOptions, AppendResult } from './appender.ts';
 import type { Checkpoint, Checkpoints } from './checkpoint.ts';
 import type { Rows } from './copy.ts';
 import type { RecentIds, RecentRecord } from './recent-ids.ts';
@@ -10,6 +10,9 @@ import { addInput, addRecord } from './transaction.ts';
  * The records of one transaction of the writer, made in memory: each chain's head moves with them, and moves back when the
  * transaction fails.
  */
+
+/** Of one call, and of one transaction, at most. */
+export const GROUP_EVENTS = 1000;
 
 /** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
 export interface Chain {
@@ -64,6 +67,11 @@ export interface Group {
   readonly events: number;
   state: 'under way' | 'committed' | 'failed';
   error: Error | undefined;
+}
+
+/** Whether the node that is asked has the tenant. */
+export function isNear({ places }: AppenderOptions['db'], { tenantId }: Chain): boolean {
+  return places?.has(tenantId) ?? false;
 }
 
 /** A group without records yet. */

@@ -9,6 +9,9 @@ import { idHash } from './record.ts';
 
 /** The chain writer's transaction: its statements, its rows, and what its errors mean. */
 
+/** How long a writer waits for a connection, and for an answer beside those to its transactions. */
+export const ANSWER_MS = 5000;
+
 /** What a writer's session begins with. `spread`: where each tenant is on a node of its own, see moveOf. */
 export const session = (spread: boolean): string => `
 -- acknowledgements depend on it: the server flushes a commit before it answers, whatever its configuration says

@@ -1,6 +1,7 @@
 import Fastify from 'fastify';
 import { openDatabase } from '../../db/index.ts';
-import { type AppendEvent, type Appender, openAppender } from '../../server/chain/appender.ts';
+import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
+import { openAppender } from '../../server/chain/writer.ts';
 import { registerIngest } from '../../server/decisions/ingest.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';

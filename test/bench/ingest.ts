@@ -1,11 +1,12 @@
 import { performance } from 'node:perf_hooks';
 import Fastify from 'fastify';
 import { type Database, openDatabase } from '../../db/index.ts';
-import { type Appender, openAppender } from '../../server/chain/appender.ts';
+import type { Appender } from '../../server/chain/appender.ts';
 import { Checkpoints } from '../../server/chain/checkpoint.ts';
 import { CopyRows, Pipeline } from '../../server/chain/copy.ts';
 import { chainHash, decisionLine } from '../../server/chain/record.ts';
 import { addRecord, COPY_RECORDS } from '../../server/chain/transaction.ts';
+import { openAppender } from '../../server/chain/writer.ts';
 import { registerIngest } from '../../server/decisions/ingest.ts';
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { systemClock } from '../../server/lib/clock.ts';

@@ -1,8 +1,9 @@
 import fc from 'fast-check';
 import type { Database } from '../../db/index.ts';
-import { type AppendEvent, type Appender, type AppenderOptions, openAppender } from '../../server/chain/appender.ts';
+import type { AppendEvent, Appender, AppenderOptions } from '../../server/chain/appender.ts';
 import { chainHash, ZERO_HASH } from '../../server/chain/record.ts';
 import { ChainVerifier } from '../../server/chain/verify.ts';
+import { openAppender } from '../../server/chain/writer.ts';
 import { DECISIONS, type DecisionEvent, type DerivedColumn } from '../../server/domain/decision.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint, keyThumbprint, newSigningKey } from '../../server/lib/crypto.ts';

@@ -1,0 +1,164 @@
+import { unavailable } from '../actors/host.ts';
+import { type AppendEvent, type AppenderOptions, bytesOf } from './appender.ts';
+import { type Batch, type Chain, GROUP_EVENTS, isNear } from './group.ts';
+
+/** Of events and their inputs. A call that is larger is a group by itself. */
+const GROUP_BYTES = 4 * 1024 * 1024;
+const MAILBOX_BYTES = 64 * 1024 * 1024;
+/** What one tenant has waiting is at most this part of what is left for the others: half of an empty mailbox, and a quarter. */
+const SHARE = { events: 1, bytes: 1 / 3 };
+/** A writer is busy for this long after its last events. */
+const BUSY_MS = 250;
+
+/** A call that has room in the mailbox. */
+export interface Call {
+  readonly events: readonly AppendEvent[];
+  readonly bytes: number;
+  readonly since: number;
+  readonly tenantId: string;
+  /** What the tenant has waiting, this call included. */
+  readonly own: { events: number; bytes: number };
+}
+
+/**
+ * What a writer has accepted and not yet answered: first the calls whose chain is being opened, then the queue of those that
+ * wait for a transaction, then those that are under way.
+ */
+export class Mailbox {
+  readonly #db: AppenderOptions['db'];
+  readonly #most: number;
+  /**
+   * Tenants are on several servers: a transaction is of one tenant, or of tenants of the node that is asked, so that its commit
+   * needs one of them.
+   */
+  readonly #spread: boolean;
+  #events = 0;
+  #bytes = 0;
+  readonly #tenants = new Map<string, { events: number; bytes: number }>();
+  /** The calls that are not yet answered, the oldest first. */
+  readonly #calls = new Set<Call>();
+  readonly #queue: Batch[] = [];
+  #queuedEvents = 0;
+  #askedAt = Number.NEGATIVE_INFINITY;
+  #emptied: (() => void) | undefined;
+
+  constructor({ db, mailbox = 20_000 }: AppenderOptions) {
+    this.#db = db;
+    this.#most = mailbox;
+    this.#spread = db.citus !== undefined;
+  }
+
+  /** Events that were accepted and are not yet answered. */
+  get waiting(): number {
+    return this.#events;
+  }
+
+  /** When the oldest call that is not yet answered was accepted. */
+  get oldestSince(): number | undefined {
+    const [oldest] = this.#calls;
+    return oldest?.since;
+  }
+
+  get busy(): boolean {
+    return this.#events > 0 || performance.now() - this.#askedAt < BUSY_MS;
+  }
+
+  /** What no transaction has taken yet, the oldest first. */
+  get queue(): readonly Batch[] {
+    return this.#queue;
+  }
+
+  get queuedEvents(): number {
+    return this.#queuedEvents;
+  }
+
+  /**
+   * Gives a call room until `leave`, which is due once its events have their answer, whether or not the caller still waits for
+   * it. Throws UNAVAILABLE (Retry-After) when the mailbox or the tenant's share of it is full.
+   */
+  accept(tenantId: string, events: readonly AppendEvent[]): Call {
+    const bytes = bytesOf(events);
+    let own = this.#tenants.get(tenantId);
+    const left = this.#most - this.#events - events.length;
+    const leftBytes = MAILBOX_BYTES - this.#bytes - bytes;
+    if (
+      (own?.events ?? 0) + events.length > SHARE.events * left ||
+      (own?.bytes ?? 0) + bytes > SHARE.bytes * leftBytes
+    ) {
+      throw unavailable('too many events are waiting');
+    }
+    if (!own) {
+      own = { events: 0, bytes: 0 };
+      this.#tenants.set(tenantId, own);
+    }
+    this.#events += events.length;
+    this.#bytes += bytes;
+    own.events += events.length;
+    own.bytes += bytes;
+    const since = performance.now();
+    this.#askedAt = since;
+    const call = { events, bytes, since, tenantId, own };
+    this.#calls.add(call);
+    return call;
+  }
+
+  /** Gives the room of a call back, once. */
+  leave(call: Call): void {
+    const { own } = call;
+    this.#calls.delete(call);
+    this.#events -= call.events.length;
+    this.#bytes -= call.bytes;
+    own.events -= call.events.length;
+    own.bytes -= call.bytes;
+    if (own.events === 0) this.#tenants.delete(call.tenantId);
+    if (this.#events === 0) this.#emptied?.();
+  }
+
+  /** Resolves when every call has left, if no other is accepted meanwhile. */
+  async empty(): Promise<void> {
+    if (this.#events > 0) await new Promise<void>((resolve) => (this.#emptied = resolve));
+  }
+
+  /** Queues the events of an accepted call, for the chain that was opened for it. */
+  push(batch: Batch): void {
+    this.#queue.push(batch);
+    this.#queuedEvents += batch.events.length;
+  }
+
+  /**
+   * Takes the oldest of the queue, and behind it what may and fits in one transaction with it. What has a refusal by now is rejected
+   * with it; so there may be nothing left. The queue must not be empty.
+   */
+  take(refusalFor: (chain: Chain) => Error | undefined): Batch[] {
+    const batches: Batch[] = [];
+    let events = 0;
+    let bytes = 0;
+    let taken = 0;
+    const passed: Batch[] = [];
+    const { chain: first } = this.#queue[0]!;
+    const near = isNear(this.#db, first);
+    for (const batch of this.#queue) {
+      if (this.#spread && batch.chain !== first && !(near && isNear(this.#db, batch.chain))) {
+        passed.push(batch);
+        continue;
+      }
+      const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.bytes <= GROUP_BYTES;
+      if (taken > 0 && !fits) break;
+      taken++;
+      events += batch.events.length;
+      bytes += batch.bytes;
+      const refusal = refusalFor(batch.chain);
+      if (refusal) batch.reject(refusal);
+      else batches.push(batch);
+    }
+    this.#queue.splice(0, taken + passed.length, ...passed);
+    this.#queuedEvents -= events;
+    return batches;
+  }
+
+  /** Rejects all of the queue. */
+  refuse(error: Error): void {
+    for (const batch of this.#queue.splice(0)) batch.reject(error);
+    this.#queuedEvents = 0;
+  }
+}
