@@ -29,7 +29,7 @@ import type { DeliveryRow } from './deliveries.ts';
 import { deliveryId } from './delivery-id.ts';
 import { typeOfTarget } from './destinations/index.ts';
 import { FanOut, targetPlace } from './fan-out.ts';
-import { type ClaimedLane, claimLanes, LANES, type LaneRelease, releaseLanes } from './lanes.ts';
+import { type ClaimedLane, LANES, LaneClaims, type LaneRelease, releaseLanes } from './lanes.ts';
 import { type Locked, type StoredOutcome, storedOf, storeOutcomes } from './outcomes.ts';
 import { signedAt } from './sent.ts';
 import { openDestination } from './subscription-row.ts';
@@ -180,8 +180,11 @@ export class Deliverer {
   /** Of each loop that looks for lanes. */
   readonly #wakes = new Set<Wake>();
 
+  readonly #claims: LaneClaims;
+
   constructor(parts: DeliverParts) {
     this.#parts = parts;
+    this.#claims = new LaneClaims(parts.db);
   }
 
   #with(tenantId: string): Together {
@@ -392,7 +395,7 @@ export class Deliverer {
     const until = now + LEASE_MS;
     const served = [...this.#serving].filter((one) => one.failing).map(({ lane }) => lane.tenant_id);
     let taken = 0;
-    for await (const lane of claimLanes(this.#parts.db, { limit, failing, served, now, until, only })) {
+    for await (const lane of this.#claims.claim({ limit, failing, served, now, until, only })) {
       this.#begin({ ...lane, until, over: false, storing: new Set() }, signal);
       taken++;
     }

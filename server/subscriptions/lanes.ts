@@ -1,4 +1,4 @@
-import { apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
+import { across, apart, groupsApart, type Only, onlyOf } from '../../db/citus.ts';
 import type { Database } from '../../db/index.ts';
 import { type Locked, unflushed } from './outcomes.ts';
 
@@ -28,51 +28,166 @@ export interface LaneRelease {
   idle: boolean;
 }
 
-/**
- * Claims at most `limit` lanes with something due until `until`, each durably when it is given out: either those whose last attempt
- * failed, or the others. Failing ones get their places by turns of the tenants: however many of one tenant hang, nobody else's
- * waits for more than one of its attempts. `served`: the tenants of the failing lanes that are served now, each as often as it has one.
- */
-export async function* claimLanes(
-  db: Database,
-  claim: {
-    limit: number;
-    failing: boolean;
-    served: readonly string[];
-    now: number;
-    until: number;
-    only: string | undefined;
-  },
-): AsyncGenerator<ClaimedLane> {
-  const { limit, failing, only } = claim;
-  const due = `due_at <= $1 and (not_before is null or not_before <= $1)
-    and (leased_until is null or leased_until <= $1) and (failing_since is not null) = $2
-    ${only === undefined ? '' : onlyOf(only)()}`;
-  const values = [new Date(claim.now), failing];
-  const served: Record<string, number> = {};
-  for (const tenantId of claim.served) served[tenantId] = (served[tenantId] ?? 0) + 1;
-  const turns = (one: Only) => `join (
-    select tenant_id, id, coalesce(($5::jsonb->>tenant_id)::integer, 0) + row_number() over (partition by tenant_id order by due_at) as turn
-    from delivery_lane where ${due} ${one()}) t using (tenant_id, id)`;
-  const waiting = `select tenant_id from delivery_lane where ${due} group by 1 order by min(due_at) limit $3`;
-  const tenants = await apart(db, waiting, [...values, LANES]);
-  if (failing) tenants.sort((a, b) => (served[a.tenantId!] ?? 0) - (served[b.tenantId!] ?? 0));
-  let left = limit;
-  for (const [n, one] of tenants.entries()) {
-    const most = failing ? Math.ceil(left / (tenants.length - n)) : left;
-    // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
-    const { rows } = await db.nearOf(one.tenantId).query<ClaimedLane>(
-      `update delivery_lane l set fence = l.fence + 1, leased_until = $4, due_at = $4
-       from (select tenant_id, id from delivery_lane d ${failing ? turns(one) : ''} where ${due} ${one()}
-             order by ${failing ? 'turn, ' : ''}due_at limit $3 for no key update of d skip locked) due
-       where l.tenant_id = due.tenant_id and l.id = due.id ${one('l')}
-       returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
-      [...values, most, new Date(claim.until), ...(failing ? [JSON.stringify(served)] : [])],
-    );
-    yield* rows;
-    left -= rows.length;
-    if (left === 0) break;
+/** When a lane can be served: something is due, the destination is no longer to be left alone, and no lease is in the way. */
+const READY_AT = 'greatest(due_at, not_before, leased_until)';
+/** What has something due, as the indexes have it. */
+const waits = (failing: boolean) => `due_at is not null and failing_since is ${failing ? 'not null' : 'null'}`;
+const isReady = (failing: boolean) => `${waits(failing)} and ${READY_AT} <= $1`;
+
+/** Failing lanes that a claim looks at: those that were ready first, and where there are as many, others of as many tenants. */
+const LOOKED_AT = 256;
+
+export interface LaneClaim {
+  /** At most so many lanes, */
+  limit: number;
+  /** either of those whose last attempt failed, or of the others. */
+  failing: boolean;
+  /** The tenants of the failing lanes that are served now, each as often as it has one. */
+  served: readonly string[];
+  now: number;
+  /** The end of the lease. */
+  until: number;
+  /** Of this tenant alone. */
+  only: string | undefined;
+}
+
+/** A lane that was ready when it was looked up. */
+interface Ready {
+  tenant_id: string;
+  id: string;
+  /** In seconds. */
+  ready_at: number;
+}
+
+/** Claims lanes that have something due. What it reads for a claim does not grow with the number of lanes. */
+export class LaneClaims {
+  readonly #db: Database;
+  /** The tenant behind which the next look at tenants begins. */
+  #after = '';
+
+  constructor(db: Database) {
+    this.#db = db;
   }
+
+  /**
+   * Each lane is durably claimed when it is given out, to one of all that claim at the same time, and none of these waits for
+   * another. Those that were ready first come first, and failing ones by turns of the tenants: however many of one tenant hang,
+   * nobody else's waits for more than one of its attempts. Where more than 256 tenants have failing lanes, and many of these are
+   * ready, whose turn it is is found out for 256 of them at a time.
+   */
+  async *claim(claim: LaneClaim): AsyncGenerator<ClaimedLane> {
+    const { failing, only } = claim;
+    const ready = `${isReady(failing)}${only === undefined ? '' : onlyOf(only)()}`;
+    const served = new Map<string, number>();
+    for (const tenantId of claim.served) served.set(tenantId, (served.get(tenantId) ?? 0) + 1);
+    const tenants = await apart(
+      this.#db,
+      `select tenant_id from delivery_lane where ${ready} group by 1 order by min(${READY_AT}) limit $2`,
+      [new Date(claim.now), LANES],
+    );
+    if (failing) tenants.sort((a, b) => (served.get(a.tenantId!) ?? 0) - (served.get(b.tenantId!) ?? 0));
+    let left = claim.limit;
+    for (const [n, one] of tenants.entries()) {
+      const most = failing ? Math.ceil(left / (tenants.length - n)) : left;
+      const several = one.tenantId === undefined && only === undefined;
+      const lanes = failing && several ? this.#inTurn(claim, most, served) : this.#oldest(claim, most, ready, one);
+      for await (const lane of lanes) {
+        yield lane;
+        left--;
+      }
+      if (left === 0) break;
+    }
+  }
+
+  async *#oldest(claim: LaneClaim, most: number, ready: string, one: Only): AsyncGenerator<ClaimedLane> {
+    const oldest = `select tenant_id, id from delivery_lane where ${ready} ${one()} order by ${READY_AT} limit $3
+      for no key update skip locked`;
+    yield* await this.#lease(claim, oldest, [most], one);
+  }
+
+  /** The failing lanes of all tenants, by turns. */
+  async *#inTurn(claim: LaneClaim, most: number, served: ReadonlyMap<string, number>): AsyncGenerator<ClaimedLane> {
+    const now = new Date(claim.now);
+    const oldest = await across<Ready>(
+      this.#db,
+      `select tenant_id, id, extract(epoch from ${READY_AT})::float8 as ready_at from delivery_lane
+       where ${isReady(true)} order by ${READY_AT} limit $2`,
+      [now, LOOKED_AT],
+    );
+    const others = oldest.length === LOOKED_AT ? await this.#ofTenants(now, most) : { lanes: [], all: true };
+    const lanes = byTurns([...oldest, ...others.lanes], served);
+    // some places are left to those that the next looks find
+    let left = others.all ? most : Math.ceil(most / 2);
+    // as many again as others claimed in the meantime
+    while (left > 0 && lanes.length > 0) {
+      const next = lanes.splice(0, left);
+      // Each is looked up by its key, whatever is known of the table: what would lead to another index is not asked again. One that
+      // ceased to fail may be claimed as well.
+      const claimed = await this.#lease(
+        claim,
+        `select d.* from unnest($3::text[], $4::text[]) x (tenant_id, id) cross join lateral (
+           select tenant_id, id from delivery_lane where tenant_id = x.tenant_id and id = x.id
+             and due_at is not null and ${READY_AT} <= $1 limit 1 for no key update skip locked) d`,
+        [next.map(({ tenant_id }) => tenant_id), next.map(({ id }) => id)],
+      );
+      yield* claimed;
+      left -= claimed.length;
+    }
+  }
+
+  /** Of the next tenants the failing lanes that were ready first, at most so many of each; and whether these are all tenants that have any. */
+  async #ofTenants(now: Date, most: number): Promise<{ lanes: Ready[]; all: boolean }> {
+    const after = this.#after;
+    // From each tenant to the next one by the index, whether or not one has something ready: of those that have, there may be few
+    // among many lanes of others.
+    const next = (before: string) => `
+      select tenant_id, ${READY_AT} as ready_at from delivery_lane where ${waits(true)} and tenant_id > ${before}
+      order by tenant_id, ${READY_AT} limit 1`;
+    const found = await across<Ready | { tenant_id: string; id: null }>(
+      this.#db,
+      `with recursive tenant as (
+         (${next('$2')}) union all select next.* from tenant t cross join lateral (${next('t.tenant_id')}) next
+       ), looked_at as materialized (select * from tenant limit $3)
+       select t.tenant_id, l.id, l.ready_at from looked_at t left join lateral (
+         select id, extract(epoch from ${READY_AT})::float8 as ready_at from delivery_lane d
+         where d.tenant_id = t.tenant_id and ${isReady(true)} order by ${READY_AT}
+         limit (select least($4::bigint, 1 + $3::bigint / greatest(count(*), 1)) from looked_at where ready_at <= $1)
+       ) l on t.ready_at <= $1
+       order by t.tenant_id`,
+      [now, after, LOOKED_AT, most],
+    );
+    const ended = new Set(found.map(({ tenant_id }) => tenant_id)).size < LOOKED_AT;
+    this.#after = ended ? '' : found.at(-1)!.tenant_id;
+    return { lanes: found.filter((lane) => lane.id !== null), all: ended && after === '' };
+  }
+
+  /** Claims what `chosen` finds and locks; its values begin at $3. */
+  async #lease(claim: LaneClaim, chosen: string, values: unknown[], one?: Only): Promise<ClaimedLane[]> {
+    // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
+    const { rows } = await this.#db.nearOf(one?.tenantId).query<ClaimedLane>(
+      `update delivery_lane l set fence = l.fence + 1, leased_until = $2, due_at = $2
+       from (${chosen}) due
+       where l.tenant_id = due.tenant_id and l.id = due.id ${one?.('l') ?? ''}
+       returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
+      [new Date(claim.now), new Date(claim.until), ...values],
+    );
+    return rows;
+  }
+}
+
+/** By turns of the tenants, each of which has had as many as it is served in; of one turn, those that were ready first. */
+function byTurns(lanes: readonly Ready[], served: ReadonlyMap<string, number>): Ready[] {
+  const turns = new Map(served);
+  const each = new Map(lanes.map((lane) => [`${lane.tenant_id}/${lane.id}`, lane]));
+  return [...each.values()]
+    .sort((a, b) => a.ready_at - b.ready_at)
+    .map((lane) => {
+      const turn = (turns.get(lane.tenant_id) ?? 0) + 1;
+      turns.set(lane.tenant_id, turn);
+      return { lane, turn };
+    })
+    .sort((a, b) => a.turn - b.turn)
+    .map(({ lane }) => lane);
 }
 
 /**

@@ -1,5 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import { afterEach, beforeAll, expect, test } from 'vitest';
+import type pg from 'pg';
+import { afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import type { WriteAudit } from '../../db/index.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
 import { startJobs } from '../../server/jobs/jobs.ts';
@@ -8,6 +9,7 @@ import { type Egress, EgressError } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { Deliverer } from '../../server/subscriptions/deliver.ts';
 import { targetPlace } from '../../server/subscriptions/fan-out.ts';
+import { type ClaimedLane, LaneClaims } from '../../server/subscriptions/lanes.ts';
 import { Subscriptions } from '../../server/subscriptions/subscriptions.ts';
 import { Tenants } from '../../server/tenants/tenants.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -108,3 +110,148 @@ test('many destinations of two tenants that hang keep no failing one of another 
   expect(retried! - before).toBeLessThan(300);
   expect(hanging).toBeLessThanOrEqual(128);
 });
+
+/** So many tenants, of whom each has `lanes` destinations that fail, with something due since `since`. */
+async function fail(
+  client: Pick<pg.ClientBase, 'query'>,
+  name: string,
+  count: number,
+  lanes: number,
+  since: Date | null,
+): Promise<string[]> {
+  const { rows } = await client.query<{ tenant_id: string }>(
+    `insert into tenant select made.* from generate_series(1, $2) n, (select * from tenant where tenant_id = 'any') t,
+       jsonb_populate_record(null::tenant, to_jsonb(t) || jsonb_build_object('tenant_id', $1 || n)) made
+     returning tenant_id`,
+    [name, count],
+  );
+  const ids = rows.map(({ tenant_id }) => tenant_id);
+  await client.query(
+    `insert into delivery_lane (tenant_id, id, due_at, failing_since)
+     select t, 'lane_' || n, $3, now() from unnest($1::text[]) t, generate_series(1, $2) n`,
+    [ids, lanes, since],
+  );
+  return ids;
+}
+
+describe('a claim of failing destinations', () => {
+  const PLACES = 128;
+  const ago = (ms: number) => new Date(Date.now() - ms);
+  const claim = async (claims: LaneClaims, limit: number, served: readonly string[] = [], failing = true) => {
+    const got: ClaimedLane[] = [];
+    const now = Date.now();
+    for await (const lane of claims.claim({ limit, failing, served, now, until: now + 30_000, only: undefined })) {
+      got.push(lane);
+    }
+    return got;
+  };
+  const times = (tenantId: string, all: readonly string[]) => all.filter((one) => one === tenantId).length;
+  beforeAll(async () => {
+    await tenant('any');
+  });
+  beforeEach(() => box.db.owner.query('truncate delivery_lane cascade'));
+
+  test('gives each tenant the same, however many have waited for longer', async () => {
+    const { owner } = box.db;
+    const [most] = await fail(owner, 'most', 1, 900, ago(3600_000));
+    const some = await fail(owner, 'some', 3, 90, ago(60_000));
+    const [one] = await fail(owner, 'one', 1, 1, ago(1));
+    const claims = new LaneClaims(box.db);
+    const served = (await claim(claims, PLACES)).map(({ tenant_id }) => tenant_id);
+    expect([times(most!, served), ...some.map((id) => times(id, served)), times(one!, served)].sort()).toEqual(
+      [1, 31, 32, 32, 32].sort(),
+    );
+    // a place that is free goes to who has least
+    served.splice(served.indexOf(some[1]!), 3);
+    const [next] = await claim(claims, 1, served);
+    expect(times(next!.tenant_id, served)).toBe(Math.min(...[most!, ...some].map((id) => times(id, served))));
+  });
+
+  test('finds those who have something due among more tenants than it looks at', async () => {
+    const { owner } = box.db;
+    const [most] = await fail(owner, 'm', 1, 900, ago(3600_000));
+    // they are tried again later
+    await fail(owner, 'later', 700, 1, new Date(Date.now() + 3600_000));
+    const few: string[] = [];
+    for (const name of ['a', 'latez', 'z']) few.push(...(await fail(owner, name, 1, 1, ago(1))));
+    const claims = new LaneClaims(box.db);
+    const served: string[] = [];
+    while (served.length < PLACES) {
+      const got = await claim(claims, PLACES - served.length, served);
+      expect(got.length).toBeGreaterThan(0);
+      served.push(...got.map(({ tenant_id }) => tenant_id));
+    }
+    expect(few.map((id) => times(id, served))).toEqual([1, 1, 1]);
+    expect(times(most!, served)).toBe(PLACES - 3);
+  });
+
+  test('waits for no lock, and gives each lane to one of all that claim at once', async () => {
+    const { owner } = box.db;
+    await fail(owner, 'once', 1, 400, ago(60_000));
+    const client = await owner.connect();
+    try {
+      await client.query('begin');
+      await client.query(`select from delivery_lane where id in ('lane_1', 'lane_7') for update`);
+      const all = await Promise.all([1, 2, 3].map(() => claim(new LaneClaims(box.db), PLACES)));
+      await client.query('rollback');
+      const ids = all.flat().map(({ id }) => id);
+      expect(new Set(ids).size).toBe(ids.length);
+      expect(ids).not.toContain('lane_1');
+      expect(ids).not.toContain('lane_7');
+      expect(ids.length).toBeGreaterThan(PLACES);
+    } finally {
+      client.release();
+    }
+  });
+
+  test.each(['never', 'when nothing was due', 'now'])(
+    'reads as few however many are due, and one of others none of them; PostgreSQL has counted them %s',
+    async (counted) => {
+      const client = await box.db.owner.connect();
+      try {
+        await client.query('begin');
+        if (counted === 'when nothing was due') {
+          await fail(client, 'quiet', 10, 300, null);
+          await client.query('update delivery_lane set failing_since = null');
+          await client.query('analyze delivery_lane');
+        }
+        await fail(client, 'burst', 40, 150, ago(60_000));
+        await fail(client, 'rest', 40, 50, new Date(Date.now() + 3600_000));
+        if (counted === 'now') await client.query('analyze delivery_lane');
+        let read = 0;
+        const look = (plan: Plan): void => {
+          if (plan['Relation Name'] === 'delivery_lane' && plan['Node Type'].endsWith('Scan')) {
+            read += (plan['Actual Rows'] + (plan['Rows Removed by Filter'] ?? 0)) * plan['Actual Loops'];
+          }
+          plan.Plans?.forEach(look);
+        };
+        const query = async (text: string, values: unknown[]) => {
+          await client.query('savepoint explained');
+          const { rows } = await client.query(`explain (analyze, format json) ${text}`, values);
+          await client.query('rollback to explained');
+          look((rows as { 'QUERY PLAN': [{ Plan: Plan }] }[])[0]!['QUERY PLAN'][0].Plan);
+          return client.query(text, values);
+        };
+        const claims = new LaneClaims({ nearOf: () => ({ query }), search: { query } } as never);
+        expect(await claim(claims, PLACES)).toHaveLength(PLACES);
+        // 256 that have waited for longest, 80 tenants, seven of each that has something due, and twice what is claimed
+        expect(Math.round(read)).toBeLessThanOrEqual(256 + 80 + 40 * 7 + 2 * PLACES);
+        read = 0;
+        expect(await claim(claims, PLACES, [], false)).toEqual([]);
+        expect(read).toBe(0);
+      } finally {
+        await client.query('rollback');
+        client.release();
+      }
+    },
+  );
+});
+
+interface Plan {
+  'Node Type': string;
+  'Relation Name'?: string;
+  'Actual Loops': number;
+  'Actual Rows': number;
+  'Rows Removed by Filter'?: number;
+  Plans?: Plan[];
+}
