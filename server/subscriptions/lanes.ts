@@ -4,11 +4,15 @@ import { type Locked, unflushed } from './outcomes.ts';
 
 /*
  * The claims of workers on lanes. A lane is one destination's queue: whoever has its newest fence, and a lease that has not
- * ended, sends what is in it.
+ * ended, sends what is in it. Whatever takes the lane away raises the fence.
  */
 
 /** Destinations that one process serves concurrently; they spend most of their time waiting. */
 export const LANES = 256;
+/** Destinations whose rows are read by one statement, and outcomes that are written by one. */
+export const GROUP = 256;
+/** Longer than an attempt and its commit can take. After a crash, other processes take over when the lease expires. */
+export const LEASE_MS = 30_000;
 
 export interface ClaimedLane {
   tenant_id: string;
@@ -20,9 +24,11 @@ export interface ClaimedLane {
   gone_since: Date | null;
 }
 
+type LaneKey = Pick<ClaimedLane, 'tenant_id' | 'id' | 'fence'>;
+
 /** A lane to release, and until when its destination is to be left alone. */
 export interface LaneRelease {
-  lane: Pick<ClaimedLane, 'tenant_id' | 'id' | 'fence'>;
+  lane: LaneKey;
   notBefore: number | undefined;
   /** Nothing is sent there before somebody says so. */
   idle: boolean;
@@ -59,7 +65,10 @@ interface Ready {
   ready_at: number;
 }
 
-/** Claims lanes that have something due. What it reads for a claim does not grow with the number of lanes. */
+/**
+ * The claims of a process. What is read for one does not grow with the number of lanes; where Citus spreads tenants over servers, it
+ * does with the number of those that are ready.
+ */
 export class LaneClaims {
   readonly #db: Database;
   /** The tenant behind which the next look at tenants begins. */
@@ -70,10 +79,10 @@ export class LaneClaims {
   }
 
   /**
-   * Each lane is durably claimed when it is given out, to one of all that claim at the same time, and none of these waits for
-   * another. Those that were ready first come first, and failing ones by turns of the tenants: however many of one tenant hang,
-   * nobody else's waits for more than one of its attempts. Where more than 256 tenants have failing lanes, and many of these are
-   * ready, whose turn it is is found out for 256 of them at a time.
+   * Gives out lanes that have something due, each when it is durably claimed, and to one of all that claim at the same time; none of
+   * these waits for another. Those that were ready first come first, and failing ones by turns of the tenants: however many of one
+   * tenant hang, nobody else's waits for more than one of its attempts. Where more than 256 tenants have failing lanes, and as many
+   * lanes are ready, whose turn it is is found out for 256 tenants at a time.
    */
   async *claim(claim: LaneClaim): AsyncGenerator<ClaimedLane> {
     const { failing, only } = claim;
@@ -97,6 +106,36 @@ export class LaneClaims {
       }
       if (left === 0) break;
     }
+  }
+
+  /** Renews the lease of a lane that is still this process's; false if it is not. */
+  async renew({ tenant_id, id, fence }: LaneKey, until: number): Promise<boolean> {
+    const { rowCount } = await this.#db.nearOf(tenant_id).query(
+      `update delivery_lane set leased_until = $4, due_at = case when due_at = leased_until then $4 else due_at end
+       where tenant_id = $1 and id = $2 and fence = $3`,
+      [tenant_id, id, fence, new Date(until)],
+    );
+    return rowCount === 1;
+  }
+
+  /** Whether the lane is still this process's, and nobody has paused, changed or deleted its destination. */
+  async isOurs({ tenant_id, id, fence }: LaneKey): Promise<boolean> {
+    const { rowCount } = await this.#db
+      .nearOf(tenant_id)
+      .query('select 1 from delivery_lane where tenant_id = $1 and id = $2 and fence = $3', [tenant_id, id, fence]);
+    return rowCount === 1;
+  }
+
+  /**
+   * Releases each lane until its next delivery is due. Does nothing for those that are no longer of this claim, nor for locked ones
+   * that are to be passed over. Resolves to which are released.
+   */
+  async release(releases: readonly LaneRelease[], locked: Locked): Promise<boolean[]> {
+    const released = new Set<LaneRelease>();
+    for (const { items, only } of groupsApart(this.#db, releases, ({ lane }) => lane.tenant_id)) {
+      for (const n of await this.#release(items, only, locked)) released.add(items[n - 1]!);
+    }
+    return releases.map((release) => released.has(release));
   }
 
   async *#oldest(claim: LaneClaim, most: number, ready: string, one: Only): AsyncGenerator<ClaimedLane> {
@@ -173,6 +212,36 @@ export class LaneClaims {
     );
     return rows;
   }
+
+  /** Resolves to the numbers of those that are released, from 1. */
+  async #release(releases: readonly LaneRelease[], only: Only, locked: Locked): Promise<number[]> {
+    // locks several lanes in id order, as all do that lock several
+    const { rows } = await this.#db.nearOf(only.tenantId).query<{ n: number }>(
+      `with x as (
+          select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
+            with ordinality x (tenant_id, id, fence, not_before, idle, n)
+        ), held as materialized (
+          select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before, x.idle, x.n from delivery_lane l
+          join x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
+          order by l.tenant_id, l.id for no key update of l ${locked === 'wait' ? '' : 'skip locked'}
+        )
+        update delivery_lane l set leased_until = null, not_before = h.not_before,
+          due_at = case when h.idle then null when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
+        from held h cross join lateral (
+          select min(d.next_attempt_at) as at from delivery d
+          where d.tenant_id = h.tenant_id and d.lane_id = h.id and d.status = 'retrying' ${only('d')}) next
+        where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')} ${unflushed(this.#db)}
+        returning h.n::int as n`,
+      [
+        releases.map(({ lane }) => lane.tenant_id),
+        releases.map(({ lane }) => lane.id),
+        releases.map(({ lane }) => lane.fence),
+        releases.map(({ notBefore }) => (notBefore === undefined ? null : new Date(notBefore))),
+        releases.map(({ idle }) => idle),
+      ],
+    );
+    return rows.map(({ n }) => n);
+  }
 }
 
 /** By turns of the tenants, each of which has had as many as it is served in; of one turn, those that were ready first. */
@@ -188,51 +257,4 @@ function byTurns(lanes: readonly Ready[], served: ReadonlyMap<string, number>): 
     })
     .sort((a, b) => a.turn - b.turn)
     .map(({ lane }) => lane);
-}
-
-/**
- * Releases each lane until its next delivery is due. Does nothing for those that are no longer of this claim, nor for locked ones
- * that are to be passed over. Resolves to which are released.
- */
-export async function releaseLanes(db: Database, releases: readonly LaneRelease[], locked: Locked): Promise<boolean[]> {
-  const released = new Set<LaneRelease>();
-  for (const { items, only } of groupsApart(db, releases, ({ lane }) => lane.tenant_id)) {
-    for (const n of await releaseOf(db, items, only, locked)) released.add(items[n - 1]!);
-  }
-  return releases.map((release) => released.has(release));
-}
-
-/** Resolves to the numbers of those that are released, from 1. */
-async function releaseOf(
-  db: Database,
-  releases: readonly LaneRelease[],
-  only: Only,
-  locked: Locked,
-): Promise<number[]> {
-  // locks several lanes in id order, as all do that lock several
-  const { rows } = await db.nearOf(only.tenantId).query<{ n: number }>(
-    `with x as (
-        select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
-          with ordinality x (tenant_id, id, fence, not_before, idle, n)
-      ), held as materialized (
-        select l.tenant_id, l.id, l.due_at, l.leased_until, x.not_before, x.idle, x.n from delivery_lane l
-        join x on x.tenant_id = l.tenant_id and x.id = l.id and x.fence = l.fence ${only('l')}
-        order by l.tenant_id, l.id for no key update of l ${locked === 'wait' ? '' : 'skip locked'}
-      )
-      update delivery_lane l set leased_until = null, not_before = h.not_before,
-        due_at = case when h.idle then null when h.due_at = h.leased_until then next.at else least(h.due_at, next.at) end
-      from held h cross join lateral (
-        select min(d.next_attempt_at) as at from delivery d
-        where d.tenant_id = h.tenant_id and d.lane_id = h.id and d.status = 'retrying' ${only('d')}) next
-      where l.tenant_id = h.tenant_id and l.id = h.id ${only('l')} ${unflushed(db)}
-      returning h.n::int as n`,
-    [
-      releases.map(({ lane }) => lane.tenant_id),
-      releases.map(({ lane }) => lane.id),
-      releases.map(({ lane }) => lane.fence),
-      releases.map(({ notBefore }) => (notBefore === undefined ? null : new Date(notBefore))),
-      releases.map(({ idle }) => idle),
-    ],
-  );
-  return rows.map(({ n }) => n);
 }

@@ -205,19 +205,19 @@ describe('a claim of failing destinations', () => {
   });
 
   test.each(['never', 'when nothing was due', 'now'])(
-    'reads as few however many are due, and one of others none of them; PostgreSQL has counted them %s',
-    async (counted) => {
+    'reads few however many are due, and one of the others reads none of these, with statistics taken %s',
+    async (taken) => {
       const client = await box.db.owner.connect();
       try {
         await client.query('begin');
-        if (counted === 'when nothing was due') {
+        if (taken === 'when nothing was due') {
           await fail(client, 'quiet', 10, 300, null);
           await client.query('update delivery_lane set failing_since = null');
           await client.query('analyze delivery_lane');
         }
         await fail(client, 'burst', 40, 150, ago(60_000));
         await fail(client, 'rest', 40, 50, new Date(Date.now() + 3600_000));
-        if (counted === 'now') await client.query('analyze delivery_lane');
+        if (taken === 'now') await client.query('analyze delivery_lane');
         let read = 0;
         const look = (plan: Plan): void => {
           if (plan['Relation Name'] === 'delivery_lane' && plan['Node Type'].endsWith('Scan')) {
