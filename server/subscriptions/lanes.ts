@@ -36,9 +36,13 @@ export interface LaneRelease {
 
 /** When a lane can be served: something is due, the destination is no longer to be left alone, and no lease is in the way. */
 const READY_AT = 'greatest(due_at, not_before, leased_until)';
-/** What has something due, as the indexes have it. */
-const waits = (failing: boolean) => `due_at is not null and failing_since is ${failing ? 'not null' : 'null'}`;
-const isReady = (failing: boolean) => `${waits(failing)} and ${READY_AT} <= $1`;
+const isReady = (failing: boolean) =>
+  `due_at is not null and failing_since is ${failing ? 'not null' : 'null'} and ${READY_AT} <= $1`;
+/**
+ * Fails and has something due, in the words of the index of turns: by no other is one tenant's lane found without those of all others.
+ * PostgreSQL would take another one where it has last counted none of them.
+ */
+const WAITS = 'num_nulls(due_at, failing_since) = 0';
 
 /** Failing lanes that a claim looks at: those that were ready first, and where there are as many, others of as many tenants. */
 const LOOKED_AT = 256;
@@ -180,7 +184,7 @@ export class LaneClaims {
     // From each tenant to the next one by the index, whether or not one has something ready: of those that have, there may be few
     // among many lanes of others.
     const next = (before: string) => `
-      select tenant_id, ${READY_AT} as ready_at from delivery_lane where ${waits(true)} and tenant_id > ${before}
+      select tenant_id, ${READY_AT} as ready_at from delivery_lane where ${WAITS} and tenant_id > ${before}
       order by tenant_id, ${READY_AT} limit 1`;
     const found = await across<Ready | { tenant_id: string; id: null }>(
       this.#db,
@@ -189,7 +193,7 @@ export class LaneClaims {
        ), looked_at as materialized (select * from tenant limit $3)
        select t.tenant_id, l.id, l.ready_at from looked_at t left join lateral (
          select id, extract(epoch from ${READY_AT})::float8 as ready_at from delivery_lane d
-         where d.tenant_id = t.tenant_id and ${isReady(true)} order by ${READY_AT}
+         where d.tenant_id = t.tenant_id and ${WAITS} and ${READY_AT} <= $1 order by ${READY_AT}
          limit (select least($4::bigint, 1 + $3::bigint / greatest(count(*), 1)) from looked_at where ready_at <= $1)
        ) l on t.ready_at <= $1
        order by t.tenant_id`,
