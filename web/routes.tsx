@@ -111,10 +111,12 @@ const below = { getParentRoute: () => app } as const;
  * there. The router would pass them on, and the server refuses what it does not know.
  */
 function only<T extends object>(read: (search: Record<string, unknown>) => T) {
-  return (search: Record<string, unknown>): T => ({
-    ...Object.fromEntries(Object.keys(search).map((name) => [name, undefined])),
-    ...read(search),
-  });
+  return (search: Record<string, unknown>): T => {
+    const found = read(search);
+    const others = Object.keys(search).filter((name) => !Object.hasOwn(found, name));
+    // in the order of the page, so that what says the same is the same address, and no step of the browser's history
+    return { ...found, ...Object.fromEntries(others.map((name) => [name, undefined])) };
+  };
 }
 
 /**

@@ -129,6 +129,10 @@ describeInBrowser('subscriptions', () => {
     await page.getByRole('button', { name: 'Filters', exact: true }).click();
     await page.getByRole('combobox', { name: 'State' }).selectOption('failed');
     await page.getByText('No deliveries match the filters').waitFor();
+    await page.goBack();
+    await row.getByText('delivered').waitFor();
+    await page.goForward();
+    await page.getByText('No deliveries match the filters').waitFor();
     await page.getByRole('button', { name: 'Filters (1)' }).click();
     await page.getByRole('combobox', { name: 'State' }).waitFor({ state: 'hidden' });
     await page.getByRole('button', { name: /^State: failed/ }).click();

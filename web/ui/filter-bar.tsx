@@ -4,7 +4,7 @@ import { useDisclosure, useMediaQuery } from '@mantine/hooks';
 import { IconAdjustmentsHorizontal, IconX } from '@tabler/icons-react';
 import { type ReactNode, useId, useRef } from 'react';
 import { fieldTime, fromFieldTime, fullTime, useZone } from '../lib/time.ts';
-import { ClearFilters, TextFilter } from './filters.tsx';
+import { ClearFilters, TextFilter, useTyped } from './filters.tsx';
 import { Hostile } from './hostile.tsx';
 
 interface Choice {
@@ -136,7 +136,6 @@ export function FilterInput({
 }: {
   field: FilterField;
 }) {
-  const [zone] = useZone();
   if (choices) {
     return (
       <NativeSelect
@@ -148,18 +147,26 @@ export function FilterInput({
       />
     );
   }
-  if (moment) {
-    return (
-      <TextInput
-        type="datetime-local"
-        label={label}
-        value={value ? fieldTime(value, zone) : ''}
-        onChange={(event) => set(fromFieldTime(event.currentTarget.value, zone))}
-        w={width}
-      />
-    );
-  }
+  if (moment) return <Moment label={label} value={value} set={set} width={width} />;
   return <TextFilter label={label} value={value} onChange={set} width={width} suggestions={suggestions} />;
+}
+
+function Moment({ label, value, set, width }: Pick<FilterField, 'label' | 'value' | 'set' | 'width'>) {
+  const [zone] = useZone();
+  const shown = value ? fieldTime(value, zone) : '';
+  const { text, type } = useTyped(value, shown, (next) => fromFieldTime(next, zone), set);
+  return (
+    <TextInput
+      type="datetime-local"
+      label={label}
+      value={text}
+      onChange={({ currentTarget: { value: next, validity } }) =>
+        // parts of it are missing, or digits of its year
+        type(next, validity.badInput || next.startsWith('0'))
+      }
+      w={width}
+    />
+  );
 }
 
 function ActiveFilter({ field, remove }: { field: FilterField; remove: () => void }) {

@@ -1,9 +1,50 @@
 import { ActionIcon, Button, TextInput } from '@mantine/core';
 import { useDebouncedCallback } from '@mantine/hooks';
 import { type IconFileText, IconX } from '@tabler/icons-react';
-import { useEffect, useId, useState } from 'react';
+import { useEffect, useId, useRef, useState } from 'react';
 import { exactly } from '../../server/domain/sought.ts';
 import { EmptyState } from './states.tsx';
+
+/**
+ * What somebody types in a filter. It is applied when the typing pauses, which is one step of the browser's history and not one
+ * for each letter. `shown` is the value as a text, and `read` the value of one.
+ */
+export function useTyped(
+  value: string | undefined,
+  shown: string,
+  read: (text: string) => string | undefined,
+  apply: (value: string | undefined) => void,
+) {
+  const [text, setText] = useState(shown);
+  const applied = useRef(value);
+  const set = (next: string | undefined) => {
+    applied.current = next;
+    apply(next);
+  };
+  const tell = useDebouncedCallback((next: string) => set(read(next)), 350);
+  // the address can also change through the back button
+  useEffect(() => {
+    // not while somebody types on after what was applied
+    if (tell.isPending() && value === applied.current) return;
+    applied.current = value;
+    tell.cancel();
+    setText(shown);
+  }, [value, shown, tell]);
+  return {
+    text,
+    /** `unfinished`: as yet it says nothing. */
+    type: (next: string, unfinished = false) => {
+      setText(next);
+      if (unfinished) tell.cancel();
+      else tell(next);
+    },
+    clear: () => {
+      setText('');
+      tell.cancel();
+      set(undefined);
+    },
+  };
+}
 
 /** A text filter that is applied when the typing pauses. */
 export function TextFilter({
@@ -26,16 +67,13 @@ export function TextFilter({
   suggestions?: readonly string[] | undefined;
 }) {
   const typed = (suggestions && value?.endsWith('*') ? value.slice(0, -1) : value) ?? '';
-  const [text, setText] = useState(typed);
   const list = useId();
-  // the URL can also change through the back button
-  useEffect(() => setText(typed), [typed]);
   const filterOf = (next: string) => {
     const known = suggestions?.find((one) => one.toLowerCase() === next.toLowerCase());
     if (known !== undefined) return exactly(known);
     return next === '' || !suggestions || next.endsWith('*') ? next || undefined : `${next}*`;
   };
-  const tell = useDebouncedCallback((next: string) => onChange(filterOf(next.trim())), 350);
+  const { text, type, clear } = useTyped(value, typed, (next) => filterOf(next.trim()), onChange);
   return (
     <div style={{ width }}>
       <TextInput
@@ -44,23 +82,10 @@ export function TextFilter({
         spellCheck={false}
         placeholder={placeholder}
         {...(suggestions && { list, autoComplete: 'off' })}
-        onChange={(event) => {
-          setText(event.currentTarget.value);
-          tell(event.currentTarget.value);
-        }}
+        onChange={(event) => type(event.currentTarget.value)}
         rightSection={
           text ? (
-            <ActionIcon
-              variant="subtle"
-              color="gray"
-              size="sm"
-              aria-label={`Clear ${label}`}
-              onClick={() => {
-                setText('');
-                tell.cancel();
-                onChange(undefined);
-              }}
-            >
+            <ActionIcon variant="subtle" color="gray" size="sm" aria-label={`Clear ${label}`} onClick={clear}>
               <IconX size={14} />
             </ActionIcon>
           ) : null

@@ -81,9 +81,7 @@ function Agent({ id }: { id: string }) {
         filter={filter}
         facets={['tool_name', 'rule_id']}
         last={last}
-        choose={(next) =>
-          void navigate({ search: (old) => ({ ...old, last: next }), replace: true, resetScroll: false })
-        }
+        choose={(next) => void navigate({ search: (old) => ({ ...old, last: next }), resetScroll: false })}
       />
       <div className="halves">
         <LatestDecisions title="Last decisions" all="All decisions" filter={filter} most={6} />

@@ -85,7 +85,12 @@ export function Inbox() {
     return mine === 'voted' ? voted : !voted && !hold.barred_voters?.includes(me.id);
   });
   const set = (change: HoldFilter) =>
-    void navigate({ search: (old) => ({ ...old, hold: undefined, ...change }), replace: true, resetScroll: false });
+    void navigate({
+      search: (old) => ({ ...old, hold: undefined, ...change }),
+      // another hold is read in place of the chosen one
+      replace: change.hold !== undefined,
+      resetScroll: false,
+    });
   /** Where the numbers of the groups are those of their lists. */
   const grouped = status === 'held' && !onlyAside && mine !== 'voted' && agent_role === undefined;
   const filtered = [mine, ...Object.values(of)].some((value) => value !== undefined);

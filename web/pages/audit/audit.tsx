@@ -53,9 +53,7 @@ const TARGETS = {
 export function Audit() {
   const { record: open, ...filter } = route.useSearch();
   const navigate = route.useNavigate();
-  // opening a record adds a step to the browser's history, a filter does not
-  const set = (change: AuditSearch) =>
-    void navigate({ search: (old) => ({ ...old, ...change }), replace: !('record' in change), resetScroll: false });
+  const set = (change: AuditSearch) => void navigate({ search: (old) => ({ ...old, ...change }), resetScroll: false });
   const clear = () => void navigate({ search: {} });
   const query = useInfiniteQuery({
     queryKey: [...trpc.chain.audit.queryKey(filter), 'pages'],

@@ -70,7 +70,8 @@ export function Decisions() {
   const set = (change: Partial<Search>) =>
     void navigate({
       search: (old) => ({ ...old, ...change }),
-      replace: !('event' in change) || (change.event !== undefined && event !== undefined),
+      // another decision is read in place of the open one
+      replace: change.event !== undefined && event !== undefined,
       resetScroll: false,
     });
   const show = (next: Filter) => void navigate({ search: { ...next, event, by, and }, resetScroll: false });

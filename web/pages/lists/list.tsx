@@ -218,7 +218,7 @@ function Values({ name, shown }: { name: string; shown: Version }) {
             <TextFilter
               label="Value contains"
               value={q}
-              onChange={(next) => void navigate({ search: (old) => ({ ...old, q: next }), replace: true })}
+              onChange={(next) => void navigate({ search: (old) => ({ ...old, q: next }) })}
               width={240}
             />
           </search>

@@ -61,10 +61,7 @@ export function Overview() {
       <Paper mt="md">
         <Group justify="space-between" mb="sm">
           <Title order={2}>Decisions</Title>
-          <Spans
-            last={last}
-            choose={(next) => void navigate({ search: { last: next }, replace: true, resetScroll: false })}
-          />
+          <Spans last={last} choose={(next) => void navigate({ search: { last: next }, resetScroll: false })} />
         </Group>
         <Outcomes filter={{}} last={last} facets="none" />
       </Paper>

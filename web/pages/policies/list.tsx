@@ -32,8 +32,8 @@ export function PolicyList() {
     ),
   );
   const set = (change: Partial<PolicyFilter>) =>
-    void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
-  const clear = () => void navigate({ search: {}, replace: true });
+    void navigate({ search: (old) => ({ ...old, page: undefined, ...change }) });
+  const clear = () => void navigate({ search: {} });
   // also leaves a page that is now past the end
   const filtered = page > 1 || Object.entries(where).some(([name, value]) => name !== 'order' && value !== undefined);
   type Row = NonNullable<typeof query.data>['policies'][number];

@@ -89,11 +89,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
       ) : null}
       <ChangesAsked policy={policy} link />
       <LiveTests policy={policy} />
-      <Tabs
-        value={tab}
-        onChange={(next) => void navigate({ search: { tab: next as PolicyTab }, replace: true })}
-        keepMounted={false}
-      >
+      <Tabs value={tab} onChange={(next) => void navigate({ search: { tab: next as PolicyTab } })} keepMounted={false}>
         <Tabs.List mb="md">
           <Tabs.Tab value="text">Text</Tabs.Tab>
           <Tabs.Tab value="tests">Tests</Tabs.Tab>
@@ -235,12 +231,8 @@ function LiveDiff({ policy }: { policy: PolicyDetail }) {
     <>
       <VisuallyHidden component="h2">Changes of the texts</VisuallyHidden>
       <div className="bar">
-        {select(
-          'from',
-          from,
-          (version) => void navigate({ search: (old) => ({ ...old, from: version }), replace: true }),
-        )}
-        {select('to', to, (version) => void navigate({ search: (old) => ({ ...old, to: version }), replace: true }))}
+        {select('from', from, (version) => void navigate({ search: (old) => ({ ...old, from: version }) }))}
+        {select('to', to, (version) => void navigate({ search: (old) => ({ ...old, to: version }) }))}
       </div>
       <Shown query={before}>
         {(old) => (

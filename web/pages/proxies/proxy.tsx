@@ -92,9 +92,7 @@ function OneProxy({ id }: { id: string }) {
         filter={{ proxy_id: exactly(id) }}
         facets={['tool_name', 'agent_id', 'rule_id']}
         last={last}
-        choose={(next) =>
-          void navigate({ search: (old) => ({ ...old, last: next }), replace: true, resetScroll: false })
-        }
+        choose={(next) => void navigate({ search: (old) => ({ ...old, last: next }), resetScroll: false })}
       />
       {open === 'stop' ? <PreparedStop target={{ kind: 'proxy', id }} onClose={() => setOpen(undefined)} /> : null}
       <ConfirmDialog

@@ -106,9 +106,7 @@ function Session({ id, agent }: { id: string; agent: string | undefined }) {
             filter={filter}
             agent={agent}
             decision={decision}
-            choose={(next) =>
-              void navigate({ search: (old) => ({ ...old, decision: next }), replace: true, resetScroll: false })
-            }
+            choose={(next) => void navigate({ search: (old) => ({ ...old, decision: next }), resetScroll: false })}
           />
           <Paper component="section" aria-labelledby="story-title">
             <Title order={2} id="story-title" mb="sm">

@@ -10,7 +10,7 @@ import { Spans } from '../../parts/spans.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import type { SubscriptionSearch } from './search.ts';
+import { type SubscriptionSearch, WHOLE } from './search.ts';
 import '../../parts/outcomes.css';
 
 type Numbers = Answers['subscriptions']['attempts'];
@@ -57,12 +57,12 @@ export function Attempts({
               size="compact-sm"
               variant="subtle"
               leftSection={<IconX size={14} aria-hidden />}
-              onClick={() => set({ last })}
+              onClick={() => set(WHOLE)}
             >
               Whole time
             </Button>
           )}
-          <Spans last={last} choose={(next) => set({ last: next })} />
+          <Spans last={last} choose={(next) => set({ ...WHOLE, last: next })} />
         </Group>
       </Group>
       <Shown query={query} lines={6}>

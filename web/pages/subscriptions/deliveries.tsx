@@ -2,9 +2,8 @@ import { Button, Group, Text, Title } from '@mantine/core';
 import { IconSend } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
-import { useState } from 'react';
 import { fullTime, useZone } from '../../lib/time.ts';
-import { api, type Inputs, trpc } from '../../lib/trpc.ts';
+import { api, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { choicesOf, FilterBar } from '../../ui/filter-bar.tsx';
@@ -16,27 +15,23 @@ import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { useRedeliver } from './delivery.tsx';
 import { ResendButton, Resending } from './resend.tsx';
+import { DELIVERY_STATES, type SubscriptionSearch, WHOLE } from './search.ts';
 import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
-
-type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
 
 /** The deliveries of a subscription, newest first, each with the last response. */
 export function Deliveries({
   id,
   paused,
-  part: { since, until },
-  whole,
+  search: { last: _, ...filter },
+  set,
 }: {
   id: string;
   paused: boolean;
-  /** Only those with an attempt in this time. */
-  part: Pick<Inputs['subscriptions']['deliveries'], 'since' | 'until'>;
-  /** Shows those of any time again. */
-  whole: () => void;
+  search: SubscriptionSearch;
+  set: (change: SubscriptionSearch) => void;
 }) {
-  const [chosen, setFilter] = useState<Filter>({});
   const [zone] = useZone();
-  const filter = { ...chosen, since, until };
+  const { since, until, status, event_type } = filter;
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const query = useInfiniteQuery({
     queryKey: [...trpc.subscriptions.deliveries.queryKey({ id, ...filter }), 'pages'],
@@ -47,10 +42,7 @@ export function Deliveries({
     refetchInterval: 3_000,
   });
   const filtered = Object.values(filter).some((value) => value !== undefined);
-  const clear = () => {
-    setFilter({});
-    if (since !== undefined) whole();
-  };
+  const clear = () => set({ ...WHOLE, status: undefined, event_type: undefined });
   const redeliver = useRedeliver();
   const navigate = useNavigate();
   const open = ({ id: delivery }: Delivery) =>
@@ -70,15 +62,15 @@ export function Deliveries({
         fields={[
           {
             label: 'State',
-            value: chosen.status,
-            set: (status) => setFilter({ ...chosen, status: status as Filter['status'] }),
-            choices: choicesOf('any', ['retrying', 'delivered', 'failed']),
+            value: status,
+            set: (next) => set({ status: next as SubscriptionSearch['status'] }),
+            choices: choicesOf('any', DELIVERY_STATES),
             width: 140,
           },
           {
             label: 'Event',
-            value: chosen.event_type,
-            set: (event_type) => setFilter({ ...chosen, event_type: event_type as Filter['event_type'] }),
+            value: event_type,
+            set: (next) => set({ event_type: next as SubscriptionSearch['event_type'] }),
             choices: choicesOf('any', types.data?.event_types.map(({ type }) => type) ?? []),
             width: 220,
           },
@@ -87,7 +79,7 @@ export function Deliveries({
                 {
                   label: 'Attempted',
                   value: since,
-                  set: whole,
+                  set: () => set(WHOLE),
                   choices: [
                     { value: '', label: 'any time' },
                     {

@@ -34,7 +34,8 @@ export function SubscriptionPage() {
   const { id } = route.useParams();
   const search = route.useSearch();
   const goTo = route.useNavigate();
-  const show = (next: SubscriptionSearch) => void goTo({ search: next, resetScroll: false });
+  const show = (change: SubscriptionSearch) =>
+    void goTo({ search: (old) => ({ ...old, ...change }), resetScroll: false });
   const query = useQuery(trpc.subscriptions.get.queryOptions({ id }, { refetchInterval: 10_000 }));
   const test = useMutation(trpc.subscriptions.test.mutationOptions());
   const [open, setOpen] = useState<'edit' | 'rotate' | 'remove' | 'pause'>();
@@ -98,7 +99,7 @@ export function SubscriptionPage() {
             <Facts subscription={subscription} />
             {test.data ? <TestResult result={test.data} /> : null}
             <Attempts id={id} search={search} set={show} />
-            <Deliveries id={id} paused={!subscription.active} part={search} whole={() => show({ last: search.last })} />
+            <Deliveries id={id} paused={!subscription.active} search={search} set={show} />
             <Examples subscription={subscription} />
             <SubscriptionDialog opened={open === 'edit'} onClose={() => setOpen(undefined)} edited={subscription} />
             <Modal opened={open === 'rotate'} onClose={() => setOpen(undefined)} title={<strong>Rotate secret</strong>}>

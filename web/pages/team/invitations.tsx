@@ -44,8 +44,7 @@ export function Invitations({ invite }: { invite: () => void }) {
       { placeholderData: keepPreviousData },
     ),
   );
-  const set = (change: TeamSearch) =>
-    void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
+  const set = (change: TeamSearch) => void navigate({ search: (old) => ({ ...old, page: undefined, ...change }) });
   const clear = () => set({ q: undefined, status: undefined });
   const filtered = q !== undefined || status !== undefined || page > 1;
   const [made, setMade] = useState<Invited>();

@@ -79,14 +79,14 @@ function Members() {
     ),
   );
   const person = query.data?.users.find(({ id }) => id === open);
-  const clear = () => void navigate({ search: {}, replace: true });
+  const clear = () => void navigate({ search: {} });
   return (
     <>
       <search className="bar" aria-label="Find people">
         <TextFilter
           label="Name or address"
           value={q}
-          onChange={(value) => void navigate({ search: value ? { q: value } : {}, replace: true })}
+          onChange={(value) => void navigate({ search: value ? { q: value } : {} })}
           width={300}
         />
       </search>

@@ -44,8 +44,8 @@ export function Tools() {
     trpc.tools.list.queryOptions({ ...filter, limit: PER_PAGE }, { placeholderData: keepPreviousData }),
   );
   const set = (change: Partial<ToolFilter>) =>
-    void navigate({ search: (old) => ({ ...old, after: undefined, ...change }), replace: true });
-  const clear = () => void navigate({ search: {}, replace: true });
+    void navigate({ search: (old) => ({ ...old, after: undefined, ...change }) });
+  const clear = () => void navigate({ search: {} });
   const filtered = Object.keys(filter).length > 0;
   const next = query.data?.next;
   return (

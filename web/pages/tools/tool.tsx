@@ -87,9 +87,7 @@ function Use({ name, server }: { name: string; server?: string }) {
         filter={filter}
         facets={['agent_id', 'rule_id']}
         last={last}
-        choose={(next) =>
-          void navigate({ search: (old) => ({ ...old, last: next }), replace: true, resetScroll: false })
-        }
+        choose={(next) => void navigate({ search: (old) => ({ ...old, last: next }), resetScroll: false })}
       />
       <div className="halves" style={{ marginBottom: 16 }}>
         <Paper component="section" aria-labelledby="rules-title">
