@@ -158,7 +158,8 @@ export class Tools {
 
   /**
    * Forgets a tool that is not approved or not listed any more. Seen again it is a new one, so to forget its labels and
-   * rejections waits as an approval does. Resolves with whether it is forgotten.
+   * rejections waits as an approval does, until something else is decided about the tool. Resolves with whether it is
+   * forgotten.
    */
   async remove(tenantId: string, id: ToolId, reason: string, by: By): Promise<boolean> {
     return this.#withRefusal(tenantId, id, by, () =>
@@ -316,6 +317,12 @@ export class Tools {
         const definitions = await em.find(ToolDefinitionEntity, { server: id.server, tool: id.name });
         const before = bundled(tool);
         const { opens, ...recorded } = await change(em, tool, definitions, rules);
+        const decided = before !== bundled(tool);
+        if (decided) {
+          // who asked to forget the tool did not know of this
+          const { remove: _, ...proposals } = tool.proposals;
+          tool.proposals = proposals;
+        }
         const names = await em.execute<{ name: string }[]>('select name from tool where tenant_id = ? and server = ?', [
           tenantId,
           id.server,
@@ -326,7 +333,7 @@ export class Tools {
           names.map(({ name }) => name),
         );
         await em.flush();
-        await this.#announce(notify, tool, opens || before !== bundled(tool));
+        await this.#announce(notify, tool, opens || decided);
         await this.#record(em, tenantId, toolTarget(tool), by, recorded);
       }),
     );

@@ -104,7 +104,7 @@ const ToolDetailOut = z
       labels: ProposalOut.extend({ what: z.object({ labels: Labels }) }).optional(),
       remove: ProposalOut.extend({ what: z.object({ labels: Labels, rejected_pins: z.array(Pin) }) })
         .optional()
-        .describe('to forget the tool with these labels and rejections'),
+        .describe('to forget the tool with these labels and rejections; any other decision about the tool ends it'),
     }),
     second_person_needed: z.boolean().describe('the tenant requires approval: two people must ask for the same'),
   })

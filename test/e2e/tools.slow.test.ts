@@ -121,6 +121,49 @@ describeInBrowser('tools', () => {
     await one.page.getByText('Approved by').waitFor();
   });
 
+  test('with four eyes a tool with labels is forgotten once another admin confirms it', async () => {
+    const tenant = await server.tenant();
+    await observe(tenant, REFUND);
+    const path = 'PUT /v1/tools/crm/refund/labels';
+    await server.call(200, path, await tenant.person('approver'), { labels: ['money'] });
+    await tenant.set({ approval_required: true });
+    const one = await browser.visitor(await tenant.person('admin'));
+    await one.open('/tools/tool?server=crm&name=refund');
+    await one.page.getByRole('button', { name: 'Forget' }).click();
+    const asked = one.page.getByRole('dialog', { name: 'Forget refund' });
+    await asked.getByText('Its labels (money) are forgotten.').waitFor();
+    await asked.getByText('Another admin must confirm this.').waitFor();
+    await asked.getByLabel('Reason').fill('it was renamed');
+    await one.assertAccessible();
+    await asked.getByRole('button', { name: 'Ask a second person' }).click();
+    await one.page.getByText('Nothing changes until another admin confirms it.').waitFor();
+    // who asked does not confirm
+    await one.page.getByText('You asked,').waitFor();
+    expect(await one.page.getByRole('button', { name: /forget/i }).count()).toBe(0);
+    await one.assertAccessible();
+    await look(one.page, 'forget-own');
+
+    const viewer = await browser.visitor(await tenant.person('viewer'));
+    await viewer.open('/tools/tool?server=crm&name=refund');
+    await viewer.page.getByText('Waiting for a second person to forget this tool').waitFor();
+    expect(await viewer.page.getByRole('button', { name: /forget/i }).count()).toBe(0);
+    const two = await browser.visitor(await tenant.person('admin'));
+    await two.open('/tools/tool?server=crm&name=refund');
+    const notice = two.page.getByRole('status').filter({ hasText: 'Waiting for a second person to forget this tool' });
+    expect(await notice.innerText()).toMatch(/^(?!.*You asked).* asked, /s);
+    await look(two.page, 'forget');
+    await notice.getByRole('button', { name: 'Confirm and forget it' }).click();
+    const confirm = two.page.getByRole('dialog', { name: 'Forget refund' });
+    await confirm.getByText('Its labels (money) are forgotten.').waitFor();
+    await confirm.getByLabel('Reason').fill('so it was');
+    await two.assertAccessible();
+    for (const { expectFault } of [one, two, viewer]) expectFault(/404/);
+    await confirm.getByRole('button', { name: 'Forget the tool' }).click();
+    await two.page.getByText('No tools yet').waitFor();
+    // and those who look at it see that it is gone
+    await one.page.getByText('There is nothing here').waitFor();
+  });
+
   test('the page of a tool has what was done with it on its server, and leads to all of its name', async () => {
     const tenant = await server.tenant();
     await observe(tenant, REFUND);

@@ -520,6 +520,28 @@ test('a tool with labels or a rejection is forgotten by two people where approva
   await server.call(404, 'GET /v1/tools/crm/refund', one);
 });
 
+test('a request to forget a tool does not outlive another decision about the tool', async () => {
+  const [one, two] = [await tenant.person('admin'), await tenant.person('admin')];
+  await observe([REFUND]);
+  const label = (who: Credential, labels: string[]) =>
+    server.call(200, 'PUT /v1/tools/crm/refund/labels', who, { labels });
+  const forget = async (who: Credential) =>
+    (await server.call(200, 'DELETE /v1/tools/crm/refund', who, { reason: 'tidy' })).body;
+  await label(one, ['money']);
+  await tenant.set({ approval_required: true });
+  expect(await forget(one)).toEqual({ removed: false });
+  // what is only proposed decides nothing
+  await label(one, []);
+  expect(await get()).toMatchObject({ proposals: { labels: {}, remove: {} } });
+  await label(two, []);
+  expect((await get()).proposals).toEqual({});
+  // the same labels once more: what was asked before was asked of another state
+  await label(one, ['money']);
+  await label(two, ['money']);
+  expect(await forget(two)).toEqual({ removed: false });
+  expect(await get()).toMatchObject({ proposals: { remove: { by: two.userId } } });
+});
+
 test('evaluate denies a name that could be taken for one that a policy or the registry knows', async () => {
   await deploy(
     server,

@@ -4877,7 +4877,7 @@ export interface components {
                         labels: string[];
                     };
                 };
-                /** @description to forget the tool with these labels and rejections */
+                /** @description to forget the tool with these labels and rejections; any other decision about the tool ends it */
                 remove?: {
                     by: string;
                     /** Format: date-time */

@@ -9,9 +9,11 @@ import type { ToolDefinition } from '../../../server/domain/tools.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { filled } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
+import { problemOf } from '../../lib/problem.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { count } from '../../lib/words.ts';
 import { Activity } from '../../parts/activity.tsx';
 import { LatestDecisions } from '../../parts/latest-decisions.tsx';
 import { RulesInForce } from '../../parts/rules-in-force.tsx';
@@ -144,7 +146,9 @@ function StopTool({ name }: { name: string }) {
 
 function ToolDetail({ server, name }: { server: string; name: string }) {
   const query = useQuery(trpc.tools.get.queryOptions({ server, name }));
-  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
+  // somebody may have it forgotten meanwhile
+  const isGone = query.error && problemOf(query.error).code === 'NOT_FOUND';
+  if (query.error && (isGone || !query.data)) return <Broken error={query.error} reset={() => void query.refetch()} />;
   if (!query.data) {
     return (
       <Page title="Tool">
@@ -187,10 +191,12 @@ function Shown({ tool }: { tool: Tool }) {
           <ButtonLink to="/policies/new" search={{ server, tool: name }} variant="default">
             Draft a rule for it
           </ButtonLink>
+          {tool.proposals.remove ? null : <Forget tool={tool} label="Forget" />}
           <StopTool name={name} />
         </>
       }
     >
+      {tool.proposals.remove ? <Forgetting tool={tool} proposal={tool.proposals.remove} /> : null}
       {moved ? (
         <Notice tone="wait" title="The definition changed again while you were reading" urgent>
           You can no longer decide on this one.{' '}
@@ -262,6 +268,68 @@ function Shown({ tool }: { tool: Tool }) {
 }
 
 const again = () => queryClient.invalidateQueries(trpc.tools.pathFilter());
+
+/** An approved tool that its server lists is not forgotten. */
+const isForgettable = ({ approved_pin, status }: Tool) => approved_pin === null || status === 'gone';
+
+/** What somebody asked to forget, and another person confirms. */
+function Forgetting({ tool, proposal }: { tool: Tool; proposal: NonNullable<Tool['proposals']['remove']> }) {
+  const me = useMe();
+  const name = usePeople();
+  const own = proposal.by === me.id;
+  return (
+    <Notice tone="wait" title="Waiting for a second person to forget this tool">
+      <strong>{own ? 'You' : name(proposal.by)}</strong> asked, <When at={proposal.at} />.{' '}
+      {isForgettable(tool)
+        ? 'Nothing changes until another admin confirms it.'
+        : 'Its server lists it again, and it is approved: it stays.'}{' '}
+      Any other decision about the tool ends the request.
+      {own && tool.second_person_needed ? null : (
+        <div style={{ marginTop: 8 }}>
+          <Forget tool={tool} label="Confirm and forget it" />
+        </div>
+      )}
+    </Notice>
+  );
+}
+
+function Forget({ tool, label }: { tool: Tool; label: string }) {
+  const me = useMe();
+  const navigate = route.useNavigate();
+  const [opened, open] = useState(false);
+  const { server, name, labels, proposals, second_person_needed } = tool;
+  const rejected = tool.definitions.filter(({ standing }) => standing === 'rejected').length;
+  const waits = second_person_needed && !proposals.remove && (labels.length > 0 || rejected > 0);
+  if (!me.has('admin') || !isForgettable(tool)) return null;
+  return (
+    <>
+      <Button variant="default" onClick={() => open(true)}>
+        {label}
+      </Button>
+      <ConfirmDialog
+        opened={opened}
+        onClose={() => open(false)}
+        title={`Forget ${name}`}
+        action={waits ? 'Ask a second person' : 'Forget the tool'}
+        danger={!waits}
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          const { removed } = await confirmed(() => api.tools.remove.mutate({ server, name, reason }));
+          toastDone(removed ? 'Tool forgotten' : 'Waiting for a second person');
+          if (removed) await navigate({ to: '/tools', search: {} });
+          await again();
+        }}
+      >
+        {labels.length > 0 ? `Its labels (${labels.join(', ')}) are forgotten. ` : null}
+        {rejected > 0
+          ? `${count(rejected, 'rejected definition')} of it ${rejected === 1 ? 'is' : 'are'} forgotten, and no longer denied. `
+          : null}
+        When its server lists it again, it is a new tool that nobody has reviewed.
+        {waits ? ' Another admin must confirm this.' : null}
+      </ConfirmDialog>
+    </>
+  );
+}
 
 function Decide({ tool, read, moved }: { tool: Tool; read: Tool['shown']; moved: boolean }) {
   const me = useMe();
