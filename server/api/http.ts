@@ -1,4 +1,5 @@
 import type { Socket } from 'node:net';
+import { Readable } from 'node:stream';
 import cookie from '@fastify/cookie';
 import type { AnyProcedure } from '@trpc/server';
 import { fastifyRequestHandler } from '@trpc/server/adapters/fastify';
@@ -133,19 +134,32 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
   const procedures = router._def.procedures as unknown as Record<string, AnyProcedure>;
   const metaOf = (name: string) =>
     Object.hasOwn(procedures, name) ? (procedures[name]!._def.meta as Meta | undefined) : undefined;
-  /** Requests of which no call may be made: tRPC says why of each, and reads no input for that. */
-  const refused = new WeakSet<FastifyRequest>();
   const strangers = new WeakSet<FastifyRequest>();
   app.register(async (scope) => {
     // tRPC parses the text itself; this only rejects what REST would reject
     const read = jsonReader(scope);
     scope.removeContentTypeParser('application/json');
     scope.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
-      if (refused.has(request)) return done(null, '');
-      if (strangers.has(request) && body.length > PUBLIC_BODY_BYTES) return done(new AppError('PAYLOAD_TOO_LARGE'));
       read(request, body as Buffer, (error) => done(error, error ? undefined : body.toString()));
     });
-    const serve = (url: string, more: { bodyLimit?: number; path?: string } = {}) =>
+    const serve = (url: string, more: { bodyLimit?: number; path?: string } = {}) => {
+      const answer = (req: FastifyRequest, res: FastifyReply) =>
+        fastifyRequestHandler({
+          router,
+          req,
+          res,
+          path: more.path ?? (req.params as { path: string }).path,
+          maxBatchSize: MOST_CALLS,
+          createContext: () => contextOf(req, res),
+          onError,
+          responseMeta: ({ errors, ctx, info }) => {
+            const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
+            // a batch response has status 207 and a status per call in its body
+            if (info?.isBatchCall || errors.length !== 1) return { headers };
+            const problem = toAppError(errors[0]);
+            return { status: problem.status, headers: { ...headers, ...problem.headers } };
+          },
+        });
       scope.route({
         method: ['GET', 'POST'],
         url,
@@ -164,27 +178,18 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           );
           const may = (meta: Meta | undefined) =>
             principal !== undefined && meta?.access && !refusal(meta.access, principal);
-          if (!calls.some(may)) refused.add(req);
-          else if (!principal) strangers.add(req);
+          if (!calls.some(may)) {
+            // before the body is read: tRPC says why of each call, and needs no input for that
+            await answer(req, res);
+            return res;
+          }
+          if (!principal) strangers.add(req);
         },
-        handler: (req, res) =>
-          fastifyRequestHandler({
-            router,
-            req,
-            res,
-            path: more.path ?? (req.params as { path: string }).path,
-            maxBatchSize: MOST_CALLS,
-            createContext: () => contextOf(req, res),
-            onError,
-            responseMeta: ({ errors, ctx, info }) => {
-              const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
-              // a batch response has status 207 and a status per call in its body
-              if (info?.isBatchCall || errors.length !== 1) return { headers };
-              const problem = toAppError(errors[0]);
-              return { status: problem.status, headers: { ...headers, ...problem.headers } };
-            },
-          }),
+        preParsing: (req, _res, payload, done) =>
+          done(null, strangers.has(req) ? Readable.from(publicBody(payload)) : payload),
+        handler: answer,
       });
+    };
     serve('/trpc/:path');
     // a call that takes a larger body has a route of its own, which no other call can share
     for (const [path, procedure] of Object.entries(procedures)) {
@@ -193,6 +198,17 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     }
   });
   mountRest(app, router, begin);
+}
+
+/** What anybody may send. It breaks off where there is more. */
+async function* publicBody(payload: Readable): AsyncGenerator<Buffer> {
+  let bytes = 0;
+  // the answer still needs the connection
+  for await (const chunk of payload.iterator({ destroyOnReturn: false })) {
+    bytes += (chunk as Buffer).length;
+    if (bytes > PUBLIC_BODY_BYTES) throw new AppError('PAYLOAD_TOO_LARGE');
+    yield chunk as Buffer;
+  }
 }
 
 /** Collects the routes mounted after this call; the function returned gives the methods of a path, sorted. */

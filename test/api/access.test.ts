@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import { type IncomingMessage, request } from 'node:http';
+import { connect } from 'node:net';
 import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
@@ -507,6 +508,58 @@ describe('a body', () => {
       expect(await problemOf(target, malformed)).toEqual([401, 'UNAUTHENTICATED']);
       expect(await problemOf(target, malformed, agent)).toEqual([403, 'KEY_SCOPE']);
       expect(await problemOf(target, malformed, admin)).toEqual([400, 'VALIDATION_FAILED']);
+    }
+  });
+
+  /** Begins to send a body, of which more would come. */
+  const begin = (target: string, framing: string, first = '', more = '') => {
+    const { hostname, port } = new URL(server.url);
+    const socket = connect(Number(port), hostname).setEncoding('utf8');
+    const head = `POST ${target} HTTP/1.1\r\nhost: ${hostname}\r\ncontent-type: application/json\r\n`;
+    socket.write(`${head}${framing}\r\n${more}\r\n${first}`);
+    let text = '';
+    socket.on('data', (data: string) => (text += data));
+    const answers = (pattern: RegExp) => expect.poll(() => text, { timeout: 5_000, message: target }).toMatch(pattern);
+    return { socket, answers };
+  };
+  const part = (bytes: number, name: string) =>
+    name === 'chunked' ? `${bytes.toString(16)}\r\n${'x'.repeat(bytes)}\r\n` : 'x'.repeat(bytes);
+
+  test.each([
+    ['content-length', 'content-length: 8388608'],
+    ['chunked', 'transfer-encoding: chunked'],
+  ])('of somebody who may not send it is not waited for (%s)', async (name, framing) => {
+    const tenant = await server.tenant();
+    const agent = `authorization: Bearer ${(await tenant.agent('agent-1', 'clerk')).key}\r\n`;
+    for (const [target, status, code, more] of [
+      ['/v1/policies/plan', 401, 'UNAUTHENTICATED'],
+      ['/trpc/policies.plan', 401, 'UNAUTHENTICATED'],
+      ['/trpc/policies.plan', 403, 'KEY_SCOPE', agent],
+      ['/trpc/policies.create', 401, 'UNAUTHENTICATED'],
+      ['/trpc/policies.create,policies.approve?batch=1', 401, 'UNAUTHENTICATED'],
+      ['/trpc/nothing', 404, 'NOT_FOUND'],
+    ] as const) {
+      const { socket, answers } = begin(target, framing, '', more);
+      await answers(new RegExp(`^HTTP/1.1 ${status} .*"code":"${code}"`, 's'));
+      // what comes of it all the same is passed over, up to the next request
+      for (let sent = 0; sent < 8_388_608; sent += 65_536) {
+        if (!socket.write(part(65_536, name))) await once(socket, 'drain');
+      }
+      if (name === 'chunked') socket.write('0\r\n\r\n');
+      socket.write('GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n');
+      await answers(/HTTP\/1\.1 200 /);
+      socket.destroy();
+    }
+  });
+
+  test.each([
+    ['content-length', 'content-length: 500000'],
+    ['chunked', 'transfer-encoding: chunked'],
+  ])('of a stranger to what anybody may call is read no further than it may be (%s)', async (name, framing) => {
+    for (const target of ['/auth/magic-link', '/trpc/auth.magicLink', '/trpc/auth.magicLink,policies.create?batch=1']) {
+      const { socket, answers } = begin(target, framing, part(40_000, name));
+      await answers(/^HTTP\/1\.1 413 .*"code":"PAYLOAD_TOO_LARGE"/s);
+      socket.destroy();
     }
   });
 
