@@ -31,6 +31,7 @@ import { forgetJob, startJobs } from './jobs/jobs.ts';
 import { keyRoutes } from './keys/http.ts';
 import { SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
+import { jsonAnswer } from './lib/json-answer.ts';
 import type { Log } from './lib/log.ts';
 import { RedisLookups } from './lib/redis-lookups.ts';
 import { SERVICES, type Span } from './lib/telemetry/names.ts';
@@ -119,7 +120,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     const services = core;
     streams = liveStreams(core);
     // as it was committed: building it takes longer than the rest of the start
-    const document = JSON.stringify(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
+    const document = jsonAnswer(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
     mountApi(server, buildRouter(services));

@@ -19,6 +19,7 @@ import { refusal } from '../domain/principal.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { ReadRefused } from '../lib/database-fault.ts';
 import { newId } from '../lib/ids.ts';
+import { jsonAnswer } from '../lib/json-answer.ts';
 import { type Log, RequestLog } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
@@ -72,6 +73,7 @@ export function createHttp(parts: {
       return answerProblem(error, request, reply);
     },
   });
+  app.setReplySerializer(jsonAnswer);
   app.register(cookie);
   const read = jsonReader(app);
   app.removeAllContentTypeParsers();
@@ -252,7 +254,7 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   }
   const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
   const problem = new AppError(tooLarge ? 'PAYLOAD_TOO_LARGE' : 'VALIDATION_FAILED', 'the request is not valid HTTP');
-  const body = JSON.stringify(problemBody(problem));
+  const body = jsonAnswer(problemBody(problem));
   socket.end(
     `HTTP/1.1 ${problem.status} ${tooLarge ? 'Content Too Large' : 'Bad Request'}\r\nconnection: close\r\n` +
       `content-type: application/problem+json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
@@ -274,7 +276,7 @@ function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyRe
   return reply
     .code(problem.status)
     .type('application/problem+json')
-    .send(JSON.stringify(problemBody(problem, request.id, pathOf(request))));
+    .send(jsonAnswer(problemBody(problem, request.id, pathOf(request))));
 }
 
 function pathOf(request: FastifyRequest): string {

@@ -2,6 +2,7 @@ import type { AnyProcedure, AnyRouter } from '@trpc/server';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { z } from 'zod';
 import { AppError } from '../errors.ts';
+import { jsonAnswer } from '../lib/json-answer.ts';
 import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from '../rpc/early.ts';
 import type { Begin } from '../rpc/plain.ts';
 import { assertAccess, directly, type Meta, toAppError } from '../rpc/procedure.ts';
@@ -111,7 +112,7 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
         reply.headers(context.answer);
         const status = meta.status ?? 200;
         if (status === 204) return reply.code(204).send();
-        return reply.code(status).type('application/json; charset=utf-8').send(JSON.stringify(output));
+        return reply.code(status).type('application/json; charset=utf-8').send(jsonAnswer(output));
       },
     });
   }

@@ -56,7 +56,7 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
     };
     try {
       if (String(call.request.headers.accept ?? '').includes('text/event-stream')) return await stream(call, run);
-      return call.reply.type('application/json; charset=utf-8').send(JSON.stringify(await run()));
+      return await run();
     } finally {
       stay();
     }

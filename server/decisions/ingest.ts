@@ -11,6 +11,7 @@ import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import { faultLines, faultsOf } from '../lib/faults.ts';
+import { jsonAnswer } from '../lib/json-answer.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { quickCheck } from '../lib/quick-check.ts';
 import { completeEvent, IngestedEvent, IngestedInput } from './event-schemas.ts';
@@ -367,7 +368,7 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
           throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
         }
         const answer = await ingest(deps, bringer, request.body, bodyBytes);
-        return reply.code(202).type('application/json; charset=utf-8').send(JSON.stringify(answer));
+        return reply.code(202).type('application/json; charset=utf-8').send(jsonAnswer(answer));
       });
     }
   });

@@ -1,5 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { ERRORS } from '../domain/errors.ts';
+import { jsonAnswer } from '../lib/json-answer.ts';
 
 /** The request is answered with a problem instead of its action. */
 export class Refusal extends Error {
@@ -57,7 +58,7 @@ export function sendProblem(
   more: { retryAfter?: number | undefined; escrowId?: string | undefined } & Record<string, unknown> = {},
 ): void {
   const { retryAfter, escrowId, ...members } = more;
-  const body = JSON.stringify({
+  const body = jsonAnswer({
     type: `urn:svc:error:${code.toLowerCase()}`,
     title: titleOf(code),
     status,

@@ -1,5 +1,6 @@
 import { Gauge } from 'prom-client';
 import { collectStart, collectWhenQuiet } from '../lib/collect.ts';
+import { jsonAnswer } from '../lib/json-answer.ts';
 import { createLog, type Log } from '../lib/log.ts';
 import type { ProxyConfig, Route } from './config.ts';
 import { start } from './core.ts';
@@ -47,7 +48,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
       this.set(mcp.sessions);
     },
   });
-  const json = (status: number, value: unknown) => ({ status, type: 'application/json', body: JSON.stringify(value) });
+  const json = (status: number, value: unknown) => ({ status, type: 'application/json', body: jsonAnswer(value) });
   const own = new Map<string, OwnPage>([
     ['/healthz', async () => json(200, { status: 'ok' })],
     [

@@ -189,7 +189,10 @@ test('input that is not HTTP is answered with a problem too', async () => {
       .on('error', reject);
   });
   expect(answer).toMatch(/^HTTP\/1\.1 400 /);
-  expect(JSON.parse(answer.split('\r\n\r\n')[1]!)).toMatchObject({ code: 'VALIDATION_FAILED', status: 400 });
+  const [head, body] = answer.split('\r\n\r\n') as [string, string];
+  expect(JSON.parse(body)).toMatchObject({ code: 'VALIDATION_FAILED', status: 400 });
+  expect(body).toMatch(/}\n$/);
+  expect(head).toContain(`content-length: ${Buffer.byteLength(body)}`);
 });
 
 // last, because it takes tables away

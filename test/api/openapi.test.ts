@@ -20,6 +20,9 @@ import {
 import { ExampleRecorder } from '../helpers/examples.ts';
 import { useServer } from '../helpers/server.ts';
 
+/** An answer in JSON leaves the next line to the prompt of a shell. */
+const ENDED = /[^\n]\n$/;
+
 /** Every route that the program gives to its HTTP server. */
 const routes: { method: string; url: string }[] = [];
 const listen = (message: unknown) => {
@@ -54,10 +57,13 @@ describe('routes', () => {
   test('in the document all exist', async () => {
     for (const { line, method } of operations) {
       const [, path] = fill(line).split(' ');
-      const { text } = await fetch(server.url + path, { method }).then(async (response) => ({
+      const { text, type } = await fetch(server.url + path, { method }).then(async (response) => ({
         text: await response.text(),
+        type: response.headers.get('content-type'),
       }));
       expect(text, line).not.toContain('there is no such route');
+      // mostly the problem that nobody is signed in
+      if (type?.includes('json')) expect(text, line).toMatch(ENDED);
     }
   });
 
@@ -227,7 +233,7 @@ describe('live responses', () => {
       const who = operation.access.public ? undefined : allowed(world, operation);
       // the tests' database does not flush its writes, and the program is honest about that
       const status = path === '/readyz' ? 503 : 200;
-      const { body, headers } = await server.call(
+      const { body, headers, text } = await server.call(
         status,
         fill(
           line,
@@ -241,6 +247,7 @@ describe('live responses', () => {
       const schema = schemaOf(line, status);
       if (schema) {
         expect(headers.get('content-type'), line).toMatch(/^application\/json/);
+        expect(text, line).toMatch(ENDED);
         expect(schema.safeParse(body).error?.issues, `${line} ${JSON.stringify(body).slice(0, 300)}`).toBeUndefined();
         recorder.answer(line, body);
         checked++;
@@ -292,6 +299,7 @@ describe('live responses', () => {
     ] as const) {
       const answer = await server.call(status, fill(line, ids), who, body);
       expect(schemaOf(line, status)!.safeParse(answer.body).error?.issues, line).toBeUndefined();
+      expect(answer.text, line).toMatch(ENDED);
       if (status < 300) recorder.answer(line, answer.body);
     }
   });

@@ -118,6 +118,9 @@ describe('a request through the proxy', () => {
       detail: 'accounts are never deleted by agents',
       event_id: denied.headers.get('x-svc-event-id'),
     });
+    expect(denied.text).toMatch(/}\n$/);
+    const health = await fetch(`${proxy.url}/healthz`);
+    expect(await health.text()).toBe('{"status":"ok"}\n');
     await proxy.call(403, 'POST /api/other', world.agentKey, { body: {} });
     expect(upstream.received).toHaveLength(before);
   });
