@@ -27,8 +27,19 @@ const ID_OF_NAME: Readonly<Record<string, readonly string[]>> = {
   user_login: ['user_id'],
 };
 
-/** Subjects that are put together from names. */
-const SUBJECT_OF_NAMES = /^(?:repo|repository|repository_owner|project_path|enterprise|actor):/;
+/**
+ * Subjects that say alone whose token it is: names that a cluster or a trust domain of one's own gives out, and opaque
+ * ids. INVARIANT: GitHub and GitLab sign no such subject for anyone. Theirs are put together from claims that each
+ * repository chooses for itself (`job_workflow_ref:…`, `environment:…`, `pull_request`), so a stranger's may be the same.
+ */
+const SUBJECT_ALONE = [
+  /^system:serviceaccount:[a-z0-9-]{1,63}:[a-z0-9.-]{1,253}$/,
+  /^spiffe:\/\/[a-z0-9._-]{1,255}(?:\/[\w.-]+)+$/,
+  /^[0-9]+$/,
+  /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i,
+  // what other issuers use as a random id: long enough, and with a digit, to be no word
+  /^(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,}$/,
+];
 
 /** Why a tenant must not trust these claims with these scopes, by the claim that it is about. Empty if it may. */
 export function faultsOfMatch(
@@ -52,17 +63,18 @@ export function faultsOfMatch(
       fault(claim, `is a name, which somebody else may take later: also match ${ids.join(' or ')}`);
     }
   }
-  const subject = exact(match, 'sub') && !SUBJECT_OF_NAMES.test(match.sub!);
+  const subject = exact(match, 'sub') && SUBJECT_ALONE.some((form) => form.test(match.sub!));
   const one = subject || exact(match, 'repository_id') || exact(match, 'project_id');
   const group = exact(match, 'repository_owner_id') || exact(match, 'namespace_id');
   if (!one && !group) {
     fault(
       '',
-      'must say whose token it is: repository_id, project_id, repository_owner_id, namespace_id, or a sub that is not made of names',
+      'must say whose token it is: repository_id, project_id, repository_owner_id, namespace_id, or a sub of Kubernetes, of SPIFFE or that is one id; at GitHub and GitLab a sub is never enough',
     );
   }
   if (scopes.some((scope) => scope !== 'policies:read')) {
-    if (!one) fault('', 'policies:write needs one repository or project: match repository_id, project_id or sub');
+    if (!one)
+      fault('', 'policies:write needs one repository or project: match repository_id, project_id or such a sub');
     if (!subject && !['ref', 'ref_path', 'environment'].some((claim) => Object.hasOwn(match, claim))) {
       fault('', 'policies:write needs ref, ref_path or environment: otherwise every branch could change policies');
     }

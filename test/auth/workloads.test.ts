@@ -372,6 +372,11 @@ describe('what may be trusted', () => {
     [{ project_id: '7', ref: 'main', ref_protected: 'true' }, write, undefined],
     [{ sub: 'system:serviceaccount:ci:policies' }, write, undefined],
     [{ sub: 'spiffe://acme.example/ci/policies' }, write, undefined],
+    [{ sub: '104212345678901234567' }, write, undefined],
+    [{ sub: '0b7cbcf4-6b0e-4f5b-9a0d-3d1a2b3c4d5e' }, write, undefined],
+    [{ sub: '0oa8k2xq7vGq1RZxQ5d7' }, write, undefined],
+    [{ sub: 'repo:acme/policies:pull_request', repository_id: '7001' }, ['policies:read'], undefined],
+    [{ sub: 'repo:acme/policies:ref:refs/heads/main', repository_id: '7001' }, write, 'needs ref, ref_path'],
     [{ repository_id: '1', ref: 'refs/heads/release/*' }, write, undefined],
     [{ repository_id: '1', job_workflow_ref: 'a/b/.github/workflows/p.yml@*', environment: 'prod' }, write, undefined],
     [{ repository_owner_id: '42' }, ['policies:read'], undefined],
@@ -391,6 +396,79 @@ describe('what may be trusted', () => {
     const faults = faultsOfMatch(match as never, scopes).map(({ message }) => message);
     if (fault === undefined) expect(faults).toEqual([]);
     else expect(faults.join()).toContain(fault);
+  });
+
+  // what the template of a repository can make of GitHub's claims, GitLab's project settings, and other shared issuers
+  test.each([
+    'repo:acme/policies',
+    'repo:acme/policies:ref:refs/heads/main',
+    'repo:acme/policies:environment:production',
+    'repo:acme@42/policies@7001:ref:refs/heads/main',
+    'repo:acme@42/policies@7001',
+    'repository:acme/policies',
+    'repository_id:7001',
+    'repository_id:7001:ref:refs/heads/main',
+    'repository_owner:acme',
+    'repository_owner:acme:repository_visibility:private',
+    'repository_owner_id:42',
+    'repository_visibility:private',
+    'enterprise:acme',
+    'enterprise_id:3',
+    'actor:octocat',
+    'actor_id:5',
+    'job_workflow_ref:acme/shared/.github/workflows/policies.yml@refs/heads/main',
+    'workflow_ref:acme/policies/.github/workflows/p.yml@refs/heads/main',
+    'workflow:policies',
+    'environment:production',
+    'environment:production:repository_id:7001',
+    'ref:refs/heads/main',
+    'ref_type:branch',
+    'event_name:push',
+    'pull_request',
+    'runner_environment:self-hosted',
+    'run_id:991',
+    'sha:0123456789abcdef0123456789abcdef01234567',
+    'repo_property_team:payments',
+    'REPO:acme/policies',
+    ' repo:acme/policies',
+    'repo%3Aacme/policies',
+    'project_path:acme/policies:ref_type:branch:ref:main',
+    'project_path:acme/policies',
+    'organization:acme:project:policies:workspace:main:run_phase:apply',
+    'owner:acme:project:policies:environment:production',
+    'policies@acme.example',
+    'policies',
+    'octocat',
+    'abcdefghijklmnopqrstuvwxyz',
+    'system:serviceaccount:ci',
+    'system:serviceaccount:ci:policies:x',
+    'system:node:worker-1',
+    'xsystem:serviceaccount:ci:policies',
+    'spiffe://acme.example',
+    'spiffe:acme',
+    'spiffe://acme.example/ci:x',
+    '104212345678901234567\n',
+  ])('a sub that a stranger may have says of nobody whose token it is: %j', (sub) => {
+    for (const scopes of [['policies:read'], write] as const) {
+      const faults = faultsOfMatch({ sub, ref: 'refs/heads/main' }, scopes);
+      expect(faults[0]).toEqual({ claim: '', message: expect.stringContaining('must say whose token it is') });
+    }
+    expect(faultsOfMatch({ sub, ref: 'refs/heads/main', repository_id: '7001' }, write)).toEqual([]);
+  });
+
+  test('so the run of a stranger who gave it the same sub gets nothing, whoever trusts that sub', async () => {
+    const own = await server.tenant();
+    const sub = 'job_workflow_ref:acme/shared/.github/workflows/policies.yml@refs/heads/main';
+    const body = { label: 'x', issuer: issuer.issuer, match: { sub } as object, scopes: ['policies:write'] };
+    const refused = await server.call(400, 'POST /v1/workload-trust', own.admin, body);
+    expect(JSON.stringify(refused.body)).toContain('must say whose token it is');
+    const match = { sub, repository_id: '7001', ref: 'refs/heads/main' };
+    await server.call(201, 'POST /v1/workload-trust', own.admin, { ...body, match });
+    const ours = { ...GITHUB_RUN, sub, aud: audienceOf(server, own) };
+    // a template and a call of the public workflow: every claim but the ids can be had
+    const stranger = { ...ours, repository: 'evil/fork', repository_id: '666', repository_owner_id: '13' };
+    await exchange(401, await issuer.sign(stranger), 'policies:write');
+    await exchange(200, await issuer.sign(ours), 'policies:write');
   });
 
   test('is refused with the place of each fault', async () => {

@@ -423,7 +423,7 @@ export interface paths {
         put?: never;
         /**
          * Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately
-         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`).
+         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`). So does a `sub`, except that of a Kubernetes service account, a SPIFFE id, or a single number, UUID or random id: at GitHub and GitLab each repository sets what its `sub` is made of.
          */
         post: operations["workloadTrust-create"];
         delete?: never;

@@ -200,7 +200,7 @@ function Create({ close }: { close: () => void }) {
         />
         <Textarea
           label="Claims"
-          description="One per line, all of them exact. A name such as repository needs its id beside it"
+          description="One per line, all of them exact. A name such as repository needs its id beside it, and so does the sub of GitHub or GitLab"
           placeholder={'repository: acme/policies\nrepository_id: 7001\nref: refs/heads/main'}
           required
           autosize
