@@ -10,7 +10,7 @@ import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
 import { Sessions } from './auth/sessions.ts';
 import { Connections } from './auth/sso/connections.ts';
-import { Domains } from './auth/sso/domains.ts';
+import { Domains, normalEmail } from './auth/sso/domains.ts';
 import { OpenIdConnect } from './auth/sso/oidc.ts';
 import { SingleSignOn } from './auth/sso/sign-in.ts';
 import { TokenIssuers } from './auth/sso/token-issuers.ts';
@@ -33,7 +33,7 @@ import { SessionLedger } from './decisions/ledger.ts';
 import { Limits } from './decisions/limits.ts';
 import { RulesInForce } from './decisions/rules-in-force.ts';
 import type { Doer } from './domain/audit.ts';
-import type { SignInPolicyOf } from './domain/principal.ts';
+import { LOST_DOMAIN, type SignInPolicyOf } from './domain/principal.ts';
 import { Asides } from './escrow/asides.ts';
 import { Holds } from './escrow/holds.ts';
 import { HoldQueries } from './escrow/queries.ts';
@@ -192,9 +192,18 @@ export async function openCore(parts: Parts): Promise<Core> {
     metrics.signInFailures.inc({ reason });
     log.warn({ reason, ip, reqId: requestId }, 'a sign-in by a link failed');
   };
+  const domains = new Domains({
+    ...{ db, clock, audit, egress },
+    stopMail: (...args) => personMail.stopWithin(...args),
+  });
   const policy: SignInPolicyOf = async (tenantId) => {
     const { sso_only, magic_link_confirm } = await settings(tenantId);
-    return { linkFor: () => !sso_only, confirm: magic_link_confirm };
+    const lost = await domains.lost(tenantId);
+    return {
+      linkRefused: (email) =>
+        lost.includes(normalEmail(email)?.domain ?? '') ? LOST_DOMAIN : sso_only ? 'single sign-on only' : undefined,
+      confirm: magic_link_confirm,
+    };
   };
   const mail = new Mail({
     smtpUrl: config.smtpUrl,
@@ -242,7 +251,8 @@ export async function openCore(parts: Parts): Promise<Core> {
       },
       revokeKeys: (...args) => keys.revokeOf(...args),
       leaveGroups: (...args) => tenants.leaveGroups(...args),
-      assertAdminCanSignIn: (...args) => connections.assertAdminCanSignIn(...args),
+      assertAdminStays: (em, tenantId, without) =>
+        connections.assertAdminStays(em, tenantId, ({ id }) => id === without),
       stopMail: (...args) => personMail.stopWithin(...args),
       forgetPending: forgetPendingOf,
     },
@@ -427,7 +437,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     keys,
     sessions,
     connections,
-    domains: new Domains({ db, clock, audit, egress }),
+    domains,
     singleSignOn,
     tokenIssuers: new TokenIssuers(db, audit, oidc),
     workloads: new Workloads({ db, clock, log, audit, oidc, baseUrl }),

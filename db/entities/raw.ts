@@ -544,6 +544,7 @@ const SsoDomain = defineEntity({
     domain: p.string().primary(),
     token: p.text(),
     createdAt: time(),
+    lostAt: time().nullable(),
   },
   filters: tenantFilter,
 });

@@ -29,13 +29,15 @@ export class SingleSignOn extends Migration {
         proven_by text collate "C",
         check ((proven_at is null) = (proven_by is null))
       )`);
-    // a domain that a tenant says is its own; several tenants may say so until one has shown it
+    // a domain that a tenant says is its own; several tenants may say so until one has shown it. `lost_at` tells since
+    // when another tenant has it that has shown it later
     this.addSql(`
       create table sso_domain (
         tenant_id text collate "C" not null references tenant,
         domain text collate "C" not null,
         token text not null,
         created_at timestamptz(3) not null,
+        lost_at timestamptz(3),
         primary key (tenant_id, domain)
       )`);
     // the tenant that has shown it: the primary key lets there be one. Asked before the tenant of a sign-in is known

@@ -6,7 +6,7 @@ import { Member, type MemberRow } from '../../db/entities/index.ts';
 import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
-import type { SignInPolicyOf } from '../domain/principal.ts';
+import type { SignInPolicy, SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../lib/crypto.ts';
@@ -191,7 +191,7 @@ export class MagicLinks {
       return { kind: 'refused' };
     }
     const id = secretHash(token).toString('hex');
-    const { linkFor, confirm } = await policy(tenantId);
+    const { linkRefused, confirm } = await policy(tenantId);
     const result = await db.transaction(tenantId, async (em, notify): Promise<Redeemed> => {
       const now = new Date(clock.now());
       // the person first, then the link: the lock order of a removal
@@ -209,7 +209,7 @@ export class MagicLinks {
       const member = await em.findOne(Member, { tenantId, id: userId });
       const nonce = NONCE_FORM.exec(request.cookies ?? '')?.[1];
       const fromRequester = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
-      const reason = refusalReason(link, member, now, fromRequester, linkFor);
+      const reason = refusalReason(link, member, now, fromRequester, linkRefused);
       if (!link || !member || reason) {
         await audit(em, tenantId, {
           actor: { type: 'system', id: 'sign-in', ip: origin.ip },
@@ -321,7 +321,7 @@ export class MagicLinks {
     const { db, audit, policy, queueMail, baseUrl } = this.#parts;
     const { tenant_id: tenantId, id: userId } = to;
     const until = new Date(row.created_at.getTime() + LINK_SECONDS * 1000);
-    const { linkFor } = await policy(tenantId);
+    const { linkRefused } = await policy(tenantId);
     const common = {
       actor: { type: 'system', id: 'sign-in', ip: request.ip } as const,
       target: { type: 'user', id: userId },
@@ -330,9 +330,12 @@ export class MagicLinks {
     await db.transaction(tenantId, async (em) => {
       const member = await em.findOne(Member, { tenantId, id: userId, removedAt: null });
       if (!member) return;
-      if (!linkFor(member)) {
-        await queueMail(em, tenantId, ssoLetter(member.email, to.tenant_name, baseUrl), until);
-        await audit(em, tenantId, { ...common, action: 'magic_link.withheld', reason: 'single sign-on only' });
+      const reason = linkRefused(member.email);
+      if (reason !== undefined) {
+        // the mailbox of a lost domain is told nothing
+        if (reason === 'single sign-on only')
+          await queueMail(em, tenantId, ssoLetter(member.email, to.tenant_name, baseUrl), until);
+        await audit(em, tenantId, { ...common, action: 'magic_link.withheld', reason });
         return;
       }
       const token = newSecret('link', tenantId);
@@ -405,14 +408,13 @@ function refusalReason(
   member: MemberRow | null,
   now: Date,
   fromRequester: boolean,
-  linkFor: (member: MemberRow) => boolean,
+  linkRefused: SignInPolicy['linkRefused'],
 ): string | undefined {
   if (!link) return 'unknown';
   if (!member || member.removedAt) return 'the person was removed';
   if (new Date(link.expires_at) <= now) return 'expired';
   if (fromRequester ? link.asker_used_at : link.used_at) return 'used already';
-  if (link.source === 'mail' && !linkFor(member)) return 'single sign-on only';
-  return undefined;
+  return link.source === 'mail' ? linkRefused(member.email) : undefined;
 }
 
 function linkLetter(to: string, tenant: string, address: string): Letter {

@@ -227,6 +227,8 @@ const StopAppliedPayload = z
   })
   .meta({ id: 'StopAppliedPayload' });
 
+const DomainPayload = z.object({ ...common, domain: z.string() }).meta({ id: 'DomainPayload' });
+
 const SubscriptionDisabledPayload = z
   .object({
     ...common,
@@ -360,6 +362,17 @@ export const EVENTS = {
     description: 'tokens of a pipeline or another workload are no longer trusted',
     title: 'A workload is no longer trusted',
     payload: WorkloadTrustPayload,
+  },
+  'sso.domain_record_missing': {
+    description:
+      'the DNS record of a verified email domain is missing; nobody signs in there for the first time, and after a week another organization can take it over',
+    title: 'The DNS record of an email domain is missing',
+    payload: DomainPayload,
+  },
+  'sso.domain_lost': {
+    description: 'another organization took over an email domain whose DNS record was missing; nobody signs in there',
+    title: 'An email domain was lost to another organization',
+    payload: DomainPayload,
   },
   'forensics.exported': {
     description: 'a signed evidence package was exported',

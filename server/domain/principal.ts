@@ -110,10 +110,13 @@ export function hasRole(roles: readonly Role[], least: Role): boolean {
   return roles.some((role) => ROLES.indexOf(role) >= ROLES.indexOf(least));
 }
 
+/** Why no link is mailed to an address whose mailbox was the tenant's, and is somebody else's now. */
+export const LOST_DOMAIN = 'another organization has the domain';
+
 /** How the people of a tenant may sign in. */
 export interface SignInPolicy {
-  /** Whether a link that was mailed lets this person in: not where only the company's own sign-on does. */
-  linkFor(person: { id: string; roles: readonly string[] }): boolean;
+  /** Why a link that was mailed to this address lets nobody in; undefined where it does. */
+  linkRefused(email: string): 'single sign-on only' | typeof LOST_DOMAIN | undefined;
   /** Whether a link that is opened elsewhere than where it was asked for shows a button first. */
   confirm: boolean;
 }

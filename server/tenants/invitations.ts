@@ -6,7 +6,7 @@ import { deleteInBatches } from '../../db/forget.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockTenant } from '../../db/locks.ts';
 import type { Doer, Origin } from '../domain/audit.ts';
-import type { Role, SignInPolicyOf } from '../domain/principal.ts';
+import { LOST_DOMAIN, type Role, type SignInPolicy, type SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -83,7 +83,7 @@ export class Invitations {
 
   /**
    * Invites an address and mails the link. An invitation that is still open for the address is replaced, and its link
-   * stops working. CONFLICT if the address belongs to a member. A removed person who accepts gets the same account
+   * stops working. CONFLICT if the address belongs to a member, or its domain to another organization. A removed person who accepts gets the same account
    * back. `inviter` is the person who invites, by session or with a key of theirs: the invitation ends when they are no
    * longer an admin. Only a person in a session (`present`) may be shown the link.
    */
@@ -94,12 +94,14 @@ export class Invitations {
   ): Promise<Invited> {
     const { db, clock, audit } = this.#parts;
     const email = input.email.toLowerCase();
+    const policy = await this.#parts.policy(tenantId);
+    const lost = policy.linkRefused(email) === LOST_DOMAIN;
     const invited = await db.transaction(tenantId, async (em) => {
       const now = new Date(clock.now());
       await assertEntitled(em, tenantId, by.actor, { maker: input.inviter });
       // serializes two invitations of one address, so that the second finds the first
       await lockTenant(em, tenantId);
-      if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
+      if (lost || (await em.count(Member, { tenantId, email, removedAt: null }))) return undefined;
       for (const open of await em.find(Invitation, { tenantId, email, acceptedAt: null, revokedAt: null })) {
         open.revokedAt = now;
         await forgetToken(em, open);
@@ -119,7 +121,7 @@ export class Invitations {
         expiresAt: new Date(now.getTime() + INVITATION_SECONDS * 1000),
       });
       await em.flush();
-      const sent = await this.#send(em, made, token, input.present === true);
+      const sent = await this.#send(em, made, token, policy, input.present === true);
       await audit(em, tenantId, {
         ...by,
         action: 'invitation.created',
@@ -135,11 +137,11 @@ export class Invitations {
         action: 'invitation.refused',
         target: { type: 'tenant', id: tenantId },
         severity: 'warning',
-        reason: 'already a member',
+        reason: lost ? LOST_DOMAIN : 'already a member',
         detail: email,
       }),
     );
-    throw new AppError('CONFLICT', 'this person is already a member');
+    throw new AppError('CONFLICT', lost ? LOST : 'this person is already a member');
   }
 
   /** One page of the invitations, newest first. */
@@ -184,10 +186,12 @@ export class Invitations {
     by: Doer,
   ): Promise<Invited> {
     const { db, clock, audit } = this.#parts;
+    const policy = await this.#parts.policy(tenantId);
     return db.transaction(tenantId, async (em) => {
       await assertEntitled(em, tenantId, by.actor, { maker: input.inviter });
       const row = await this.#open(em, tenantId, id);
       if (await isMember(em, row)) throw new AppError('CONFLICT', 'this person is already a member');
+      if (policy.linkRefused(row.email) === LOST_DOMAIN) throw new AppError('CONFLICT', LOST);
       const now = clock.now();
       await forgetToken(em, row);
       const token = newSecret('invite', tenantId);
@@ -197,7 +201,7 @@ export class Invitations {
       row.sentAt = new Date(now);
       row.expiresAt = new Date(now + INVITATION_SECONDS * 1000);
       await em.flush();
-      const sent = await this.#send(em, row, token, input.present === true);
+      const sent = await this.#send(em, row, token, policy, input.present === true);
       const detail = `${row.email}${shown(sent)}`;
       await audit(em, tenantId, { ...by, action: 'invitation.resent', target: { type: 'invitation', id }, detail });
       return sent;
@@ -227,7 +231,8 @@ export class Invitations {
       'select name from tenant where tenant_id = $1',
       [tenantId],
     );
-    const signOnAt = (await this.#acceptsLinks(row)) ? undefined : this.#signOnAt(row.email);
+    const { linkRefused } = await this.#parts.policy(tenantId);
+    const signOnAt = linkRefused(row.email) && this.#signOnAt(row.email);
     return { email: row.email, roles, tenantName: tenant!.name, signOnAt };
   }
 
@@ -246,6 +251,7 @@ export class Invitations {
       failed('unknown invitation', origin);
       return undefined;
     }
+    const { linkRefused } = await this.#parts.policy(tenantId);
     const result = await db.transaction(tenantId, async (em, notify) => {
       const now = new Date(clock.now());
       const hash = secretHash(token);
@@ -263,9 +269,7 @@ export class Invitations {
           ? this.stateOf(row)
           : (await isMember(em, row))
             ? 'already a member'
-            : (await this.#acceptsLinks(row))
-              ? undefined
-              : 'single sign-on only';
+            : linkRefused(row.email);
       if (!row || reason) {
         await audit(em, tenantId, {
           actor: { type: 'system', id: 'sign-in', ip: origin.ip },
@@ -368,22 +372,23 @@ export class Invitations {
     return row;
   }
 
-  async #acceptsLinks(row: InvitationRow): Promise<boolean> {
-    const { linkFor } = await this.#parts.policy(row.tenantId);
-    return linkFor({ id: '', roles: row.roles });
-  }
-
   #signOnAt(email: string): string {
     return `${this.#parts.baseUrl}/auth/sso/start?email=${encodeURIComponent(email)}`;
   }
 
-  async #send(em: EntityManager, row: InvitationRow, token: string, present: boolean): Promise<Invited> {
+  async #send(
+    em: EntityManager,
+    row: InvitationRow,
+    token: string,
+    { linkRefused }: SignInPolicy,
+    present: boolean,
+  ): Promise<Invited> {
     const { tenantId } = row;
     await addCredential(em, tenantId, { hash: row.tokenHash, kind: 'invitation', id: row.id });
     const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [tenantId]);
-    const address = (await this.#acceptsLinks(row))
-      ? `${this.#parts.baseUrl}/auth/invite?token=${token}`
-      : this.#signOnAt(row.email);
+    const address = linkRefused(row.email)
+      ? this.#signOnAt(row.email)
+      : `${this.#parts.baseUrl}/auth/invite?token=${token}`;
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
     if (this.#parts.mails) return { row, linkBy: 'mail' };
     // anyone who accepts for somebody who was removed gets that account, and its past
@@ -392,6 +397,8 @@ export class Invitations {
     return shows ? { row, linkBy: 'inviter', link: address } : { row, linkBy: 'operator' };
   }
 }
+
+const LOST = `${LOST_DOMAIN} of this address, which was yours: remove the domain first`;
 
 const shown = ({ linkBy }: Invited) => (linkBy === 'inviter' ? '; the link was shown to the inviter' : '');
 

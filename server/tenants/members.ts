@@ -49,8 +49,8 @@ export interface Holdings {
     which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
-  /** Throws CONFLICT where only the company's sign-on lets people in, and no admin who remains can use it. */
-  assertAdminCanSignIn(em: EntityManager, tenantId: string): Promise<void>;
+  /** Throws CONFLICT where only the company's sign-on lets people in, and this is the last admin who can use it. */
+  assertAdminStays(em: EntityManager, tenantId: string, without: string): Promise<void>;
   /** Nothing more is mailed to the person, also of what is queued. */
   stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Forgets the comments that the person has not sent. */
@@ -147,10 +147,12 @@ export class Members {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role, reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
       if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
-      if (role === 'admin') assertAnother(admins, userId);
+      if (role === 'admin') {
+        assertAnother(admins, userId);
+        await this.#holdings.assertAdminStays(em, tenantId, userId);
+      }
       const before = member.roles;
       member.roles = before.filter((held) => held !== role);
-      if (role === 'admin') await this.#assertAdminStays(em, tenantId);
       const invitations = role === 'admin' ? await this.#endMade(em, tenantId, userId) : 0;
       await electorateChanged(em, tenantId, before, member.roles);
       if (role !== 'admin') return undefined;
@@ -167,11 +169,13 @@ export class Members {
   async remove(tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
     const how = { done: 'member.removed', refused: 'member.removal_refused', reason } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
-      if (member.roles.includes('admin')) assertAnother(admins, userId);
       const before = member.roles;
+      if (before.includes('admin')) {
+        assertAnother(admins, userId);
+        await this.#holdings.assertAdminStays(em, tenantId, userId);
+      }
       member.roles = [];
       member.removedAt = new Date(this.#clock.now());
-      if (before.includes('admin')) await this.#assertAdminStays(em, tenantId);
       const invitations = await this.#endMade(em, tenantId, userId);
       // an open invitation would be a way back in
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
@@ -188,11 +192,6 @@ export class Members {
         ...(groups.length > 0 ? [`out of ${groups.join(', ')}`] : []),
       ].join('; ');
     });
-  }
-
-  async #assertAdminStays(em: EntityManager, tenantId: string): Promise<void> {
-    await em.flush();
-    await this.#holdings.assertAdminCanSignIn(em, tenantId);
   }
 
   /**

@@ -115,7 +115,7 @@ export function usersRouter(members: Members) {
     revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
       summary: 'Revoke a role',
       description:
-        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one with a verified domain.',
+        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
@@ -129,7 +129,7 @@ export function usersRouter(members: Members) {
     remove: route('DELETE /v1/team/{userId}', access, {
       summary: 'Remove a person from the team',
       description:
-        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one with a verified domain.',
+        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin, and with `sso_only` for the last one who can sign in through the provider.',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],

@@ -17,6 +17,7 @@ interface Domain {
   txt_value: string;
   verified_at?: string;
   record_missing_since?: string;
+  lost_at?: string;
 }
 
 const claim = async (tenant: TestTenant, domain: string) =>
@@ -306,6 +307,29 @@ describe('a verified domain whose record is gone', () => {
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO013I', actor: { type: 'system' } });
   });
 
+  test('counts as such when no name server has answered for a week', async () => {
+    const tenant = await server.tenant();
+    await verifyDomain(server, dns, tenant.admin, 'dead.example');
+    const name = '_svc-verification.dead.example';
+    const record = dns.names[name]!;
+    dns.names[name] = 'SERVFAIL';
+    for (let day = 1; day < 7; day++) {
+      server.clock.advance(DAY);
+      await recheck();
+    }
+    expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
+    server.clock.advance(DAY);
+    await recheck();
+    expect((await list(tenant))[0]).toMatchObject({ verified: true, record_missing_since: expect.any(String) });
+    expect((await audited(server, tenant))[0]).toMatchObject({
+      ...{ code: 'SSO013E', detail: 'no name server has answered for a week' },
+    });
+    dns.names[name] = record;
+    server.clock.advance(DAY);
+    await recheck();
+    expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
+  });
+
   test('leaves others their turn while its name server does not answer', async () => {
     const [stuck, due] = [await server.tenant(), await server.tenant()];
     await verifyDomain(server, dns, stuck.admin, 'stuck.example');
@@ -349,5 +373,31 @@ describe('a verified domain whose record is gone', () => {
     expect((await list(old))[0]).toMatchObject({ verified: false });
     expect((await audited(server, old))[0]).toMatchObject({ code: 'SSO014E', severity: 'critical' });
     expect(await sql(server, 'select * from verified_domain where domain = $1', ['sold.example'])).toHaveLength(1);
+    expect((await list(old))[0]).toMatchObject({ lost_at: expect.any(String) });
+    // bought back
+    await server.call(204, 'DELETE /v1/settings/sso/domains/sold.example', heir.admin);
+    const [again] = await list(old);
+    dns.names[again!.txt_name] = { txt: [again!.txt_value] };
+    expect((await verify(200, old, 'sold.example')).body).not.toHaveProperty('lost_at');
+  });
+
+  test('is kept by the tenant that published it again before another one proved control', async () => {
+    const [old, heir] = [await server.tenant(), await server.tenant()];
+    await verifyDomain(server, dns, old.admin, 'both.example');
+    const name = '_svc-verification.both.example';
+    const [kept] = await list(old);
+    dns.names[name] = 'NXDOMAIN';
+    server.clock.advance(DAY);
+    await recheck();
+    server.clock.advance(7 * DAY);
+    const record = await claim(heir, 'both.example');
+    // the next daily check has not come yet
+    dns.names[name] = { txt: [record.txt_value, kept!.txt_value] };
+    expect((await verify(409, heir, 'both.example')).body.code).toBe('CONFLICT');
+    expect(await server.core.domains.tenantOf('both.example')).toBe(old.id);
+    expect((await list(old))[0]).not.toHaveProperty('record_missing_since');
+    expect((await audited(server, old))[0]).toMatchObject({ code: 'SSO013I' });
+    dns.names[name] = { txt: [record.txt_value] };
+    await verify(409, heir, 'both.example');
   });
 });

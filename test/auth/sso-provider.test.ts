@@ -1,7 +1,10 @@
 import { beforeAll, describe, expect, test } from 'vitest';
+import { checkDomains } from '../../server/cli/doctor/domains.ts';
 import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
-import { dump } from '../helpers/api.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { dump, sql } from '../helpers/api.ts';
 import { useDns } from '../helpers/dns.ts';
+import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { startOpenIdProvider } from '../helpers/openid-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import {
@@ -414,6 +417,168 @@ describe('SSO only', () => {
     await server.call(404, 'DELETE /v1/settings/sso', boss, { reason: 'we leave it' });
     const { body } = await server.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', guarded.admin);
     expect(body.identities).toEqual([]);
+  });
+});
+
+describe('a domain that the company loses', () => {
+  const NAME = '_svc-verification.lost.test';
+  let mine: TestTenant;
+  let boss: { cookie?: string };
+  const ids: Record<string, string> = {};
+  let mailed = '';
+  beforeAll(async () => {
+    mine = await newTenant();
+    await configure(mine);
+    await verifyDomain(server, dns, mine.admin, 'lost.test');
+    await verifyDomain(server, dns, mine.admin, 'spare.test');
+    boss = await mine.person('admin');
+    for (const [login, role] of Object.entries({ ida: 'admin', uma: 'viewer', una: 'viewer' })) {
+      ids[login] = await addMember(server, mine, `${login}@lost.test`, role);
+    }
+    // an admin with a verified domain for whom the provider has no account
+    ids.gus = await addMember(server, mine, 'gus@spare.test', 'admin');
+    for (const login of ['ida', 'uma', 'una', 'ned']) {
+      people[login] = { email: `${login}@lost.test`, email_verified: true, name: login };
+    }
+    await server.call(201, 'POST /v1/invites', mine.admin, { email: 'ned@lost.test', role: 'admin' });
+  });
+  const start = () => `/auth/login?tenant=${mine.id}`;
+  const enforce = (expected: number, on = true, who = boss) =>
+    server.call(expected, 'PATCH /v1/settings', who, { sso_only: on, reason: 'one way in' });
+  const ask = async (email: string) => {
+    await server.call(200, 'POST /auth/magic-link', undefined, { email });
+    await mailsSent(server);
+  };
+  const open = (token: string) => newBrowser(server).send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
+  /** The daily check, a day later. */
+  const recheck = async () => {
+    await sql(server, `update verified_domain set checked_at = $1 where domain = 'lost.test'`, [
+      new Date(server.clock.now() - 2 * 24 * 3_600_000),
+    ]);
+    await server.core.domains.recheck(createLog('silent'), new AbortController().signal);
+  };
+  /** What the operator's check says of domains. */
+  const doctor = async () => {
+    const found: string[] = [];
+    const client = await server.core.db.owner.connect();
+    await checkDomains(client, (level, _, detail) => found.push(`${level} ${detail}`)).finally(() => client.release());
+    return found.filter((line) => line.includes(mine.id));
+  };
+  const told = async () =>
+    (
+      await sql<{ event_type: string }>(
+        server,
+        `select event_type from event_outbox where tenant_id = $1 and event_type like 'sso.%' order by id`,
+        [mine.id],
+      )
+    ).map(({ event_type }) => event_type);
+
+  test('binds nobody new while its record is missing, and those who are bound still sign in', async () => {
+    await ask('una@lost.test');
+    mailed = mailsTo(server, 'una@lost.test').at(-1)!.token;
+    expect(await signIn('ida', start())).toMatchObject({ path: '/policies' });
+    expect(await doctor()).toEqual([]);
+    const record = dns.names[NAME]!;
+    delete dns.names[NAME];
+    await recheck();
+    expect(await told()).toEqual(['sso.domain_record_missing']);
+    expect(await doctor()).toEqual([expect.stringContaining('warn')]);
+    expect(await signIn('ida', start())).toMatchObject({ path: '/policies' });
+    // the new owner of the name has these addresses at a provider that all companies share
+    for (const login of ['uma', 'ned']) {
+      expect(await signIn(login, start()), login).toMatchObject({ error: 'sso_no_access', who: undefined });
+      expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO178E' });
+    }
+    people.ida2 = people.ida!;
+    expect(await signIn('ida2', start())).toMatchObject({ error: 'sso_no_access', who: undefined });
+    const { body } = await server.call<{ identities: { subject: string }[] }>(
+      200,
+      'GET /v1/settings/sso/identities',
+      mine.admin,
+    );
+    expect(body.identities.map(({ subject }) => subject)).toEqual(['ida']);
+    // nor is it made the only way in
+    await enforce(409);
+    dns.names[NAME] = record;
+    await recheck();
+    expect(await signIn('uma', start())).toMatchObject({ path: '/policies' });
+    await enforce(200);
+  });
+
+  test('cannot be given up, nor the account of its admin, while no other admin has signed in', async () => {
+    const remove = 'DELETE /v1/settings/sso/domains/lost.test';
+    expect((await server.call(409, remove, mine.admin)).body.detail).toContain('SSO only');
+    expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO012E', severity: 'warning' });
+    const unbind = `DELETE /v1/settings/sso/identities/${ids.ida}`;
+    expect((await server.call(409, unbind, boss, { reason: 'a new account' })).body.detail).toContain('SSO only');
+    expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO001E' });
+    for (const line of [`DELETE /v1/team/${ids.ida}`, `DELETE /v1/users/${ids.ida}/roles/admin`]) {
+      expect((await server.call(409, line, mine.admin)).body.detail).toContain('SSO only');
+    }
+    expect(await signIn('ida', start())).toMatchObject({ path: '/policies' });
+    await server.call(200, `DELETE /v1/settings/sso/identities/${ids.uma}`, boss, { reason: 'a new account' });
+  });
+
+  test('and that another organization takes over lets nobody in, by its mailboxes neither, but for the operator', async () => {
+    const heir = await server.tenant();
+    const preference = `insert into mail_preference (tenant_id, user_id, pace, kinds, daily_hour) values ($1, $2, 'each', '{hold}', 7)`;
+    await sql(server, preference, [mine.id, ids.uma]);
+    await sql(server, preference, [mine.id, ids.gus]);
+    delete dns.names[NAME];
+    await recheck();
+    await sql(server, `update verified_domain set missing_since = $1 where domain = 'lost.test'`, [
+      new Date(server.clock.now() - 8 * 24 * 3_600_000),
+    ]);
+    await verifyDomain(server, dns, heir.admin, 'lost.test');
+    expect((await told()).at(-1)).toBe('sso.domain_lost');
+    expect((await doctor()).sort()).toEqual([
+      expect.stringMatching(/^FAIL .* no admin can use it/),
+      expect.stringMatching(/^warn .* lost lost\.test to another tenant/),
+    ]);
+    const { body } = await server.call<{ domain_records: object[] }>(200, 'GET /v1/settings/sso/domains', mine.admin);
+    expect(body.domain_records[0]).toMatchObject({ domain: 'lost.test', verified: false, lost_at: expect.any(String) });
+    // the way in that is set is shut, and no other has opened
+    expect(await signIn('ida', start())).toMatchObject({ error: 'sso_no_access', who: undefined });
+    expect((await server.call(200, 'GET /v1/settings', mine.admin)).body).toMatchObject({ sso_only: true });
+    await ask('ida@lost.test');
+    expect(mailsTo(server, 'ida@lost.test')).toEqual([]);
+    const withheld = { code: 'MLK001E', reason: 'another organization has the domain' };
+    expect((await audited(server, mine))[0]).toMatchObject(withheld);
+    // what is mailed about holds would be read by the other organization
+    const mails = await sql<{ user_id: string }>(server, 'select user_id from mail_preference where tenant_id = $1', [
+      mine.id,
+    ]);
+    expect(mails).toEqual([{ user_id: ids.gus }]);
+
+    const browser = newBrowser(server);
+    const token = await server.core.links.create(mine.id, ids.ida!, 600, { actor: OPERATOR });
+    await browser.send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
+    const ida = { cookie: `svc_session=${browser.cookies(BASE_URL).get('svc_session')}` };
+    // no last admin is kept where none could sign in anyway
+    await server.call(204, `DELETE /v1/team/${ids.gus}`, ida, { reason: 'nobody knows them' });
+    await enforce(200, false, ida);
+    for (const email of ['ida@lost.test', 'uma@lost.test']) {
+      await ask(email);
+      expect(mailsTo(server, email)).toEqual([]);
+    }
+    expect((await open(mailed)).status).toBe(401);
+    const before = mailsTo(server, 'ned@lost.test').length;
+    const invited = await server.call(409, 'POST /v1/invites', ida, { email: 'new@LOST.test', role: 'viewer' });
+    expect(invited.body.detail).toContain('another organization has the domain');
+    const { body: open_ } = await server.call<{ invites: { id: string; email: string }[] }>(
+      200,
+      'GET /v1/invites?status=pending',
+      ida,
+    );
+    const ned = open_.invites.find(({ email }) => email === 'ned@lost.test')!;
+    await server.call(409, `POST /v1/invites/${ned.id}/resend`, ida, {});
+    await mailsSent(server);
+    expect([mailsTo(server, 'new@lost.test').length, mailsTo(server, 'ned@lost.test').length]).toEqual([0, before]);
+    // until an admin says that the addresses are theirs all the same
+    await server.call(204, 'DELETE /v1/settings/sso/domains/lost.test', ida, { reason: 'both are ours' });
+    await ask('uma@lost.test');
+    expect((await open(mailsTo(server, 'uma@lost.test')[0]!.token)).status).toBe(302);
+    expect(await doctor()).toEqual([]);
   });
 });
 

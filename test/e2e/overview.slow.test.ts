@@ -46,6 +46,12 @@ async function troubled(tenant: TestTenant, receiver: Receiver): Promise<{ desti
     tenant.id,
   ]);
   await server.call(200, 'GET /v1/audit/verify', await tenant.person('viewer'));
+  await sql(
+    server,
+    `insert into sso_domain values ($1, 'kept.test', 'x', now(), null), ($1, 'sold.test', 'x', now(), now())`,
+    [tenant.id],
+  );
+  await sql(server, `insert into verified_domain values ('kept.test', $1, now(), now(), null, now())`, [tenant.id]);
   const failing = async () => {
     const { body } = await server.call(200, `GET /v1/subscriptions/${subscription.id}`, tenant.admin);
     return body.failing_since;
@@ -66,13 +72,15 @@ describeInBrowser('the overview', () => {
       const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
       await open('/');
       const matters = page.getByRole('region', { name: 'Needs attention' }).getByRole('listitem');
-      await expect.poll(() => matters.count()).toBe(5);
+      await expect.poll(() => matters.count()).toBe(7);
       const steps = [
         [/chain of decisions did not verify/, '/forensics'],
         [/audit log did not verify/, '/audit'],
         [/urgent was enforced without approval/, '/review/urgent'],
         [/1 proxy is silent/, '/proxies/proxy?id=edge-1'],
         [/does not accept events/, `/subscriptions/${destination}`],
+        [/DNS record of kept\.test is missing/, '/sign-on'],
+        [/has taken over the domain sold\.test/, '/sign-on'],
       ] as const;
       for (const [what, where] of steps) {
         const link = matters.filter({ hasText: what }).getByRole('link');
@@ -83,7 +91,7 @@ describeInBrowser('the overview', () => {
       await matters.filter({ hasText: 'silent' }).getByRole('link').click();
       await page.getByRole('heading', { name: 'It is silent' }).or(page.getByText('It is silent')).first().waitFor();
       await page.goBack();
-      await matters.nth(4).waitFor();
+      await matters.nth(6).waitFor();
 
       /** Where each of them leads, which has one link. */
       const hrefs = async (selector: string) => {

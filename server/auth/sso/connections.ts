@@ -168,6 +168,8 @@ export class Connections {
   ): Promise<readonly SettingEffect[] | { error: AppError; action: AuditAction }> {
     const patch = SsoChange.parse(change);
     if ('sso_identity' in patch) {
+      const error = await this.#objectionToShutOut(em, tenantId, ({ id }) => id === patch.sso_identity);
+      if (error) return { error, action: 'sso.configuration_refused' };
       const accounts = await em.execute<{ issuer: string; subject: string }[]>(
         'select issuer, subject from sso_identity where tenant_id = ? and user_id = ? order by issuer for update',
         [tenantId, patch.sso_identity],
@@ -256,36 +258,40 @@ export class Connections {
 
   /**
    * Why single sign-on cannot be enforced; undefined if it can. Unless a current admin has signed in with the present
-   * configuration, and their domain is still verified, it may lock everyone out. Call it in the transaction that enables
-   * enforcement.
+   * configuration, and their domain still has its record, it may lock everyone out. Call it in the transaction that
+   * enables enforcement.
    */
   async objectionToEnforcing(
     em: EntityManager,
     tenantId: string,
   ): Promise<{ error: AppError; action: AuditAction } | undefined> {
     const proven = await em.execute<unknown[]>(
-      `select 1 from sso_connection c join member m on m.tenant_id = c.tenant_id and m.id = c.proven_by
-       where c.tenant_id = ? and ${ADMIN_WITH_DOMAIN}`,
+      `${adminsWhoCanSignIn('?')} and m.id = c.proven_by and d.missing_since is null`,
       [tenantId],
     );
     if (proven.length > 0) return undefined;
     const error = new AppError(
       'CONFLICT',
-      'an admin with a verified domain must first sign in through the identity provider with its current configuration',
+      'an admin with a verified domain, whose record is in DNS, must first sign in through the identity provider with its current configuration',
     );
     return { error, action: 'sso.enforcement_refused' };
   }
 
-  /** Throws CONFLICT if single sign-on is enforced and no admin can sign in after the change of the caller's transaction. */
-  async assertAdminCanSignIn(em: EntityManager, tenantId: string): Promise<void> {
-    if (!(await lockTenant(em, tenantId))) return;
-    const admins = await em.execute<unknown[]>(
-      `select 1 from member m where m.tenant_id = ? and ${ADMIN_WITH_DOMAIN}`,
-      [tenantId],
-    );
-    if (admins.length === 0) {
-      throw new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in any more');
-    }
+  /**
+   * Throws CONFLICT if single sign-on is enforced and the change that the caller's transaction makes next would shut out the
+   * last admins who can sign in. Where none can by now, because their domain was lost, it refuses nothing: who came in
+   * with a link from the operator must be able to put things right. `shutOut`: whom the change shuts out.
+   */
+  async assertAdminStays(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean): Promise<void> {
+    const error = await this.#objectionToShutOut(em, tenantId, shutOut);
+    if (error) throw error;
+  }
+
+  async #objectionToShutOut(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean) {
+    if (!(await lockTenant(em, tenantId))) return undefined;
+    const admins = await em.execute<SignedAdmin[]>(adminsWhoCanSignIn('?'), [tenantId]);
+    if (admins.length === 0 || !admins.every(shutOut)) return undefined;
+    return new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in any more');
   }
 
   /** Records that this member, an admin, has signed in through the provider; once per configuration. */
@@ -348,8 +354,18 @@ export class Connections {
   }
 }
 
-const ADMIN_WITH_DOMAIN = `m.removed_at is null and 'admin' = any (m.roles) and exists (
-  select from verified_domain d where d.tenant_id = m.tenant_id and d.domain = split_part(m.email, '@', -1) collate "C")`;
+/** An admin who can sign in through the provider, and the domain of their address. */
+export interface SignedAdmin {
+  id: string;
+  domain: string;
+}
+
+/** Those who did, of one tenant: an address alone does not say that the provider has an account for it. */
+export const adminsWhoCanSignIn = (tenant: '?' | 't.tenant_id') => `select m.id, d.domain from sso_connection c
+  join sso_identity i on i.tenant_id = c.tenant_id and i.issuer = c.issuer
+  join member m on m.tenant_id = i.tenant_id and m.id = i.user_id
+  join verified_domain d on d.tenant_id = m.tenant_id and d.domain = split_part(m.email, '@', -1) collate "C"
+  where c.tenant_id = ${tenant} and m.removed_at is null and 'admin' = any (m.roles)`;
 
 /** Locks the tenant's settings until the commit. Resolves to whether single sign-on is enforced. */
 async function lockTenant(em: EntityManager, tenantId: string): Promise<boolean> {

@@ -3,6 +3,7 @@ import { domainToASCII } from 'node:url';
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database, WriteAudit } from '../../../db/index.ts';
 import { lockTenant } from '../../../db/locks.ts';
+import { addEvent } from '../../../db/outbox.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError, invalid } from '../../errors.ts';
 import type { Clock } from '../../lib/clock.ts';
@@ -13,7 +14,10 @@ import type { Log } from '../../lib/log.ts';
 import { assertEntitled } from '../../rpc/entitled.ts';
 
 const DAY = 24 * 3600 * 1000;
-/** After its record has been missing for this long, a verified domain may be verified by another organization. */
+/**
+ * After its record has been missing for this long, a verified domain may be verified by another organization. A record
+ * counts as missing when no name server has answered for as long.
+ */
 const LAPSE_MS = 7 * DAY;
 const MAX_PER_TENANT = 100;
 /** Domains that are looked up at a time. */
@@ -30,6 +34,8 @@ export interface DomainRecord {
   checked_at?: string;
   /** When the record of a verified domain was first found missing. */
   record_missing_since?: string;
+  /** When another organization took the domain over. */
+  lost_at?: string;
 }
 
 interface Row {
@@ -39,7 +45,11 @@ interface Row {
   verified_at: Date | null;
   checked_at: Date | null;
   missing_since: Date | null;
+  lost_at: Date | null;
 }
+
+/** Ends what is mailed to a member, in the caller's transaction. */
+export type StopMail = (em: EntityManager, tenantId: string, userId: string) => Promise<void>;
 
 const txtName = (domain: string) => `_svc-verification.${domain}`;
 const txtValue = (token: string) => `svc-domain-verification=${token}`;
@@ -83,12 +93,14 @@ export class Domains {
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
   readonly #egress: Egress;
+  readonly #stopMail: StopMail;
 
-  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit; egress: Egress }) {
+  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit; egress: Egress; stopMail: StopMail }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
     this.#egress = parts.egress;
+    this.#stopMail = parts.stopMail;
   }
 
   async list(tenantId: string): Promise<DomainRecord[]> {
@@ -132,13 +144,21 @@ export class Domains {
   /**
    * Looks up the TXT record. When it resolves, this tenant alone holds the domain. NOT_FOUND if the tenant has not
    * claimed it. DOMAIN_NOT_VERIFIED names the missing record and what DNS returned. CONFLICT if another organization
-   * holds it, unless that organization's record has been missing for a week: then the domain passes to the organization
-   * that controls the zone now.
+   * holds it, unless that organization's record has been missing for a week and still is: then the domain passes to the
+   * organization that controls the zone now.
    */
   async verify(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const row = await this.#claimed(tenantId, given);
     const { domain } = row;
-    const fault = await this.#missing(row);
+    let texts: readonly string[] = [];
+    let fault: string | undefined;
+    try {
+      texts = await this.#egress.txt(txtName(domain));
+      fault = missing(row, texts);
+    } catch (error) {
+      if (!(error instanceof EgressError)) throw error;
+      fault = error.failure === 'TIMEOUT' ? 'DNS did not answer in time' : 'DNS could not answer';
+    }
     if (fault) {
       const detail = `There is no TXT record ${txtName(domain)} with the value ${txtValue(row.token)}: ${fault}.`;
       await this.#db.transaction(tenantId, (em) =>
@@ -153,7 +173,7 @@ export class Domains {
     }
     const holder = await this.#holder(tenantId, domain);
     if (holder) await this.#refuseTaken(tenantId, domain, by);
-    await this.#releaseLapsed(tenantId, domain);
+    await this.#releaseLapsed(tenantId, domain, by, texts);
     const now = new Date(this.#clock.now());
     const mine = await this.#changeHolder(tenantId, async (em) => {
       await assertEntitled(em, tenantId, by.actor);
@@ -174,6 +194,7 @@ export class Domains {
         [domain, tenantId, now, now],
       );
       if (added.length === 0) return false;
+      await em.execute('update sso_domain set lost_at = null where tenant_id = ? and domain = ?', [tenantId, domain]);
       await this.#audit(em, tenantId, {
         ...by,
         action: 'sso.domain_verified',
@@ -185,27 +206,41 @@ export class Domains {
     return record((await this.#rows(tenantId, domain))[0]!);
   }
 
-  /** Releases the domain. `assertAllowed` runs in the transaction, after the change. */
+  /** Releases the domain. `assertAllowed` runs in the transaction, before the change. */
   async remove(
     tenantId: string,
     given: string,
     by: Doer & { reason?: string | undefined },
-    assertAllowed: (em: EntityManager) => Promise<void>,
+    assertAllowed: (em: EntityManager, domain: string) => Promise<void>,
   ): Promise<void> {
     const { domain } = await this.#claimed(tenantId, given);
+    const target = { type: 'sso_domain', id: domain };
     await this.#changeHolder(tenantId, async (em) => {
+      await assertAllowed(em, domain);
       const gone = await em.execute<unknown[]>(
         'delete from sso_domain where tenant_id = ? and domain = ? returning domain',
         [tenantId, domain],
       );
       if (gone.length === 0) throw new AppError('NOT_FOUND');
       await em.execute('delete from verified_domain where tenant_id = ? and domain = ?', [tenantId, domain]);
-      await assertAllowed(em);
       await this.#audit(em, tenantId, {
         ...by,
         action: 'sso.domain_removed',
-        target: { type: 'sso_domain', id: domain },
+        target,
       });
+    }).catch(async (error: unknown) => {
+      if (error instanceof AppError && error.problem === 'CONFLICT') {
+        await this.#db.transaction(tenantId, (em) =>
+          this.#audit(em, tenantId, {
+            ...by,
+            action: 'sso.domain_removal_refused',
+            target,
+            severity: 'warning',
+            detail: error.message,
+          }),
+        );
+      }
+      throw error;
     });
   }
 
@@ -218,21 +253,33 @@ export class Domains {
     return rows[0]?.tenant_id;
   }
 
+  /** The domains that another organization took over and that the tenant has not removed since. */
+  async lost(tenantId: string): Promise<string[]> {
+    const rows = await this.#db.query<{ domain: string }>(
+      tenantId,
+      'select domain from sso_domain where tenant_id = $1 and lost_at is not null',
+      [tenantId],
+    );
+    return rows.map(({ domain }) => domain);
+  }
+
   /**
-   * Checks once a day that each verified domain still has its record. A domain whose record is missing keeps working,
-   * so that a zone cleanup locks nobody out; admins see it, the audit chain records it, and after a week another
-   * organization that proves control may take the domain over. A DNS server that does not answer proves nothing, and keeps
-   * no other domain from its turn. `most`: how many are looked up.
+   * Checks once a day that each verified domain still has its record. Those whose accounts are bound keep signing in
+   * without it, so that a zone cleanup locks nobody out, but nobody is bound anew: an address may be somebody else's by
+   * now. Admins see it, the audit chain records it, subscribers are told, and after a week another organization that proves
+   * control may take the domain over. A DNS server that does not answer proves nothing for a week, and keeps no other
+   * domain from its turn. `most`: how many are looked up.
    */
   async recheck(log: Log, signal: AbortSignal, most = RECHECKED): Promise<void> {
-    const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string }>(
-      `select v.tenant_id, v.domain, d.token from verified_domain v
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string; checked_at: Date }>(
+      `select v.tenant_id, v.domain, v.checked_at, d.token from verified_domain v
        join sso_domain d on d.tenant_id = v.tenant_id and d.domain = v.domain where v.checked_at <= $1
        order by greatest(v.checked_at, v.failed_at) limit $2`,
       [new Date(this.#clock.now() - DAY), most],
     );
-    await each(rows, signal, async ({ tenant_id: tenantId, domain, token }) => {
+    await each(rows, signal, async ({ tenant_id: tenantId, domain, token, checked_at: checkedAt }) => {
       let found: boolean;
+      let why: string | undefined;
       try {
         found = (await this.#egress.txt(txtName(domain))).includes(txtValue(token));
       } catch (error) {
@@ -248,35 +295,52 @@ export class Domains {
             domain,
           ]),
         );
-        return;
+        if (checkedAt > this.#lapsedBefore()) return;
+        found = false;
+        why = 'no name server has answered for a week';
       }
-      await this.#noteCheck(tenantId, domain, found, log);
+      const changed = await this.#noteCheck(tenantId, domain, found, why);
+      if (changed && !found)
+        log.warn({ tenant_id: tenantId, domain }, 'the TXT record of a verified domain is missing');
     });
   }
 
-  async #noteCheck(tenantId: string, domain: string, found: boolean, log: Log): Promise<void> {
+  /** Resolves to whether it was otherwise before. */
+  async #noteCheck(tenantId: string, domain: string, found: boolean, why?: string): Promise<boolean> {
     const now = new Date(this.#clock.now());
-    await this.#changeHolder(tenantId, async (em) => {
+    return this.#changeHolder(tenantId, async (em) => {
       const [before] = await em.execute<{ missing_since: Date | null }[]>(
         'select missing_since from verified_domain where tenant_id = ? and domain = ? for update',
         [tenantId, domain],
       );
-      if (!before) return;
+      if (!before) return false;
       await em.execute(
         `update verified_domain set checked_at = ?,
            missing_since = case when ? then null else coalesce(missing_since, ?) end
          where tenant_id = ? and domain = ?`,
         [now, found, now, tenantId, domain],
       );
-      if (found === !before.missing_since) return;
-      if (!found) log.warn({ tenant_id: tenantId, domain }, 'the TXT record of a verified domain is missing');
+      if (found === !before.missing_since) return false;
+      if (!found) await this.#tell(em, tenantId, 'sso.domain_record_missing', domain);
       await this.#audit(em, tenantId, {
         ...SYSTEM,
         action: found ? 'sso.domain_record_found' : 'sso.domain_record_missing',
         target: { type: 'sso_domain', id: domain },
         severity: found ? 'info' : 'warning',
+        detail: why,
       });
+      return true;
     });
+  }
+
+  async #tell(
+    em: EntityManager,
+    tenantId: string,
+    type: 'sso.domain_record_missing' | 'sso.domain_lost',
+    domain: string,
+  ): Promise<void> {
+    const at = this.#clock.now();
+    await addEvent(em, tenantId, { type, at, payload: { domain, created_at: new Date(at).toISOString() } });
   }
 
   /** Another tenant that holds the domain and whose record has not been missing for too long. */
@@ -289,15 +353,44 @@ export class Domains {
     return rows[0]?.tenant_id;
   }
 
-  async #releaseLapsed(tenantId: string, domain: string): Promise<void> {
-    const before = await this.tenantOf(domain);
-    if (!before || before === tenantId) return;
+  /**
+   * Takes the domain from another tenant whose record has been missing for a week. CONFLICT if `texts`, which DNS returned
+   * for the one who verifies it now, have that record too: it was published again since the last check.
+   */
+  async #releaseLapsed(tenantId: string, domain: string, by: Doer, texts: readonly string[]): Promise<void> {
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; token: string }>(
+      `select v.tenant_id, d.token from verified_domain v
+       join sso_domain d on d.tenant_id = v.tenant_id and d.domain = v.domain
+       where v.domain = $1 and v.tenant_id <> $2`,
+      [domain, tenantId],
+    );
+    if (!rows[0]) return;
+    const { tenant_id: before, token } = rows[0];
+    if (texts.includes(txtValue(token))) {
+      await this.#noteCheck(before, domain, true);
+      await this.#refuseTaken(tenantId, domain, by);
+    }
     await this.#changeHolder(before, async (em) => {
+      // in the order of others who lock them: people, then the domain
+      const people = await em.execute<{ id: string }[]>(
+        `select id from member where tenant_id = ? and removed_at is null
+           and split_part(email, '@', -1) collate "C" = ? order by id for update`,
+        [before, domain],
+      );
+      await em.execute('select 1 from sso_domain where tenant_id = ? and domain = ? for update', [before, domain]);
       const lost = await em.execute<unknown[]>(
         'delete from verified_domain where tenant_id = ? and domain = ? and missing_since <= ? returning domain',
         [before, domain, this.#lapsedBefore()],
       );
       if (lost.length === 0) return;
+      await em.execute('update sso_domain set lost_at = ? where tenant_id = ? and domain = ?', [
+        new Date(this.#clock.now()),
+        before,
+        domain,
+      ]);
+      // their mailboxes are another organization's now
+      for (const { id } of people) await this.#stopMail(em, before, id);
+      await this.#tell(em, before, 'sso.domain_lost', domain);
       await this.#audit(em, before, {
         ...SYSTEM,
         action: 'sso.domain_lost',
@@ -341,28 +434,21 @@ export class Domains {
   #rows(tenantId: string, domain?: string): Promise<Row[]> {
     return this.#db.query<Row>(
       tenantId,
-      `select d.domain, d.token, d.created_at, v.verified_at, v.checked_at, v.missing_since from sso_domain d
+      `select d.domain, d.token, d.created_at, d.lost_at, v.verified_at, v.checked_at, v.missing_since
+       from sso_domain d
        left join verified_domain v on v.tenant_id = d.tenant_id and v.domain = d.domain
        where d.tenant_id = $1 and d.domain = coalesce($2, d.domain) order by d.created_at, d.domain`,
       [tenantId, domain ?? null],
     );
   }
+}
 
-  /** What DNS returned instead of the record, in words; undefined if the record exists. */
-  async #missing({ domain, token }: Row): Promise<string | undefined> {
-    let found: string[];
-    try {
-      found = await this.#egress.txt(txtName(domain));
-    } catch (error) {
-      if (error instanceof EgressError)
-        return error.failure === 'TIMEOUT' ? 'DNS did not answer in time' : 'DNS could not answer';
-      throw error;
-    }
-    if (found.includes(txtValue(token))) return undefined;
-    if (found.length === 0) return 'DNS has no TXT record of this name';
-    const shown = found.slice(0, 5).map((text) => JSON.stringify(text.slice(0, 100)));
-    return `DNS returned ${found.length} other ${found.length === 1 ? 'value' : 'values'}, ${shown.join(', ')}`;
-  }
+/** What DNS returned instead of the record, in words; undefined if the record exists. */
+function missing({ token }: Row, texts: readonly string[]): string | undefined {
+  if (texts.includes(txtValue(token))) return undefined;
+  if (texts.length === 0) return 'DNS has no TXT record of this name';
+  const shown = texts.slice(0, 5).map((text) => JSON.stringify(text.slice(0, 100)));
+  return `DNS returned ${texts.length} other ${texts.length === 1 ? 'value' : 'values'}, ${shown.join(', ')}`;
 }
 
 function record(row: Row): DomainRecord {
@@ -375,5 +461,6 @@ function record(row: Row): DomainRecord {
     ...(row.verified_at && { verified_at: row.verified_at.toISOString() }),
     ...(row.checked_at && { checked_at: row.checked_at.toISOString() }),
     ...(row.missing_since && { record_missing_since: row.missing_since.toISOString() }),
+    ...(row.lost_at && { lost_at: row.lost_at.toISOString() }),
   };
 }

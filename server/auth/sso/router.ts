@@ -29,7 +29,12 @@ const Domain = z
     created_at: time,
     verified_at: time.optional(),
     checked_at: time.optional(),
-    record_missing_since: time.optional().describe('since when the record of a verified domain has been missing'),
+    record_missing_since: time
+      .optional()
+      .describe(
+        'since when the record of a verified domain has been missing; nobody signs in there for the first time',
+      ),
+    lost_at: time.optional().describe('when another organization took the domain over, whose record was missing'),
   })
   .meta({ id: 'SsoDomain' });
 
@@ -130,8 +135,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ domain, reason }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em) =>
-          connections.assertAdminCanSignIn(em, ctx.tenantId),
+        domains.remove(ctx.tenantId, input.domain, { ...doerOf(ctx), reason: input.reason }, (em, domain) =>
+          connections.assertAdminStays(em, ctx.tenantId, (admin) => admin.domain === domain),
         ),
       ),
 

@@ -208,11 +208,11 @@ export class SingleSignOn {
       );
       if (current.length === 0) throw outdated();
       // another tenant's domain is invisible here, so it is refused like an unverified one
-      const own = await em.execute<unknown[]>('select 1 from verified_domain where tenant_id = ? and domain = ?', [
-        tenantId,
-        domain,
-      ]);
-      if (own.length === 0) {
+      const [own] = await em.execute<{ missing_since: Date | null }[]>(
+        'select missing_since from verified_domain where tenant_id = ? and domain = ?',
+        [tenantId, domain],
+      );
+      if (!own) {
         throw refuse('sso.email_of_other_domain', 'the tenant has not verified the domain of the address');
       }
       const { issuer, subject } = identity;
@@ -220,6 +220,13 @@ export class SingleSignOn {
         'select user_id from sso_identity where tenant_id = ? and issuer = ? and subject = ?',
         [tenantId, issuer, subject],
       );
+      // whoever has the name by now has its addresses at every provider that believes in mailboxes
+      if (!bound && own.missing_since) {
+        throw refuse(
+          'sso.email_of_doubtful_domain',
+          'the DNS record of the domain is missing, so nobody signs in with an address in it for the first time',
+        );
+      }
       const find = (where: { id: string } | { email: string }) =>
         em.findOne(Member, { tenantId, ...where }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       let member = await find(bound ? { id: bound.user_id } : { email });

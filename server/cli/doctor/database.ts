@@ -6,6 +6,7 @@ import { assertBeside } from '../../../db/session.ts';
 import type { Config } from '../../config.ts';
 import { readState } from '../installation.ts';
 import { checkChains, checkKeys, checkKnown } from './chains.ts';
+import { checkDomains } from './domains.ts';
 import type { Report } from './report.ts';
 
 /** The first version of PostgreSQL that was not there when this was written. */
@@ -65,6 +66,7 @@ export async function checkDatabase(client: pg.Client, config: Config, report: R
     if (state.done.length === 0) return;
   } else report('ok', 'migrations', `${state.done.at(-1)} is the newest`);
   await checkWalls(client, report);
+  await checkDomains(client, report);
   const keys = await checkKeys(client, config, report);
   await checkChains(client, report);
   await checkKnown(client, config, keys, report);

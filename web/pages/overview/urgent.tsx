@@ -17,6 +17,12 @@ export const useDestinations = () => {
   return useQuery(trpc.subscriptions.list.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }));
 };
 
+/** Only admins can see domains. */
+const useDomains = () => {
+  const me = useMe();
+  return useQuery(trpc.sso.domains.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }));
+};
+
 const NAME = { forensics: 'chain of decisions', audit: 'audit log' } as const;
 
 interface Matter {
@@ -33,6 +39,7 @@ export function Urgent() {
   const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
   const proxies = useFleet();
   const destinations = useDestinations();
+  const domains = useDomains();
   const verified = { forensics: useLastVerified('forensics'), audit: useLastVerified('audit') };
 
   const matters: Matter[] = [];
@@ -103,8 +110,19 @@ export function Urgent() {
       ),
     });
   }
+  for (const { domain, record_missing_since, lost_at } of domains.data?.domain_records ?? []) {
+    if (!record_missing_since && !lost_at) continue;
+    matters.push({
+      key: `domain ${domain}`,
+      what: lost_at
+        ? `Another organization has taken over the domain ${domain}: nobody signs in with an address in it`
+        : `The DNS record of ${domain} is missing: nobody signs in there for the first time, and after a week another organization can take the domain over`,
+      since: lost_at ?? record_missing_since,
+      next: <PageLink to="/sign-on">See the record</PageLink>,
+    });
+  }
   // with one of these unknown, an empty list would say that all is well
-  const failed = [closed, glass, proxies, destinations, verified.forensics.query, verified.audit.query].filter(
+  const failed = [closed, glass, proxies, destinations, domains, verified.forensics.query, verified.audit.query].filter(
     ({ data, error }) => error && !data,
   );
   if (failed.length > 0) {

@@ -84,6 +84,11 @@ function DomainRow({ domain, again }: { domain: Domain; again: () => Promise<voi
               record missing since <When at={domain.record_missing_since} />
             </Tag>
           ) : null}
+          {domain.lost_at ? (
+            <Tag tone="bad" icon={IconAlertTriangle}>
+              taken over by another organization <When at={domain.lost_at} />
+            </Tag>
+          ) : null}
         </Group>
         <Group gap={6}>
           <Button
@@ -129,7 +134,9 @@ function DomainRow({ domain, again }: { domain: Domain; again: () => Promise<voi
           await again();
         }}
       >
-        People in this domain can no longer sign in through your provider, and another organization may claim it.
+        {domain.lost_at
+          ? 'First remove the people with addresses in this domain: sign-in links are mailed to those who stay, and their mailboxes may be somebody else’s.'
+          : 'People in this domain can no longer sign in through your provider, and another organization may claim it.'}
       </ConfirmDialog>
     </section>
   );
