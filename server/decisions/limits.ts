@@ -3,8 +3,7 @@ import { forgetEnded } from '../../db/forget.ts';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256 } from '../lib/crypto.ts';
-import { type LimitHit, MAX_CHOSEN, takenFrom } from '../policy/evaluation/limits.ts';
+import { type LimitHit, takenFrom, valuesOf } from '../policy/evaluation/limits.ts';
 
 /** Ended windows are kept for so long, because a proxy may still give back what it took. */
 const KEPT_MS = 600_000;
@@ -85,11 +84,7 @@ export class Limits {
           }
         }
         for (const limit of opened) {
-          const values = {
-            ...{ rule_id: limit.rule_id, kind: 'values', limit: MAX_CHOSEN, units: 1 },
-            ...{ key: sha256(take.agentId).toString('base64url'), window_seconds: limit.window_seconds },
-          };
-          const result = await this.#takeOne(em, tenantId, take.source, values, now);
+          const result = await this.#takeOne(em, tenantId, take.source, valuesOf(limit, take.agentId), now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
         }
         for (const limit of before ? [] : take.checked) {

@@ -1,93 +1,128 @@
-import type { LimitHit, LimitWindow } from '../policy/evaluation/limits.ts';
-import { MAX_CHOSEN, takenFrom } from '../policy/evaluation/limits.ts';
+import { type LimitHit, type LimitWindow, takenFrom, valuesOf } from '../policy/evaluation/limits.ts';
 
-/** Windows and sessions kept; the least recently used go first. */
-const MOST = 100_000;
-/** Agents whose chosen windows are kept apart. */
-const MOST_AGENTS = 10_000;
+/** Sessions kept; the least recently used go first. */
+const MOST_SESSIONS = 100_000;
+/** Windows kept, about 90 MB. While that many are open, no agent has another value counted apart: none of them may be forgotten. */
+const MOST_WINDOWS = 500_000;
+/** Those that ended are removed when there are this many, and twice as many as were left the last time; not more often than this. */
+const LEAST_WINDOWS = 1_000;
+const TIDY_MS = 1_000;
+
+type Counter = Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_seconds'> & { kind: string };
 
 /**
- * What this proxy counted by itself: calls of sessions, and what its agents took of limits. The windows count where the
- * control plane, which counts for all proxies, cannot be reached. A restart begins from zero.
+ * What this proxy counted by itself: calls of sessions, and what its agents took of limits, all agents together as the limit
+ * says. The windows count where the control plane, which counts for all proxies, cannot be reached. A restart begins from zero.
  */
 export class Counters {
   readonly #windows = new Map<string, LimitWindow>();
-  /** Windows under values that the agent chose, by agent: one that sends endless values fills only its own. */
-  readonly #chosen = new Map<string, Map<string, LimitWindow>>();
   readonly #sessions = new Map<string, { call_count: number; started: string }>();
+  readonly #most: number;
+  #tidyAt: number;
+  #tidiedAt = 0;
 
-  /** Takes from all limits, or from none where one of them or of `checked` would be exceeded; then by rule when to ask again. */
+  constructor({ most = MOST_WINDOWS } = {}) {
+    this.#most = most;
+    this.#tidyAt = Math.min(most, LEAST_WINDOWS);
+  }
+
+  /**
+   * Takes from all limits, or from none where one of them or of `checked` would be exceeded; then by rule when to ask again.
+   * As at the control plane, an agent opens a bounded number of windows under values that it chose.
+   */
   take(
     limits: readonly LimitHit[],
     checked: readonly LimitHit[],
     agentId: string,
     now: number,
-  ): Map<string, { retry_after: number }> {
+  ): { exceeded: Map<string, { retry_after: number }>; giveBack: () => void } {
+    this.#tidy(now);
     const exceeded = new Map<string, { retry_after: number }>();
-    const changed: { limit: LimitHit; window: LimitWindow }[] = [];
-    for (const [n, limit] of [...limits, ...checked].entries()) {
-      const result = takenFrom(this.#of(limit, agentId)?.get(keyOf(limit)), limit, now);
-      if ('retry_after' in result || !this.#roomFor(limit, agentId, now)) {
-        exceeded.set(limit.rule_id, {
-          retry_after: 'retry_after' in result ? result.retry_after : limit.window_seconds,
-        });
-      } else if (n < limits.length) changed.push({ limit, window: result.window });
+    const over = ({ rule_id }: Counter, seconds: number) =>
+      exceeded.set(rule_id, { retry_after: Math.max(seconds, exceeded.get(rule_id)?.retry_after ?? 0) });
+    const taken = new Map<string, LimitWindow>();
+    const opens: LimitHit[] = [];
+    const takeOne = (limit: Counter): boolean => {
+      const name = keyOf(limit);
+      const result = takenFrom(taken.get(name) ?? this.#windows.get(name), limit, now);
+      if ('retry_after' in result) over(limit, result.retry_after);
+      else taken.set(name, result.window);
+      return 'began' in result && result.began;
+    };
+    for (const limit of limits) if (takeOne(limit) && limit.chosen) opens.push(limit);
+    for (const limit of opens) {
+      takeOne(valuesOf(limit, agentId));
+      if (!this.#windows.has(keyOf(limit)) && this.#isFull) over(limit, limit.window_seconds);
     }
-    if (exceeded.size > 0) return exceeded;
-    for (const { limit, window } of changed) this.#set(limit, agentId, window);
-    return exceeded;
+    for (const limit of checked) {
+      const result = takenFrom(this.#windows.get(keyOf(limit)), limit, now);
+      if ('retry_after' in result) over(limit, result.retry_after);
+    }
+    if (exceeded.size > 0) return { exceeded, giveBack: () => {} };
+    for (const [name, window] of taken) this.#windows.set(name, window);
+    return { exceeded, giveBack: () => this.#giveBack(limits, (limit) => taken.get(keyOf(limit))!.endsAt) };
   }
 
-  /** Notes what the control plane granted, also beyond the limit: it is what this proxy goes on from by itself. */
-  note(limits: readonly LimitHit[], agentId: string, now: number): void {
-    for (const limit of limits) {
-      const before = this.#of(limit, agentId)?.get(keyOf(limit));
-      const result = takenFrom(before, limit, now);
-      if ('window' in result) this.#set(limit, agentId, result.window);
+  /**
+   * Notes what the control plane granted, in windows that end when it says: it is what this proxy goes on from by itself.
+   * Returns what gives it back.
+   */
+  note(granted: ReadonlyMap<LimitHit, number>, agentId: string, now: number): () => void {
+    this.#tidy(now);
+    for (const [limit, endsAt] of granted) {
+      const name = keyOf(limit);
+      const before = this.#windows.get(name);
+      const same = before && isSameWindow(limit, before.endsAt, endsAt);
+      // what there is no room for is refused while it is not known
+      if (!before && limit.chosen && this.#isFull) continue;
+      if (!same && limit.chosen) {
+        const values = valuesOf(limit, agentId);
+        const opened = takenFrom(this.#windows.get(keyOf(values)), values, now);
+        if ('window' in opened) this.#windows.set(keyOf(values), opened.window);
+      }
+      this.#windows.set(name, { units: (same ? before.units : 0) + limit.units, endsAt });
     }
-  }
-
-  /** Gives back what was taken or noted. */
-  giveBack(limits: readonly LimitHit[], agentId: string): void {
-    for (const limit of limits) {
-      const window = this.#of(limit, agentId)?.get(keyOf(limit));
-      if (window) this.#set(limit, agentId, { ...window, units: Math.max(0, window.units - limit.units) });
-    }
+    return () => this.#giveBack([...granted.keys()], (limit) => granted.get(limit)!);
   }
 
   /** The calls of an agent's session before this one, which is counted. */
   session(agentId: string, sessionId: string, now: number): { call_count: number; started: string } {
     const key = JSON.stringify([agentId, sessionId]);
     const before = this.#sessions.get(key) ?? { call_count: 0, started: new Date(now).toISOString() };
-    touch(this.#sessions, key, { ...before, call_count: before.call_count + 1 }, MOST);
+    this.#sessions.delete(key);
+    this.#sessions.set(key, { ...before, call_count: before.call_count + 1 });
+    if (this.#sessions.size > MOST_SESSIONS) this.#sessions.delete(this.#sessions.keys().next().value as string);
     return before;
   }
 
-  #of({ chosen }: LimitHit, agentId: string): Map<string, LimitWindow> | undefined {
-    return chosen ? this.#chosen.get(agentId) : this.#windows;
+  /** Gives back what was taken in windows with these ends; one that is over has nothing of it any more. */
+  #giveBack(limits: readonly LimitHit[], endOf: (limit: LimitHit) => number): void {
+    for (const limit of limits) {
+      const window = this.#windows.get(keyOf(limit));
+      if (!window || !isSameWindow(limit, window.endsAt, endOf(limit))) continue;
+      this.#windows.set(keyOf(limit), { ...window, units: Math.max(0, window.units - limit.units) });
+    }
   }
 
-  #set(limit: LimitHit, agentId: string, window: LimitWindow): void {
-    if (limit.chosen && !this.#chosen.has(agentId)) touch(this.#chosen, agentId, new Map(), MOST_AGENTS);
-    touch(this.#of(limit, agentId)!, keyOf(limit), window, MOST);
+  get #isFull(): boolean {
+    return this.#windows.size >= this.#most;
   }
 
-  /** May the agent have another value counted apart? Windows that ended make room. */
-  #roomFor(limit: LimitHit, agentId: string, now: number): boolean {
-    const own = limit.chosen ? this.#chosen.get(agentId) : undefined;
-    if (!own || own.size < MAX_CHOSEN || own.has(keyOf(limit))) return true;
-    for (const [key, { endsAt }] of own) if (endsAt <= now) own.delete(key);
-    return own.size < MAX_CHOSEN;
+  #tidy(now: number): void {
+    // also where the clock was set back
+    if (this.#windows.size < this.#tidyAt || Math.abs(now - this.#tidiedAt) < TIDY_MS) return;
+    for (const [name, { endsAt }] of this.#windows) if (endsAt <= now) this.#windows.delete(name);
+    this.#tidyAt = Math.min(this.#most, Math.max(LEAST_WINDOWS, 2 * this.#windows.size));
+    this.#tidiedAt = now;
   }
 }
 
 /** The name of a limit's counter. */
-export function keyOf({ rule_id, kind, key }: Pick<LimitHit, 'rule_id' | 'kind' | 'key'>): string {
+export function keyOf({ rule_id, kind, key }: Pick<Counter, 'rule_id' | 'kind' | 'key'>): string {
   return JSON.stringify([rule_id, kind, key]);
 }
 
-function touch<V>(map: Map<string, V>, key: string, value: V, most: number): void {
-  map.delete(key);
-  map.set(key, value);
-  if (map.size > most) map.delete(map.keys().next().value as string);
+/** Ends of one window differ by the time that the answers of the control plane took. */
+export function isSameWindow({ window_seconds }: Pick<LimitHit, 'window_seconds'>, a: number, b: number): boolean {
+  return Math.abs(a - b) < window_seconds * 500;
 }

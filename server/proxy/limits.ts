@@ -4,7 +4,7 @@ import type { Log } from '../lib/log.ts';
 import { type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
 import type { Asked, Taking } from '../policy/evaluation/protocol.ts';
 import { type ControlPlane, ControlPlaneError, type LimitResult } from './control-plane.ts';
-import { type Counters, keyOf } from './counters.ts';
+import { type Counters, isSameWindow, keyOf } from './counters.ts';
 
 /** What a proxy does with limits while it cannot reach the control plane; see `SVC_PROXY_LIMITS_AWAY`. */
 export type LimitsAway = 'rates' | 'count' | 'deny';
@@ -83,7 +83,7 @@ export class SharedLimits {
     if (alone) return this.#alone(limits, checked, agentId);
     // the calls that are used must not be given to another action meanwhile
     for (const limit of ahead.keys()) this.#find(limit, now)!.ahead--;
-    if (asked.length + checked.length === 0) return this.#granted(limits, agentId, ahead);
+    if (asked.length + checked.length === 0) return this.#granted(ahead, ahead, agentId);
 
     const id = randomUUID();
     let result: LimitResult;
@@ -98,15 +98,17 @@ export class SharedLimits {
     }
     if ('taken' in result) {
       const after = this.#clock.now();
+      const granted = new Map(ahead);
       for (const { rule_id, kind, key, units, ends_in_ms } of result.taken) {
         const limit = asked.find((one) => keyOf(one) === keyOf({ rule_id, kind, key }));
+        if (limit) granted.set(limit, after + ends_in_ms);
         const more = limit?.kind === 'rate' ? units - limit.units : 0;
         if (limit && more > 0 && once === undefined)
           this.#know(limit, {
             ...{ ahead: more, refused: false, endsAt: after + ends_in_ms, until: after + ends_in_ms },
           });
       }
-      return this.#granted(limits, agentId, ahead, once === undefined ? id : undefined);
+      return this.#granted(granted, ahead, agentId, once === undefined ? id : undefined);
     }
     this.#putBack(ahead);
     // the control plane has other policies than this proxy, which gets them soon
@@ -125,12 +127,18 @@ export class SharedLimits {
     return nothing(over);
   }
 
-  #granted(limits: readonly LimitHit[], agentId: string, ahead: ReadonlyMap<LimitHit, number>, id?: string): Taking {
-    this.#counters.note(limits, agentId, this.#clock.now());
+  /** `granted`, and of it what was taken `ahead`: with the ends of the windows. */
+  #granted(
+    granted: ReadonlyMap<LimitHit, number>,
+    ahead: ReadonlyMap<LimitHit, number>,
+    agentId: string,
+    id?: string,
+  ): Taking {
+    const forget = this.#counters.note(granted, agentId, this.#clock.now());
     return {
       exceeded: new Map(),
       giveBack: async () => {
-        this.#counters.giveBack(limits, agentId);
+        forget();
         this.#putBack(ahead);
         if (id === undefined) return;
         await this.#control.giveBackLimits(id).catch((error: Error) => {
@@ -145,11 +153,8 @@ export class SharedLimits {
   #alone(limits: readonly LimitHit[], checked: readonly LimitHit[], agentId: string): Taking | { unavailable: string } {
     const money = [...limits, ...checked].some(({ kind }) => kind === 'budget');
     if (this.#away === 'deny' || (this.#away === 'rates' && money)) return { unavailable: UNCOUNTED };
-    const exceeded = this.#counters.take(limits, checked, agentId, this.#clock.now());
-    return {
-      exceeded,
-      giveBack: async () => exceeded.size === 0 && this.#counters.giveBack(limits, agentId),
-    } as Taking;
+    const { exceeded, giveBack } = this.#counters.take(limits, checked, agentId, this.#clock.now());
+    return { exceeded, giveBack: async () => giveBack() };
   }
 
   #find(limit: LimitHit, now: number): Known | undefined {
@@ -208,11 +213,6 @@ export class SharedLimits {
     }
     this.#sending = false;
   }
-}
-
-/** Ends of one window differ by the time that the answers of the control plane took. */
-function isSameWindow({ window_seconds }: LimitHit, a: number, b: number): boolean {
-  return Math.abs(a - b) < window_seconds * 500;
 }
 
 function named({ rule_id, kind, key, units }: LimitHit) {

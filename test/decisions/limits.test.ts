@@ -321,6 +321,27 @@ describe('without the control plane', () => {
       expect(pay.reason).toBe('the limit cannot be counted: the control plane cannot be reached');
     else expect(await proxy({ tool_name: 'pay', amount: 1 })).toMatchObject({ decision: 'rate_limited' });
   });
+
+  test('a proxy counts for all of its agents what a limit counts for all of them', async () => {
+    const any = '@id("any") @rate("4/h per tool") permit(principal, action, resource);';
+    const w = await World.with(`${any}\n${permit('refund', '@rate("1/d per arguments.order_id")')}`);
+    const proxy = await w.proxy();
+    const refund = (agent: string, order_id: string) =>
+      proxy({ tool_name: 'refund', arguments: { order_id }, agent }).then(({ decision }) => decision);
+    expect(await proxy({ tool_name: 'mail', agent: 'bot-1' })).toMatchObject({ decision: 'allow' });
+    expect(await refund('bot-1', 'A')).toBe('allow');
+    outage(proxy);
+    const mails = [];
+    for (let n = 0; n < 12; n++) mails.push(await proxy({ tool_name: 'mail', agent: `bot-${1 + (n % 4)}` }));
+    expect(decisionsOf(mails)).toEqual({ allow: 3, rate_limited: 9 });
+    expect(await proxy({ tool_name: 'search', agent: 'bot-1' })).toMatchObject({ decision: 'allow' });
+    // one was refunded before, the other now, each by another agent
+    expect(await refund('bot-2', 'A')).toBe('rate_limited');
+    expect(await refund('bot-2', 'B')).toBe('allow');
+    expect(await refund('bot-3', 'B')).toBe('rate_limited');
+    server.clock.advance(3_600_500);
+    expect(await proxy({ tool_name: 'mail', agent: 'bot-4' })).toMatchObject({ decision: 'allow' });
+  });
 });
 
 describe('a hostile proxy key', () => {

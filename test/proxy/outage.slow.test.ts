@@ -27,6 +27,7 @@ let server: ServerProcess;
 let tenantId: string;
 let adminKey: string;
 let agentKey: string;
+let otherKey: string;
 let proxyKey: string;
 
 beforeAll(async () => {
@@ -44,6 +45,7 @@ beforeAll(async () => {
   const by = { actor: OPERATOR };
   const agent = { label: 'bot', agentId: 'bot-1', agentRole: 'clerk', owner: null };
   agentKey = (await core.keys.createAgentKey(tenantId, agent, by)).secret;
+  otherKey = (await core.keys.createAgentKey(tenantId, { ...agent, agentId: 'bot-2' }, by)).secret;
   proxyKey = (await core.keys.createApiKey(tenantId, { label: 'proxy', scopes: ['proxy'], owner: null }, by)).secret;
   await call('POST /v1/policies', { id: 'api', dsl_source: POLICY });
   await call('POST /v1/policies/api/approve', { version: 1 });
@@ -168,3 +170,27 @@ test('the control plane is away, the spool fills, the proxy is killed: what was 
   const verdict = await call('GET /v1/forensics/verify');
   expect(verdict).toMatchObject({ verified: true, linear: true });
 }, 240_000);
+
+test('while the control plane is away, all agents of a proxy share what a limit says that they share', async () => {
+  const source = '@rate("5/h per tool") permit(principal, action, resource in ToolServer::"shop");';
+  await call('POST /v1/policies', { id: 'shop', dsl_source: source });
+  await call('POST /v1/policies/shop/approve', { version: 1 });
+  const route = (tool: string) => ({ path: `/${tool}`, to: upstream.url, tool, server: 'shop' });
+  const proxy = new ProxyProcess(['mail', 'search'].map(route), { SVC_URL: server.url, SVC_PROXY_KEY: proxyKey });
+  await proxy.start();
+  await proxy.ready();
+  const before = upstream.received.length;
+  await proxy.call(200, 'GET /mail', agentKey);
+  await server.kill();
+  const mails = [];
+  for (let n = 0; n < 12; n++) {
+    const response = await fetch(`${proxy.url}/mail`, {
+      headers: { authorization: `Bearer ${n % 2 ? agentKey : otherKey}` },
+    });
+    mails.push(response.status);
+    await response.arrayBuffer();
+  }
+  expect(mails).toEqual([...Array(4).fill(200), ...Array(8).fill(429)]);
+  await proxy.call(200, 'GET /search', agentKey);
+  expect(upstream.received).toHaveLength(before + 6);
+}, 120_000);

@@ -25,6 +25,12 @@ export interface LimitHit {
 /** The values that one agent may have counted apart at a time, per rule. One that sends endless values ends only itself. */
 export const MAX_CHOSEN = 10_000;
 
+/** The limit on what the agent opens under values that it chose: a new window of the limit takes one of it. */
+export function valuesOf({ rule_id, window_seconds }: LimitHit, agentId: string) {
+  const key = sha256(agentId).toString('base64url');
+  return { rule_id, kind: 'values', key, limit: MAX_CHOSEN, units: 1, window_seconds } as const;
+}
+
 /** Calls beyond its own that a proxy may take ahead: 2 % of a rate, and nothing of a low one or of a budget. */
 export function leaseOf({ kind, limit }: Pick<LimitHit, 'kind' | 'limit'>): number {
   return kind === 'rate' ? Math.min(1_000, Math.floor(limit / 50)) : 0;
