@@ -19,7 +19,6 @@ import { assertOpenedAsPage, authRoutes, tokenRoute } from './auth/http.ts';
 import { ssoRoutes } from './auth/sso/http.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import { headsOf } from './chain/seek.ts';
-import { broughtBefore } from './chain/stored-records.ts';
 import { decisionExportRoute } from './decisions/http.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { forgetInputs } from './decisions/retention.ts';
@@ -126,7 +125,6 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
-      broughtBefore: (tenantId, events) => broughtBefore(services.db, tenantId, events),
       remember: (...args) => services.ledger.remember(...args),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {

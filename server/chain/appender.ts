@@ -29,8 +29,11 @@ export function bytesOf(events: readonly AppendEvent[]): number {
 
 /** The result of one event. */
 export type Appended =
-  /** It is in the chain. `duplicate`: it was before this call, with the same content. */
-  | { seq: number; duplicate: boolean }
+  /**
+   * It is in the chain. `duplicate`: it was before this call, with the same content; `otherKey`: another key had brought it,
+   * which its record goes on naming. An event is that of its proxy: what a proxy sends again after its key was rotated is no other.
+   */
+  | { seq: number; duplicate: boolean; otherKey?: true }
   /** Its id is in the chain with other content; nothing was stored. */
   | { conflict: true }
   /** The database cannot store it; nothing was stored. */

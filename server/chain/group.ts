@@ -107,7 +107,7 @@ export function record(
     const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
     const hash = chainHash(chain.hash, line);
     addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
-    recent.add(GENESIS_ID, { seq: 1, at: chain.at, previous: chain.hash, hash });
+    recent.add(GENESIS_ID, { seq: 1, at: chain.at, previous: chain.hash, hash, key: undefined });
     move.ids.push(GENESIS_ID);
     chain.seq = 1;
     chain.hash = hash;
@@ -118,7 +118,7 @@ export function record(
     const { event, input } = events[i]!;
     const known = recent.get(event.event_id);
     if (known) {
-      results[i] = sameContent(tenantId, event, known) ? { seq: known.seq, duplicate: true } : { conflict: true };
+      results[i] = sameContent(tenantId, event, known) ? duplicateOf(known, event) : { conflict: true };
       continue;
     }
     move ??= begin(group, chain, now);
@@ -132,7 +132,7 @@ export function record(
     const hash = chainHash(chain.hash, line);
     addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
     if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
-    recent.add(event.event_id, { seq, at: chain.at, previous: chain.hash, hash });
+    recent.add(event.event_id, { seq, at: chain.at, previous: chain.hash, hash, key: event.key_id });
     move.ids.push(event.event_id);
     chain.seq = seq;
     chain.hash = hash;
@@ -174,9 +174,14 @@ function begin(group: Group, chain: Chain, now: number): Move {
   return move;
 }
 
-function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord): boolean {
-  const line = decisionLine(tenantId, known.seq, new Date(known.at).toISOString(), event);
-  return chainHash(known.previous, line).equals(known.hash);
+/** An event that is in the chain already, at this place and brought by this key. */
+export function duplicateOf({ seq, key }: Pick<RecentRecord, 'seq' | 'key'>, { key_id }: DecisionEvent): Appended {
+  return key === key_id ? { seq, duplicate: true } : { seq, duplicate: true, otherKey: true };
+}
+
+function sameContent(tenantId: string, event: DecisionEvent, { seq, at, previous, hash, key }: RecentRecord): boolean {
+  const line = decisionLine(tenantId, seq, new Date(at).toISOString(), { ...event, key_id: key });
+  return chainHash(previous, line).equals(hash);
 }
 
 /** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */

@@ -155,9 +155,10 @@ export class OwnedChains {
    * out before one of them is answered.
    */
   #remember(tenantId: string, records: readonly LastRecord[], generation: number): void {
-    const known = records.flatMap(({ seq, received_at, hash, event_id: id }, i) => {
+    const known = records.flatMap(({ seq, received_at, hash, event_id: id, key_id }, i) => {
       const before = records[i - 1];
-      return before?.seq === seq - 1 ? [{ id, seq, at: received_at.getTime(), previous: before.hash, hash }] : [];
+      const at = received_at.getTime();
+      return before?.seq === seq - 1 ? [{ id, seq, at, previous: before.hash, hash, key: key_id ?? undefined }] : [];
     });
     this.#recent.remember(tenantId, known);
     const { seq, hash } = records.at(-1)!;
@@ -252,6 +253,7 @@ interface LastRecord {
   readonly received_at: Date;
   readonly hash: Buffer;
   readonly event_id: string;
+  readonly key_id: string | null;
 }
 
 /** The last record of a chain with this head, and if it was written a moment ago those before it, in their order. */
@@ -262,10 +264,12 @@ async function lastRecords(
   now: number,
 ): Promise<LastRecord[]> {
   const last = 'tenant_id = $1 and seq = $2';
+  // no text within a line has a quote that is not escaped
+  const columns = `seq, received_at, hash, event_id, substring(line from '"key_id":"([^"]*)"') as key_id`;
   const { rows } = await near.query<LastRecord>(
-    `select seq, received_at, hash, event_id from forensic_record where ${last}
+    `select ${columns} from forensic_record where ${last}
      union all
-     select seq, received_at, hash, event_id from forensic_record
+     select ${columns} from forensic_record
      where tenant_id = $1 and seq < $2 and seq >= $2 - ${GROUP_EVENTS - 1}
        and received_at > $3 and (select received_at > $3 from forensic_record where ${last})
      order by seq`,

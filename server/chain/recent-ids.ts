@@ -1,10 +1,12 @@
-/** A record that was written or is about to be. An event has the same content if it makes the same record. */
+/** A record that was written or is about to be. An event has the same content if it makes the same record, brought by the same key. */
 export interface RecentRecord {
   readonly seq: number;
   /** received_at in milliseconds. */
   readonly at: number;
   readonly previous: Buffer;
   readonly hash: Buffer;
+  /** The key that brought it. */
+  readonly key: string | undefined;
 }
 
 const HASH = 32;
@@ -80,25 +82,38 @@ class Generation {
   readonly #ats: Float64Array;
   /** Of each record the hash before it, then its own. */
   readonly #hashes: Buffer;
+  /** Of each record the place of its key among the keys, of which there are few. */
+  readonly #keysOf: Uint32Array;
+  readonly #keys: (string | undefined)[] = [];
+  readonly #places = new Map<string | undefined, number>();
   #end = 0;
 
   constructor(size: number) {
     this.#seqs = new Float64Array(size);
     this.#ats = new Float64Array(size);
     this.#hashes = Buffer.allocUnsafeSlow(2 * HASH * size);
+    this.#keysOf = new Uint32Array(size);
   }
 
   clear(): void {
     this.rows.clear();
+    this.#keys.length = 0;
+    this.#places.clear();
     this.#end = 0;
   }
 
-  add({ seq, at, previous, hash }: RecentRecord): number {
+  add({ seq, at, previous, hash, key }: RecentRecord): number {
     const row = this.#end++;
     this.#seqs[row] = seq;
     this.#ats[row] = at;
     this.#hashes.set(previous, 2 * HASH * row);
     this.#hashes.set(hash, 2 * HASH * row + HASH);
+    let place = this.#places.get(key);
+    if (place === undefined) {
+      place = this.#keys.push(key) - 1;
+      this.#places.set(key, place);
+    }
+    this.#keysOf[row] = place;
     return row;
   }
 
@@ -110,6 +125,7 @@ class Generation {
       at: this.#ats[row]!,
       previous: this.#hashes.subarray(begin, begin + HASH),
       hash: this.#hashes.subarray(begin + HASH, begin + 2 * HASH),
+      key: this.#keys[this.#keysOf[row]!],
     };
   }
 }

@@ -5,7 +5,7 @@ import { pause } from '../lib/pause.ts';
 import type { AppenderOptions } from './appender.ts';
 import type { WriterConnection } from './connection.ts';
 import { ConnectionLost } from './copy.ts';
-import type { Batch, Chain, Group } from './group.ts';
+import { type Batch, type Chain, duplicateOf, type Group } from './group.ts';
 import type { Mailbox } from './mailbox.ts';
 import type { OwnedChains } from './owned-chains.ts';
 import { decisionLine, HASH_BYTES } from './record.ts';
@@ -201,9 +201,10 @@ export class Recovery {
             'seq' in meant &&
             !meant.duplicate &&
             row.hash.equals(hashes.subarray(HASH_BYTES * i, HASH_BYTES * (i + 1)));
-          if (sameLine(chain.tenantId, event, row.line)) {
+          const { key, same } = comparedWith(row.line, chain.tenantId, event);
+          if (same) {
             this.#chains.acknowledge(chain, row.seq, row.hash);
-            results[i] = { seq: row.seq, duplicate: !ours };
+            results[i] = ours ? { seq: row.seq, duplicate: false } : duplicateOf({ seq: row.seq, key }, event);
           } else results[i] = { conflict: true };
           final![i] = 1;
           found++;
@@ -281,9 +282,10 @@ export class Recovery {
   }
 }
 
-function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {
-  const { seq, received_at } = JSON.parse(line) as { seq: number; received_at: string };
-  return decisionLine(tenantId, seq, received_at, event) === line;
+/** Does the event make this record, where the key that the record names brings it? */
+function comparedWith(line: string, tenantId: string, event: DecisionEvent) {
+  const { seq, received_at, key_id: key } = JSON.parse(line) as { seq: number; received_at: string; key_id?: string };
+  return { key, same: decisionLine(tenantId, seq, received_at, { ...event, key_id: key }) === line };
 }
 
 function isDone(batch: Batch, pick: number | undefined): boolean {

@@ -1,7 +1,6 @@
 import type { Database } from '../../db/index.ts';
-import type { DecisionEvent } from '../domain/decision.ts';
 import { RECORDS } from './loss.ts';
-import { type ChainName, chainHash, decisionLine, ZERO_HASH } from './record.ts';
+import { type ChainName, chainHash, ZERO_HASH } from './record.ts';
 
 /** A record as it is stored, with the hash that it should have. */
 export interface StoredRecord {
@@ -41,30 +40,4 @@ export async function storedRecordsNear(
       };
     })
     .filter((row) => row.seq >= seq - radius);
-}
-
-/**
- * Those of these events that are in the chain with the same content, whichever key brought them. An event is that of its
- * proxy: what a proxy sends again after its key was rotated is no other event, and its record goes on naming the key that brought it.
- */
-export async function broughtBefore(
-  db: Pick<Database, 'query'>,
-  tenantId: string,
-  events: readonly DecisionEvent[],
-): Promise<Map<DecisionEvent, { seq: number }>> {
-  const rows = await db.query<{ event_id: string; line: string }>(
-    tenantId,
-    'select event_id, line from forensic_record where tenant_id = $1 and event_id = any($2)',
-    [tenantId, events.map(({ event_id }) => event_id)],
-  );
-  const lines = new Map(rows.map(({ event_id, line }) => [event_id, line]));
-  const found = new Map<DecisionEvent, { seq: number }>();
-  for (const event of events) {
-    const line = lines.get(event.event_id);
-    if (line === undefined) continue;
-    const { seq, received_at, key_id } = JSON.parse(line) as { seq: number; received_at: string; key_id?: string };
-    const same = decisionLine(tenantId, seq, received_at, { ...event, key_id }) === line;
-    if (same) found.set(event, { seq });
-  }
-  return found;
 }

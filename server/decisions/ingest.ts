@@ -63,11 +63,6 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
-  /** Those of these events that are in the chain with the same content, whichever key brought them. */
-  broughtBefore: (
-    tenantId: string,
-    events: readonly DecisionEvent[],
-  ) => Promise<ReadonlyMap<DecisionEvent, { seq: number }>>;
   /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. See SessionLedger. */
   remember: (tenantId: string, all: readonly Remembered[], more?: { replace: boolean }) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
@@ -145,21 +140,15 @@ export async function ingest(
     const each = (bytes - (kept?.bytes ?? 0)) / events.length;
     for (const event of events) event.bytes = each;
     const { results } = await deps.append(tenantId, events);
-    const contradicting = events.flatMap(({ event }, i) => ('conflict' in results[i]! ? [event] : []));
-    const before = contradicting.length > 0 ? await deps.broughtBefore(tenantId, contradicting) : undefined;
-    for (const [i, { event }] of events.entries()) {
-      const same = before?.get(event);
-      if (same) results[i] = { ...same, duplicate: true };
-    }
     // Also of duplicates: the first attempt may have ended between the two. What an event says of its session is no part of its
     // record, so another key than that of the record adds what is missing and changes nothing.
     const own: Remembered[] = [];
     const others: Remembered[] = [];
     for (const [i, entries] of learned) {
-      const { event } = events[i]!;
-      const { agent_id, session_id, event_id } = event;
-      if (!('seq' in results[i]!)) continue;
-      (before?.has(event) ? others : own).push({ agent_id, session_id, event_id, entries });
+      const result = results[i]!;
+      if (!('seq' in result)) continue;
+      const { agent_id, session_id, event_id } = events[i]!.event;
+      (result.otherKey ? others : own).push({ agent_id, session_id, event_id, entries });
     }
     if (others.length > 0) await deps.remember(tenantId, others, { replace: false });
     if (own.length > 0) await deps.remember(tenantId, own);

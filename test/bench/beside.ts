@@ -70,7 +70,6 @@ export async function besideIngest(
     append: (...events: Parameters<Appender['append']>) => appender.append(...events),
     holders: async () => new Map(),
     remember: async () => {},
-    broughtBefore: async () => new Map(),
   });
   const url = await app.listen({ port: 0, host: '127.0.0.1' });
   const sent = { url, tenants: [{ authorization: 'Bearer bench', tenantId }], ...INGEST, rate };

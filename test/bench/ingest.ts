@@ -153,7 +153,6 @@ async function serving<T>(
     }),
     holders: async () => new Map(),
     remember: async () => {},
-    broughtBefore: async () => new Map(),
     append: (tenantId, events) => of(tenantId).append(tenantId, events),
   });
   const url = await app.listen({ port: 0, host: '127.0.0.1' });

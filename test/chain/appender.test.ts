@@ -86,10 +86,14 @@ describe('what is appended verifies', () => {
           for (const [j, e] of batch.entries()) {
             const row = rows.get(e.event_id)!;
             const receivedAt = row.received_at.toISOString();
-            const same = decisionLine(tenantId, row.seq, receivedAt, e) === row.line;
+            const { key_id } = JSON.parse(row.line) as { key_id?: string };
+            const same = decisionLine(tenantId, row.seq, receivedAt, { ...e, key_id }) === row.line;
             const answer = answers[i]![j]!;
             if (!same) expect(answer).toEqual({ conflict: true });
-            else expect(answer).toMatchObject({ seq: row.seq });
+            else {
+              expect(answer).toMatchObject({ seq: row.seq });
+              expect('otherKey' in answer).toBe(e.key_id !== key_id);
+            }
             if (stored(answer)?.duplicate === false) fresh++;
           }
         }
@@ -228,6 +232,24 @@ describe('an event id is stored once', () => {
       expect(results).toEqual([{ conflict: true }, expect.objectContaining({ duplicate: false })]);
     }
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 4 });
+  });
+
+  test('an event is the same whichever key brings it: from memory, from that of a former owner, and from the table', async () => {
+    const tenantId = await newTenant(box.db);
+    // what an agent writes looks like no key
+    const events = eventsOf(5, { key_id: 'key_1', agent_role: '","key_id":"key_3', deny_reason: '\\","key_id":"' });
+    const none = eventsOf(1);
+    const first = await appender().append(tenantId, [...events, ...none]);
+    const brought = [...events, ...none].map(({ event }) => ({ event: { ...event, key_id: 'key_2' } }));
+    const expected = first.results.map((result) => ({ ...result, duplicate: true, otherKey: true }));
+    for (const writer of [open.at(-1)!, appender(), appender({ clock: later })]) {
+      expect((await writer.append(tenantId, brought)).results).toEqual(expected);
+      expect((await writer.append(tenantId, events)).results[0]).toEqual({ seq: 2, duplicate: true });
+      const other = brought.map(({ event }) => ({ event: { ...event, tool_name: 'other' } }));
+      expect((await writer.append(tenantId, other)).results).toEqual(other.map(() => ({ conflict: true })));
+    }
+    const rows = await storedRows(box.db, tenantId);
+    expect(rows.slice(1).map(({ line }) => JSON.parse(line).key_id)).toEqual([...Array(5).fill('key_1'), undefined]);
   });
 
   test('ids forgotten under load are still found', async () => {

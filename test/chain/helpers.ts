@@ -76,6 +76,7 @@ export function anyEvent(ids: readonly string[]): fc.Arbitrary<DecisionEvent> {
     total_latency_ms: some(fc.nat()),
     deny_reason: some(word),
     obligations: some(fc.array(word, { maxLength: 3 })),
+    key_id: fc.constantFrom(undefined, 'key_1', 'key_2'),
   });
 }
 

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { acceptLoss } from '../../server/chain/accept-loss.ts';
-import type { Appender } from '../../server/chain/appender.ts';
+import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
 import { Blocks } from '../../server/chain/block-writer.ts';
 import { BLOCK_RECORDS } from '../../server/chain/blocks.ts';
@@ -13,11 +13,13 @@ import { lossRows } from '../../server/chain/loss.ts';
 import { openLoss, signHead, signLoss } from '../../server/chain/note.ts';
 import type { ChainName } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
+import { ingest } from '../../server/decisions/ingest.ts';
 import { searchEvents } from '../../server/decisions/search.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { EVENTS } from '../../server/domain/events.ts';
 import { commit } from '../../server/domain/kept-input.ts';
-import { systemClock } from '../../server/lib/clock.ts';
+import { type Clock, systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { until } from '../helpers/until.ts';
@@ -34,16 +36,19 @@ afterEach(async () => {
   for (const each of open.splice(0)) await each.stop();
   await rm(directory, { recursive: true });
 });
+/** For who takes over when what is there was not written a moment ago. */
+const inAnHour: Clock = { now: () => Date.now() + 3_600_000 };
 const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
 
 /** What one process knows and does. */
 function newProcess(
   where: string | undefined = directory,
   db: ConstructorParameters<typeof Checkpoints>[0]['db'] = box.db,
+  clock: Clock = systemClock,
 ) {
   const checkpoints = new Checkpoints({
     db,
-    clock: systemClock,
+    clock,
     log: silent,
     host: 'svc.test',
     signer: () => signer,
@@ -51,7 +56,7 @@ function newProcess(
     directory: where,
     everyRecords: 25,
   });
-  const writer: Appender = appenderOn(box.db, { checkpoints });
+  const writer: Appender = appenderOn(box.db, { checkpoints, clock });
   open.unshift(writer, checkpoints);
   const fingerprint = keyFingerprint(signer.publicKey);
   const audit = auditWriter(
@@ -159,6 +164,25 @@ describe('a chain that went back', () => {
     await goBack(tenantId, 8);
     next.writer.release(tenantId);
     await expect(next.writer.append(tenantId, events)).rejects.toThrow(ChainClosed);
+  });
+
+  test('is closed by what was answered as known to the key that a proxy has now', async () => {
+    const tenantId = await newTenant(box.db);
+    const sent = (event: Partial<DecisionEvent>) => ({ event_type: `decision.${event.decision}`, ...event });
+    const bring = ({ writer }: { writer: Appender }, keyId: string, events: readonly AppendEvent[]) => {
+      const append = (...of: Parameters<Appender['append']>) => writer.append(...of);
+      const body = { events: events.map(({ event }) => sent(event)) };
+      const deps = { append, holders: async () => new Map(), remember: async () => {} };
+      return ingest(deps, { tenantId, keyId }, body, JSON.stringify(body).length);
+    };
+    const events = eventsOf(20);
+    // the process dies with its answer, an hour ago
+    await bring(newProcess(), 'key_1', events);
+    const next = newProcess(path.join(directory, 'next'), box.db, inAnHour);
+    expect(await bring(next, 'key_2', events)).toEqual({ accepted: 0, duplicates: 20, rejected: [] });
+    await goBack(tenantId, 8);
+    next.writer.release(tenantId);
+    await expect(bring(next, 'key_2', eventsOf(1))).rejects.toThrow(ChainClosed);
   });
 
   test('loses the inputs of lost decisions too: a decision that is sent again brings its own', async () => {

@@ -8,6 +8,7 @@ const SIZE = 20;
 const step = fc.record({
   tenant: fc.constantFrom('a', 'b', 'c'),
   ids: fc.array(fc.nat(40), { minLength: 1, maxLength: MOST }),
+  key: fc.constantFrom(undefined, 'key_1', 'key_2', 'key_3'),
   what: fc.constantFrom('add', 'add', 'add', 'undo', 'forget'),
 });
 
@@ -18,7 +19,7 @@ test('the last ids are known with their own record, and what is forgotten or tak
       const all = new Map<string, RecentRecord & { added: number }>();
       let seq = 0;
       let adding = 0;
-      for (const { tenant, ids, what } of steps) {
+      for (const { tenant, ids, key: brought, what } of steps) {
         if (what === 'forget') {
           recent.forget(tenant);
           for (const key of all.keys()) if (key.startsWith(tenant)) all.delete(key);
@@ -32,7 +33,13 @@ test('the last ids are known with their own record, and what is forgotten or tak
             known.delete(String(id));
             all.delete(key);
           } else if (!known.get(String(id))) {
-            const record = { seq: ++seq, at: 1000 + seq, previous: randomBytes(32), hash: randomBytes(32) };
+            const record = {
+              seq: ++seq,
+              at: 1000 + seq,
+              previous: randomBytes(32),
+              hash: randomBytes(32),
+              key: brought,
+            };
             known.add(String(id), record);
             all.set(key, { ...record, added: adding });
           }
@@ -55,7 +62,9 @@ test('more at once than was agreed is refused, and not written over what others 
 
 test('what former owners wrote is known, and forgets none of the ids that are written here', () => {
   const recent = new RecentIds(SIZE, MOST);
-  const record = (seq: number) => ({ seq, at: seq, previous: randomBytes(32), hash: randomBytes(32) });
+  const record = (seq: number) => ({
+    ...{ seq, at: seq, previous: randomBytes(32), hash: randomBytes(32), key: `key_${seq % 2}` },
+  });
   const own = record(1);
   recent.of('own', 1).add('own', own);
   const written = Array.from({ length: 30 }, (_, n) => [1, 2, 3].map((seq) => ({ id: `${n}-${seq}`, ...record(seq) })));

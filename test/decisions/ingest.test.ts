@@ -4,10 +4,8 @@ import fc from 'fast-check';
 import Fastify, { type FastifyInstance, type InjectOptions } from 'fastify';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
-import { broughtBefore } from '../../server/chain/stored-records.ts';
 import { type Bringer, type IngestDeps, ingest as ingestBody, registerIngest } from '../../server/decisions/ingest.ts';
 import { SessionLedger } from '../../server/decisions/ledger.ts';
-import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { commitment } from '../../server/domain/kept-input.ts';
 import { AppError, problemBody } from '../../server/errors.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
@@ -35,7 +33,6 @@ beforeAll(async () => {
     },
     holders,
     remember,
-    broughtBefore: sentBefore,
   });
 });
 afterAll(async () => {
@@ -44,7 +41,6 @@ afterAll(async () => {
 });
 
 const remember = async () => {};
-const sentBefore = (tenant: string, events: readonly DecisionEvent[]) => broughtBefore(box.db, tenant, events);
 const holders = async () => new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support' }]]);
 let made = 0;
 const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => ({
@@ -67,11 +63,7 @@ const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => (
 const ingest = (deps: IngestDeps, bringer: Bringer, body: unknown) =>
   ingestBody(deps, bringer, body, Buffer.byteLength(JSON.stringify(body) ?? ''));
 const take = (body: unknown, keyId = 'key_1') =>
-  ingest(
-    { append: (tenant, events) => appender.append(tenant, events), holders, remember, broughtBefore: sentBefore },
-    { tenantId, keyId },
-    body,
-  );
+  ingest({ append: (tenant, events) => appender.append(tenant, events), holders, remember }, { tenantId, keyId }, body);
 const post = async (options: Partial<InjectOptions> & { raw?: string | Buffer; json?: unknown }) => {
   const { raw, json, headers, ...rest } = options;
   const response = await app.inject({
@@ -252,7 +244,7 @@ describe('a bad event is rejected with its index and the others are stored', () 
       remember,
     };
     const again = await ingest(
-      { ...elsewhere, broughtBefore: sentBefore },
+      elsewhere,
       { tenantId, keyId: 'key_3' },
       { events: [{ ...three, method: 'PUT' }, three, { ...one, method: 'PUT' }, { ...two, proxy_id: 'prx_2' }] },
     );
@@ -283,7 +275,6 @@ describe('a bad event is rejected with its index and the others are stored', () 
         {
           append: (tenant, all) => appender.append(tenant, all),
           holders,
-          broughtBefore: sentBefore,
           remember: remember ?? ((...args) => ledger.remember(...args)),
         },
         { tenantId, keyId },
@@ -341,11 +332,7 @@ describe('a bad event is rejected with its index and the others are stored', () 
       results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, duplicate: false })),
     });
     expect(
-      await ingest(
-        { append, holders, remember, broughtBefore: sentBefore },
-        { tenantId, keyId: 'key_1' },
-        { events: [wire(), wire()] },
-      ),
+      await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] }),
     ).toMatchObject({
       accepted: 1,
       rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
@@ -513,7 +500,6 @@ describe('what is kept of a request', () => {
       append: (tenant: string, events: readonly AppendEvent[]) => appender.append(tenant, events),
       remember: async () => {},
       holders,
-      broughtBefore: sentBefore,
     };
     expect(
       await ingest(elsewhere, { tenantId: other, keyId: 'key_2' }, { events: [], inputs: [forged.input] }),
@@ -555,20 +541,10 @@ describe('a bad body is refused whole', () => {
   test('what append throws comes through', async () => {
     const append = () => Promise.reject(new AppError('UNAVAILABLE'));
     await expect(
-      ingest(
-        { append, holders, remember, broughtBefore: sentBefore },
-        { tenantId, keyId: 'key_1' },
-        { events: [wire()] },
-      ),
+      ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire()] }),
     ).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
     // with nothing to store it is not even called
-    expect(
-      await ingest(
-        { append, holders, remember, broughtBefore: sentBefore },
-        { tenantId, keyId: 'key_1' },
-        { events: [{}] },
-      ),
-    ).toMatchObject({
+    expect(await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [{}] })).toMatchObject({
       accepted: 0,
     });
   });
@@ -586,7 +562,6 @@ describe('over HTTP', () => {
       authenticate: async () => ({ tenantId, keyId: 'key_1', stillValid: async () => true }),
       holders,
       remember,
-      broughtBefore: sentBefore,
     });
     const body = JSON.stringify({
       events: [wire(), wire({ tenant_id: 'tnt_other' }), wire({ obligations: ['長'.repeat(500)] })],
