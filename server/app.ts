@@ -402,6 +402,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     holds,
     limits,
     stops: (tenantId) => stops.lookup(tenantId),
+    definition: (tenantId, tool) => toolQueries.seen(tenantId, tool),
     clock,
     log,
     decisions: metrics.decisions,

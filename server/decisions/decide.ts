@@ -85,6 +85,7 @@ export class Decider {
   readonly #holds: Holds;
   readonly #limits: Limits;
   readonly #stops: (tenantId: string) => Promise<StopLookup>;
+  readonly #definition: (tenantId: string, tool: { server: string; name: string }) => Promise<string | null>;
   readonly #ledger: SessionLedger;
   readonly #disputes: Disputes;
   readonly #calls: Calls;
@@ -108,6 +109,8 @@ export class Decider {
     limits: Limits;
     /** The stops in force. */
     stops: (tenantId: string) => Promise<StopLookup>;
+    /** The pin of the definition of a tool that was seen last; null where none was. */
+    definition: (tenantId: string, tool: { server: string; name: string }) => Promise<string | null>;
     ledger: SessionLedger;
     disputes: Disputes;
     calls: Calls;
@@ -125,6 +128,7 @@ export class Decider {
     this.#holds = parts.holds;
     this.#limits = parts.limits;
     this.#stops = parts.stops;
+    this.#definition = parts.definition;
     this.#ledger = parts.ledger;
     this.#disputes = parts.disputes;
     this.#calls = parts.calls;
@@ -333,6 +337,9 @@ export class Decider {
           if (match.disputed) disputed = match.hits;
           return match;
         },
+        definition: async ({ tool_server: server = '', tool_name: name }) => ({
+          pin: await this.#definition(tenantId, { server, name }),
+        }),
         // who practices takes nothing that agents share
         take: async (asked) =>
           from.person
@@ -423,7 +430,7 @@ export class Decider {
     if (changed) {
       throw new AppError(
         'POLICY_CHANGED',
-        `the policies now hold this action for additional reasons: wait for hold ${hold!.id}`,
+        `this action is now held for more than was approved: wait for hold ${hold!.id}`,
         {
           headers: { 'x-svc-escrow-id': hold!.id },
         },

@@ -38,7 +38,9 @@ export const EvaluateIn = z
     tool_name: text(200),
     tool_pin: toolPin
       .optional()
-      .describe('the definition of the tool that the agent saw; without it, the one that was seen last decides'),
+      .describe(
+        'the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone',
+      ),
     tool_server: text(200).optional(),
     method: httpMethod(32).optional(),
     resource: text(2000).optional().describe('a URL or a path'),

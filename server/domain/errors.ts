@@ -17,7 +17,7 @@ export const ERRORS = {
   INVALID_STATUS: { status: 409, title: 'The resource is in a status that does not allow this' },
   ALREADY_VOTED: { status: 409, title: 'This person has already voted' },
   ALREADY_CONSUMED: { status: 409, title: 'The hold was already consumed' },
-  POLICY_CHANGED: { status: 409, title: 'The policy now asks for more than was approved' },
+  POLICY_CHANGED: { status: 409, title: 'The action is now held for more than was approved' },
   DUPLICATE_EVENT: { status: 409, title: 'The event id was used for other content' },
   ESCROW_EXPIRED: { status: 410, title: 'The hold has expired' },
   INPUT_GONE: { status: 410, title: 'Too little of the input of this decision is still kept' },

@@ -136,7 +136,7 @@ export interface ActionRequest {
 export interface HeldContent {
   tool_server: string | null;
   tool_name: string | null;
-  /** The hash of the definition that the agent saw. */
+  /** The hash of the definition that the agent saw, or that was seen last where only that one is released. */
   tool_pin: string | null;
   method: string | null;
   resource: string | null;

@@ -16,7 +16,12 @@ export const HoldOut = z
     action_type: z.string(),
     tool_server: z.string().nullable(),
     tool_name: z.string().nullable(),
-    tool_pin: z.string().nullable().describe('the definition of the tool that the agent saw'),
+    tool_pin: z
+      .string()
+      .nullable()
+      .describe(
+        'the definition of the tool that the agent saw; where it does not say and the tool registry holds the action, the one that was seen last',
+      ),
     method: z.string().nullable(),
     resource: z.string().nullable(),
     arguments_preview: z.unknown().describe('masked, at most 32 KiB; invisible characters are made visible'),

@@ -82,7 +82,12 @@ const CreateIn = z.strictObject({
   session_id: text(200).optional(),
   tool_server: text(200).optional(),
   tool_name: text(200).optional(),
-  tool_pin: toolPin.optional(),
+  tool_pin: toolPin
+    .nullable()
+    .optional()
+    .describe(
+      `the definition of the tool that the action is held for, null where it has none; needed where \`rule_ids\` has \`${DEFINITION_RULE}\``,
+    ),
   method: httpMethod(200).optional(),
   resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
@@ -594,6 +599,12 @@ async function requested(
   const known = await signedRules.of(tenantId, bundle_hash);
   if (!known)
     throw refused({ pointer: '/bundle_hash', message: 'is not a bundle that was signed here and has not ended' });
+  if (rule_ids.includes(DEFINITION_RULE) && tool_pin === undefined) {
+    throw refused({
+      pointer: '/tool_pin',
+      message: 'is required with the rule of the tool registry: it holds for one definition',
+    });
+  }
   // what the tool registry asks for is in no bundle: it follows from the call
   const ofRegistry = tool_name === undefined ? undefined : definitionRule({ tool_server, tool_name, tool_pin });
   // and neither is that of a stop, which must be in force

@@ -301,6 +301,13 @@ export class ControlPlane {
     return read(z.object({ wanted: z.array(z.string()) }), body).wanted;
   }
 
+  /** The pin of the definition of this tool that any proxy saw last; null where none did. */
+  async seenTool(server: string, name: string): Promise<string | null> {
+    const query = new URLSearchParams({ tool_server: server, tool_name: name });
+    const { body } = await this.#call('GET', `/v1/tools/seen?${query}`);
+    return read(z.object({ pin: z.string().nullable() }), body).pin;
+  }
+
   /** The definition with this pin, as the control plane says: to be pinned again. */
   async toolDefinition(pin: string): Promise<unknown> {
     const { body } = await this.#call('GET', `/v1/tool-definitions/${encodeURIComponent(pin)}`);

@@ -132,6 +132,7 @@ export class Enforcer {
   readonly #stops: StopWatch;
   readonly #spool: Spool;
   readonly #holds: Holds;
+  readonly #control: ControlPlane;
   readonly #sessions: Sessions;
   readonly #proxyId: string;
   readonly #keep: { input: number; projection: number };
@@ -170,6 +171,7 @@ export class Enforcer {
     this.#stops = parts.stops;
     this.#spool = parts.spool;
     this.#holds = parts.holds;
+    this.#control = parts.control;
     this.#sessions = new Sessions(parts);
     this.#proxyId = parts.proxyId;
     this.#keep = {
@@ -289,6 +291,12 @@ export class Enforcer {
     let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; match: Match } | undefined;
     let event: Record<string, unknown> | undefined;
+    const unheld = (error: unknown) => {
+      if (!(error instanceof ControlPlaneError)) throw error;
+      this.#log.error({ detail: error.message }, 'a hold could not be opened');
+      standstill = 'control_plane_away';
+      return { unavailable: STANDSTILLS.control_plane_away };
+    };
 
     const { verdict, hold, changed, fields, stored } = await decide<Hold, number>(
       {
@@ -322,6 +330,14 @@ export class Enforcer {
           matched = { asked, match };
           return match;
         },
+        // what the upstream of a route is defined as is nothing that this proxy sees
+        definition: async ({ tool_server = '', tool_name }) => {
+          try {
+            return { pin: await this.#control.seenTool(tool_server, tool_name) };
+          } catch (error) {
+            return unheld(error);
+          }
+        },
         take: async (asked) => {
           const taking = await this.#limits.take(asked, agent.id);
           if ('unavailable' in taking) standstill = 'control_plane_away';
@@ -340,10 +356,7 @@ export class Enforcer {
             used = opened.used;
             return opened;
           } catch (error) {
-            if (!(error instanceof ControlPlaneError)) throw error;
-            this.#log.error({ detail: error.message }, 'a hold could not be opened');
-            standstill = 'control_plane_away';
-            return { unavailable: STANDSTILLS.control_plane_away };
+            return unheld(error);
           }
         },
         consume: ({ id }, { action_hash }) =>
@@ -403,7 +416,7 @@ export class Enforcer {
       throw new Refusal(
         409,
         'POLICY_CHANGED',
-        `the policies now hold this action for additional reasons: wait for hold ${hold!.id}`,
+        `this action is now held for more than was approved: wait for hold ${hold!.id}`,
         { escrowId: hold!.id, eventId },
       );
     }

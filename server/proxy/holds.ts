@@ -1,4 +1,5 @@
 import type { ActionView, HoldTerms } from '../domain/policy.ts';
+import { DEFINITION_RULE } from '../domain/tools.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { type Trace, traceparentOf } from '../lib/trace.ts';
@@ -62,8 +63,9 @@ export class Holds {
     const request = {
       ...what,
       ...rest,
-      // what is absent is left out
+      // what is absent is left out, but that a tool has no definition is said where its release is for one
       ...Object.fromEntries(Object.entries(held).filter(([, value]) => value !== null)),
+      ...(rules.some(({ id }) => id === DEFINITION_RULE) && { tool_pin: held.tool_pin }),
       ...(arguments_preview !== null && { arguments_preview }),
       ...(context_preview !== null && { context_preview }),
       ...(cut.length > 0 && { cut }),

@@ -221,6 +221,16 @@ export class ToolQueries {
     return { server: row.server, definition: definitionOf(row) };
   }
 
+  /** The pin of the definition of this tool that was seen last; null where none was. */
+  async seen(tenantId: string, { server, name }: ToolId): Promise<string | null> {
+    const [row] = await this.#db.query<{ pin: string }>(
+      tenantId,
+      'select pin from tool where tenant_id = $1 and server = $2 and name = $3',
+      [tenantId, server, name],
+    );
+    return row?.pin ?? null;
+  }
+
   /** The names of all tools, and the schemas of those with these names: the approved ones, else those that were seen last. */
   async listed(tenantId: string, names: readonly string[]) {
     const [all, rows] = await Promise.all([

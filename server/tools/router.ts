@@ -204,6 +204,22 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
       .output(z.object({ tools: z.array(ToolOut), next: z.string().nullable() }))
       .query(({ ctx, input }) => queries.list(ctx.tenantId, input)),
 
+    seen: route(
+      'GET /v1/tools/seen',
+      { keys: ['proxy'] },
+      {
+        summary: 'The definition of a tool that was seen last',
+        description:
+          'For proxies that see no definition themselves: the rule of the tool registry holds a call for one definition, and so does its release.',
+        tag,
+      },
+    )
+      .input(z.strictObject({ tool_server: Name, tool_name: Name }))
+      .output(z.object({ pin: Pin.nullable().describe('null where no proxy has reported one') }))
+      .query(async ({ ctx, input: { tool_server: server, tool_name: name } }) => ({
+        pin: await queries.seen(ctx.tenantId, { server, name }),
+      })),
+
     get: route('GET /v1/tools/{server}/{name}', read, {
       summary: 'A tool with its approved definition and the one to decide on',
       tag,

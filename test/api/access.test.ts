@@ -189,6 +189,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/tools': ['viewer', 'admin pipeline'],
   'GET /v1/tools/{server}/{name}': ['viewer', 'admin pipeline'],
   'GET /v1/tool-definitions/{pin}': ['viewer', 'admin pipeline proxy'],
+  'GET /v1/tools/seen': ['-', 'admin proxy'],
   'POST /v1/tools/{server}/{name}/approve': ['approver', '-'],
   'POST /v1/tools/{server}/{name}/reject': ['approver', '-'],
   'PUT /v1/tools/{server}/{name}/labels': ['approver', '-'],

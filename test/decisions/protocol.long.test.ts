@@ -756,6 +756,46 @@ const SCENARIOS: Scenario[] = [
     holds: ['consumed'],
   },
   {
+    name: 'where the request names no definition, the release is for the one that was seen last, and not used for another',
+    policy: REFUNDS,
+    run: async (w) => {
+      await w.observe(REFUND);
+      await w.review('approve', REFUND);
+      await w.observe(POISONED);
+      const hold = await w.released(refund());
+      await w.observe({ ...POISONED, title: 'Other' });
+      await w.ask(refund(), { resume: true });
+      const next = (await w.ask(refund(), { hold })).hold!;
+      await w.vote(next, 'approve');
+      await w.ask(refund(), { hold: next });
+      await w.ask(refund(), { hold: next });
+      await w.ask(refund(), { hold });
+      // it is again what the first approver read
+      await w.observe(POISONED);
+      await w.ask(refund(), { hold });
+    },
+    answers: [...['escrow', 'escrow', 'POLICY_CHANGED', 'allow'], ...['ALREADY_CONSUMED', 'POLICY_CHANGED', 'allow']],
+    holds: ['consumed', 'consumed', 'held'],
+  },
+  {
+    name: 'a tool of which no definition was seen is released as that, until one is seen',
+    policy: 'permit(principal, action, resource);',
+    run: async (w) => {
+      await w.observe(REFUND);
+      await w.review('approve', REFUND);
+      const added = { ...REFUND, name: 'refund_v2' };
+      const call: Action = { tool_name: 'refund_v2', tool_server: 'crm' };
+      const [one, two] = [call, { ...call, arguments: { amount: 2 } }];
+      await w.ask(one, { hold: await w.released(one) });
+      const hold = await w.released(two);
+      await w.observe(added);
+      await w.ask(two, { hold });
+      await w.ask({ ...two, tool_pin: pinOf(added) }, { hold });
+    },
+    answers: ['escrow', 'allow', 'escrow', 'POLICY_CHANGED', 'HASH_MISMATCH'],
+    holds: ['consumed', 'released', 'held'],
+  },
+  {
     name: 'what was approved before the tool changed is not used for what it is now',
     policy: PAY.replace('Tool::"pay"', 'Tool::"refund"'),
     run: async (w) => {

@@ -46,6 +46,7 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
 export function queryOf(path: string): string {
   const needed: Record<string, string> = {
     '/v1/session-facts': '?session_id=s',
+    '/v1/tools/seen': '?tool_server=files&tool_name=read_file',
     '/v1/events/groups': '?by=tool_name',
     '/v1/find': '?q=guard',
     '/v1/escrow/groups': '?by=agent',

@@ -44,6 +44,7 @@ async function recorded(
       {
         session: () => session,
         match: (one) => (doubt === undefined ? engine.match(one) : doubtfulMatch(doubt)),
+        definition: async () => (away ? { unavailable: 'nobody there' } : { pin: null }),
         take: ({ limits }) =>
           away
             ? { unavailable: 'nobody there' }

@@ -1,4 +1,6 @@
-import { beforeEach, expect, test } from 'vitest';
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
@@ -194,6 +196,78 @@ test('a changed tool is held, its record has the pin, and a release for it is fo
     [REFUND, REFUND, POISONED, { ...POISONED, title: 'Other' }, POISONED].map(pinOf),
   );
 });
+
+test('a release for an upstream of which the proxy sees no definition is for the one that was seen last', async () => {
+  await approved(REFUND);
+  const POISONED_AGAIN = { ...POISONED, title: 'Other' };
+  const observe = (tool: Tool) =>
+    server.call(200, 'POST /v1/tools/observed', world.tenant.admin, {
+      server: 'crm',
+      tools: [{ name: tool.name, ...pinned('crm', tool) }],
+    });
+  await observe(POISONED);
+  const api = await new Upstream().start();
+  const way = await wayTo(server.url);
+  const gate = new ProxyProcess(
+    [{ path: '/refund', to: api.url, tool: 'refund', server: 'crm', action_type: 'tool_call' }],
+    { ...world.env, SVC_URL: way.url },
+  );
+  await gate.start();
+  await gate.ready();
+  const ask = (status: number, hold?: string) =>
+    gate.call(status, 'POST /refund', world.agentKey, {
+      body: { amount: 1 },
+      headers: hold === undefined ? {} : { 'x-svc-escrow-id': hold },
+    });
+  const hold = (await ask(423)).body.escrow_id as string;
+  const { body } = await server.call(200, `GET /v1/escrow/${hold}`, admin);
+  expect(body).toMatchObject({ source: 'proxy', tool_pin: pinOf(POISONED), rule_ids: ['tool-registry#definition'] });
+  await server.call(200, `POST /v1/escrow/${hold}/vote`, approver, { decision: 'approve', reason: 'I read it' });
+  // it changes before the release is used
+  await observe(POISONED_AGAIN);
+  const changed = await ask(409, hold);
+  expect(changed.body).toMatchObject({ code: 'POLICY_CHANGED' });
+  const next = (await ask(423)).body.escrow_id as string;
+  expect(next).not.toBe(hold);
+  expect((await server.call(200, `GET /v1/escrow/${next}`, admin)).body).toMatchObject({
+    tool_pin: pinOf(POISONED_AGAIN),
+  });
+  expect(api.received).toEqual([]);
+  await server.call(200, `POST /v1/escrow/${next}/vote`, approver, { decision: 'approve', reason: 'I read it' });
+  await ask(200, next);
+  expect(api.received).toHaveLength(1);
+  // where nobody can tell which one that is, it is denied, on record
+  way.close();
+  const { body: denied } = await ask(503);
+  expect(denied).toMatchObject({
+    detail: 'the action could not be held at the control plane',
+    event_id: expect.stringMatching(/^evt_/),
+  });
+  expect(api.received).toHaveLength(1);
+});
+
+/** A way to a server that can be closed. */
+async function wayTo(url: string) {
+  const sockets = new Set<Socket>();
+  const way = createServer((from) => {
+    const to = connect(Number(new URL(url).port), new URL(url).hostname);
+    for (const [one, other] of [
+      [from, to],
+      [to, from],
+    ] as const) {
+      sockets.add(one);
+      one.on('error', () => other.destroy());
+      one.pipe(other);
+    }
+  });
+  await once(way.listen(0, '127.0.0.1'), 'listening');
+  const close = () => {
+    way.close();
+    for (const socket of sockets) socket.destroy();
+  };
+  onTestFinished(close);
+  return { url: `http://127.0.0.1:${(way.address() as AddressInfo).port}`, close };
+}
 
 test('where the server enforces, clients are shown what was approved, and calls of anything else are denied', async () => {
   await approved(REFUND);

@@ -567,6 +567,80 @@ test('evaluate denies a name that could be taken for one that a policy or the re
   expect(await ask('refund', 'crm')).toBe('allow  p#0');
 });
 
+describe('a release where the agent does not say which definition it sees', () => {
+  const OTHER = { ...POISONED, title: 'Other' };
+  let agent: Credential;
+  beforeEach(async () => {
+    await deploy(server, tenant.admin, 'all', 'permit(principal, action, resource);');
+    agent = await tenant.agent('bot', 'clerk');
+    await observe([REFUND]);
+    await approve(REFUND);
+    await observe([POISONED]);
+  });
+  const ask = async (status: number, more: object = {}, hold?: string) => {
+    const call = { action_type: 'tool_call', tool_name: 'refund', tool_server: 'crm', arguments: { amount: 9 } };
+    const who = { ...agent, ...(hold !== undefined && { headers: { 'x-svc-escrow-id': hold } }) };
+    const { body, headers } = await server.call<{ decision?: string; escrow?: { id: string }; code?: string }>(
+      ...([status, 'POST /v1/evaluate', who, { ...call, ...more }] as const),
+    );
+    return { decision: body.decision ?? body.code, hold: headers.get('x-svc-escrow-id') ?? body.escrow?.id };
+  };
+  const shown = async (hold: string | undefined) =>
+    (await server.call<{ tool_pin: string | null }>(200, `GET /v1/escrow/${hold}`, approver)).body.tool_pin;
+  const release = (hold: string | undefined) =>
+    server.call(200, `POST /v1/escrow/${hold}/vote`, approver, { decision: 'approve', reason: 'I read it' });
+
+  test('is for the one that its approvers read: a tool that changes after the approval is held again', async () => {
+    const { hold } = await ask(200);
+    expect(await shown(hold)).toBe(pinOf(POISONED));
+    await release(hold);
+    await observe([OTHER]);
+    const repeated = await ask(200, { resume: true });
+    expect(repeated).toMatchObject({ decision: 'escrow' });
+    expect(repeated.hold).not.toBe(hold);
+    expect(await shown(repeated.hold)).toBe(pinOf(OTHER));
+    expect(await ask(409, {}, hold)).toEqual({ decision: 'POLICY_CHANGED', hold: repeated.hold });
+    await release(repeated.hold);
+    expect(await ask(200, { resume: true })).toMatchObject({ decision: 'allow' });
+    // nor for another one that the agent names now
+    expect(await ask(422, { tool_pin: pinOf(POISONED) }, hold)).toMatchObject({ decision: 'HASH_MISMATCH' });
+  });
+
+  test('and a call with an id goes on with the hold for the new one', async () => {
+    const call = { call_id: 'call-1', resume: true };
+    const { hold } = await ask(200, call);
+    await release(hold);
+    await observe([OTHER]);
+    const changed = await ask(409, call);
+    expect(changed).toMatchObject({ decision: 'POLICY_CHANGED' });
+    expect(changed.hold).not.toBe(hold);
+    expect(await shown(changed.hold)).toBe(pinOf(OTHER));
+    await release(changed.hold);
+    expect(await ask(200, call)).toMatchObject({ decision: 'allow' });
+  });
+
+  test('a proxy says which one it asks for, and learns what was seen last where it sees none', async () => {
+    const known = async (tool_name: string) =>
+      (await server.call(200, `GET /v1/tools/seen?tool_server=crm&tool_name=${tool_name}`, proxy)).body;
+    expect(await known('refund')).toEqual({ pin: pinOf(POISONED) });
+    expect(await known('other')).toEqual({ pin: null });
+    const { headers } = await server.call(200, 'GET /v1/policies/bundle', proxy);
+    const open = (status: number, more: object = {}) =>
+      server.call<{ errors?: { pointer: string }[]; rules: { hash: string }[] }>(status, 'POST /v1/escrow', proxy, {
+        ...{ agent_id: 'bot', agent_role: 'clerk', action_type: 'tool_call', action_summary: 'refund' },
+        ...{ action_hash: `sha256:${'0'.repeat(64)}`, hold_type: 'single', ttl_seconds: 60 },
+        ...{ tool_server: 'crm', tool_name: 'refund', rule_ids: ['tool-registry#definition'] },
+        bundle_hash: headers.get('x-svc-bundle-hash'),
+        ...more,
+      });
+    expect((await open(422)).body.errors).toMatchObject([{ pointer: '/tool_pin' }]);
+    const rules = [];
+    for (const tool_pin of [null, pinOf(POISONED), pinOf(OTHER)])
+      rules.push((await open(201, { tool_pin })).body.rules);
+    expect(new Set(rules.map(([rule]) => rule!.hash)).size).toBe(3);
+  });
+});
+
 describe('a tool server or a database that lies', () => {
   const bundles = async () => {
     await server.call(200, 'GET /v1/policies/bundle', proxy);

@@ -1511,6 +1511,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tools/seen": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The definition of a tool that was seen last
+         * @description For proxies that see no definition themselves: the rule of the tool registry holds a call for one definition, and so does its release.
+         */
+        get: operations["tools-seen"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tools/{server}/{name}": {
         parameters: {
             query?: never;
@@ -5037,7 +5057,7 @@ export interface components {
             action_type: string;
             tool_server: string | null;
             tool_name: string | null;
-            /** @description the definition of the tool that the agent saw */
+            /** @description the definition of the tool that the agent saw; where it does not say and the tool registry holds the action, the one that was seen last */
             tool_pin: string | null;
             method: string | null;
             resource: string | null;
@@ -6142,7 +6162,7 @@ export interface components {
         EvaluateRequest: {
             action_type: string;
             tool_name: string;
-            /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides */
+            /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
             tool_pin?: string;
             tool_server?: string;
             method?: string;
@@ -6188,7 +6208,7 @@ export interface components {
             action_type: string;
             tool_server: string | null;
             tool_name: string | null;
-            /** @description the definition of the tool that the agent saw */
+            /** @description the definition of the tool that the agent saw; where it does not say and the tool registry holds the action, the one that was seen last */
             tool_pin: string | null;
             method: string | null;
             resource: string | null;
@@ -6909,7 +6929,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description ALREADY_CONSUMED: The hold was already consumed; POLICY_CHANGED: The policy now asks for more than was approved */
+        /** @description ALREADY_CONSUMED: The hold was already consumed; POLICY_CHANGED: The action is now held for more than was approved */
         "ALREADY_CONSUMED-POLICY_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -12835,6 +12855,46 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "tools-seen": {
+        parameters: {
+            query: {
+                tool_server: string;
+                tool_name: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d"
+                     *     }
+                     */
+                    "application/json": {
+                        /** @description null where no proxy has reported one */
+                        pin: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "tools-get": {
         parameters: {
             query?: {
@@ -13683,7 +13743,8 @@ export interface operations {
                     session_id?: string;
                     tool_server?: string;
                     tool_name?: string;
-                    tool_pin?: string;
+                    /** @description the definition of the tool that the action is held for, null where it has none; needed where `rule_ids` has `tool-registry#definition` */
+                    tool_pin?: string | null;
                     method?: string;
                     resource?: string;
                     arguments_preview?: unknown;
@@ -15649,7 +15710,7 @@ export interface operations {
                 "application/json": {
                     action_type: string;
                     tool_name: string;
-                    /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides */
+                    /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides, and what the tool registry holds is released for that one alone */
                     tool_pin?: string;
                     tool_server?: string;
                     method?: string;
@@ -15707,7 +15768,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["AGENT_MISMATCH-FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            /** @description ALREADY_CONSUMED: The hold was already consumed; CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; POLICY_CHANGED: The policy now asks for more than was approved */
+            /** @description ALREADY_CONSUMED: The hold was already consumed; CONFLICT: The resource already exists or is in use; INVALID_STATUS: The resource is in a status that does not allow this; POLICY_CHANGED: The action is now held for more than was approved */
             409: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];

@@ -2,6 +2,7 @@ import { type CompleteEvent, type DecisionFacts, MOST_FACTS, RECORD_FIELDS } fro
 import { commit, type KeptInput } from '../../domain/kept-input.ts';
 import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
 import { type Stop, stopReason, stopRule } from '../../domain/stops.ts';
+import { DEFINITION_RULE } from '../../domain/tools.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Trace } from '../../lib/trace.ts';
 import { actionHash } from './action-hash.ts';
@@ -9,6 +10,7 @@ import { approverView, type HeldAction, isSameView, viewOf } from './approver-vi
 import { coveredBy, engineName, type Match, type SettleState, settle, type Verdict } from './evaluate.ts';
 import { heldTake, type LimitHit } from './limits.ts';
 import { namesOf } from './projection.ts';
+import { definitionRule } from './registry.ts';
 
 /** One action to decide. */
 export interface Attempt {
@@ -90,6 +92,11 @@ export interface Ports<Hold extends KnownHold, Stored> {
   session(request: ActionRequest): Promise<ActionRequest['session']> | ActionRequest['session'];
   /** The statements that the action matches. */
   match(request: ActionRequest): Match | Promise<Match>;
+  /**
+   * The definition of the request's tool that was seen last; null where none was. Asked where the tool registry holds a request
+   * that names none. Resolves to `unavailable`, the reason to deny, when nobody can tell and a denial can still be recorded.
+   */
+  definition(request: ActionRequest): Promise<{ pin: string | null } | { unavailable: string }>;
   /**
    * Takes what the action needs of each of these limits, or nothing at all if one of them would be exceeded: durably, and
    * of any number of concurrent calls no more than the limit. `checked` are limits that must have room, of which nothing is
@@ -173,7 +180,7 @@ const NOTHING_TAKEN: Taking = { exceeded: new Map(), giveBack: async () => {} };
  * names it, and withdrawn if the record cannot be stored. A released hold is also consumed before the record, and stays
  * consumed if there is none: a release is used at most once. A hold permits only the action it was opened for: the
  * agent, the action hash and the texts of the rules must all be the same, and for a hold that a proxy reported, also
- * what its approvers saw.
+ * what its approvers saw. The text of the tool registry's rule names a definition, whether or not the request does.
  *
  * The action is decided again when the agent names a hold. If the policies in force would still hold it, and the
  * released hold covers the text of every such rule, the hold is consumed and the action proceeds with its masks. If the
@@ -266,12 +273,20 @@ export async function decide<Hold extends KnownHold, Stored>(
   input = canonicalInput();
 
   const found = ports.match(request);
-  const matched = frozen(found instanceof Promise ? await found : found, stop);
-  match = matched;
-  facts.doubt = matched.doubt;
-  if (session) facts.session = sessionFacts(matched);
-  if (matched.outcome === 'permitted') facts.stop = stop?.id;
-  const shown = () => approverView(request, matched.hits);
+  const open = frozen(found instanceof Promise ? await found : found, stop);
+  match = open;
+  facts.doubt = open.doubt;
+  if (session) facts.session = sessionFacts(open);
+  if (open.outcome === 'permitted') facts.stop = stop?.id;
+  const seen = leavesDefinitionOpen(open, request) ? await ports.definition(request) : { pin: request.tool_pin };
+  if ('unavailable' in seen) {
+    facts.unholdable = true;
+    return finish(denied(settle(open, { exceeded: new Map() }), seen.unavailable), { named });
+  }
+  /** As it is held: with the definition that a release is for. */
+  const held = seen.pin === request.tool_pin ? request : { ...request, tool_pin: seen.pin };
+  const matched = held === request ? open : withDefinition(open, held);
+  const shown = () => approverView(held, matched.hits);
   const settled = (hold: Hold | undefined, exceeded: SettleState['exceeded']) => {
     const covered = referencesOf(hold, shown);
     const rules = coveredBy(covered, matched.hits);
@@ -416,6 +431,15 @@ function denied(
 function stopped(stop: Stop): Verdict {
   const { id, policy_id, version } = stopRule(stop);
   return denied({ rule_id: id, policy_id, policy_version: version, rule_ids: [id] }, stopReason(stop));
+}
+
+/** Does the tool registry hold a request that does not say which definition it is about? */
+function leavesDefinitionOpen({ outcome, hits }: Match, { tool_pin }: ActionRequest): boolean {
+  return tool_pin === undefined && outcome === 'permitted' && hits.some(({ id }) => id === DEFINITION_RULE);
+}
+
+function withDefinition(match: Match, held: ActionRequest): Match {
+  return { ...match, hits: match.hits.map((rule) => (rule.id === DEFINITION_RULE ? definitionRule(held) : rule)) };
 }
 
 /** What policies permit is held while a stop freezes it. What they do not permit stays as it is. */

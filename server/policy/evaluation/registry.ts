@@ -129,8 +129,8 @@ function standingOf(tool: RegisteredTool | undefined, pin: string | null | undef
 }
 
 /**
- * The guardrail that holds a call whose definition nobody approved. Its text names the definition where the caller says
- * which one it sees, so that a release covers this definition alone.
+ * The guardrail that holds a call whose definition nobody approved. Its text names the definition, so that a release covers
+ * this one alone: what the caller sees, or what was seen last where it does not say.
  */
 export function definitionRule({ tool_server, tool_name, tool_pin }: Omit<Called, 'action_type'>): BundleStatement {
   const what = canonicalJson([tool_server ?? null, tool_name, tool_pin ?? null].map(wellFormed));

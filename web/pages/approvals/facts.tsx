@@ -156,7 +156,7 @@ function Preview({ hold, name, value }: { hold: Hold; name: 'arguments' | 'conte
   );
 }
 
-/** Which definition of the tool the agent saw, and whether it is the one that was approved. */
+/** Which definition of the tool the action is about, and whether it is the one that was approved. */
 function ToolDefinitionSeen({ hold, pin }: { hold: Hold; pin: string }) {
   const [server, name] = [hold.tool_server ?? '', hold.tool_name ?? ''];
   const query = useQuery(trpc.tools.get.queryOptions({ server, name }, { retry: false, enabled: server !== '' }));
