@@ -39,6 +39,7 @@ const PURE = [
   'server/lib/listen.ts',
   'server/lib/fetched.ts',
   'server/lib/folded.ts',
+  'server/lib/json-answer.ts',
   'server/lib/json-depth.ts',
   'server/lib/json-members.ts',
   'server/lib/nearest.ts',
