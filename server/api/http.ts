@@ -181,7 +181,9 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           const may = (meta: Meta | undefined) =>
             principal !== undefined && meta?.access && !refusal(meta.access, principal);
           if (!calls.some(may)) {
-            // before the body is read: tRPC says why of each call, and needs no input for that
+            // before the body is read: tRPC says why of each call, and needs no input for that. Of a request without a body it
+            // would keep in memory whatever comes of one.
+            req.body = '';
             await answer(req, res);
             return res;
           }

@@ -1,6 +1,8 @@
 import { once } from 'node:events';
 import { type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
@@ -549,6 +551,34 @@ describe('a body', () => {
       if (name === 'chunked') socket.write('0\r\n\r\n');
       socket.write('GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n');
       await answers(/HTTP\/1\.1 200 /);
+      socket.destroy();
+    }
+  });
+
+  test('that is passed over is not kept, however much comes of it', async () => {
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    const kept = () => {
+      collect();
+      return process.memoryUsage().arrayBuffers;
+    };
+    const tenant = await server.tenant();
+    const agent = `authorization: Bearer ${(await tenant.agent('agent-1', 'clerk')).key}\r\n`;
+    const chunk = part(65_536, 'chunked');
+    for (const [target, status, more] of [
+      ['/v1/policies/plan', 401],
+      ['/trpc/policies.plan', 401],
+      ['/trpc/policies.plan', 403, agent],
+      ['/trpc/policies.create,policies.approve?batch=1', 401],
+      ['/trpc/nothing', 404],
+    ] as const) {
+      const before = kept();
+      const { socket, answers } = begin(target, 'transfer-encoding: chunked', '', more);
+      await answers(new RegExp(`^HTTP/1.1 ${status} `));
+      for (let sent = 0; sent < 512; sent++) {
+        if (!socket.write(chunk)) await once(socket, 'drain');
+      }
+      await expect.poll(() => kept() - before, { message: target }).toBeLessThan(8 * 1024 * 1024);
       socket.destroy();
     }
   });
