@@ -10,7 +10,7 @@ import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
 import { Sessions } from './auth/sessions.ts';
 import { Connections } from './auth/sso/connections.ts';
-import { Domains, normalEmail } from './auth/sso/domains.ts';
+import { Domains } from './auth/sso/domains.ts';
 import { OpenIdConnect } from './auth/sso/oidc.ts';
 import { SingleSignOn } from './auth/sso/sign-in.ts';
 import { TokenIssuers } from './auth/sso/token-issuers.ts';
@@ -198,10 +198,9 @@ export async function openCore(parts: Parts): Promise<Core> {
   });
   const policy: SignInPolicyOf = async (tenantId) => {
     const { sso_only, magic_link_confirm } = await settings(tenantId);
-    const lost = await domains.lost(tenantId);
+    const isLost = await domains.lostOf(tenantId);
     return {
-      linkRefused: (email) =>
-        lost.includes(normalEmail(email)?.domain ?? '') ? LOST_DOMAIN : sso_only ? 'single sign-on only' : undefined,
+      linkRefused: (email) => (isLost(email) ? LOST_DOMAIN : sso_only ? 'single sign-on only' : undefined),
       confirm: magic_link_confirm,
     };
   };
@@ -211,7 +210,10 @@ export async function openCore(parts: Parts): Promise<Core> {
     directory: path.join(config.dataDir, 'mail'),
     log,
   });
-  const mailQueue = new MailQueue({ db, box, mail, clock, log });
+  const mailQueue = new MailQueue({
+    ...{ db, box, mail, clock, log },
+    isLost: async (tenantId, email) => (await domains.lostOf(tenantId))(email),
+  });
   const queueMail = mailQueue.queue;
   const { baseUrl, rates } = config;
   const personMail = new PersonMail({

@@ -35,13 +35,23 @@ export class MailQueue {
   readonly #mail: Mail;
   readonly #clock: Clock;
   readonly #log: Log;
+  readonly #isLost: (tenantId: string, email: string) => Promise<boolean>;
 
-  constructor(parts: { db: Database; box: SecretBox; mail: Mail; clock: Clock; log: Log }) {
+  constructor(parts: {
+    db: Database;
+    box: SecretBox;
+    mail: Mail;
+    clock: Clock;
+    log: Log;
+    /** Whether another organization has the domain of the address by now: nothing is mailed there, whatever it is about. */
+    isLost: (tenantId: string, email: string) => Promise<boolean>;
+  }) {
     this.#db = parts.db;
     this.#box = parts.box;
     this.#mail = parts.mail;
     this.#clock = parts.clock;
     this.#log = parts.log;
+    this.#isLost = parts.isLost;
   }
 
   readonly queue: QueueMail = async (em, tenantId, letter, until, userId) => {
@@ -109,7 +119,9 @@ export class MailQueue {
     const near = this.#db.nearOf(row.tenant_id);
     try {
       const letter = JSON.parse(this.#box.open(row.sealed, sealContext(row.tenant_id, row.id)).toString()) as Letter;
-      await this.#mail.send(letter, row.id);
+      if (await this.#isLost(row.tenant_id, letter.to)) {
+        this.#log.warn({ mailId: row.id, tenant: row.tenant_id }, 'a mail to a lost domain is dropped');
+      } else await this.#mail.send(letter, row.id);
     } catch (err) {
       const seconds = BACK_OFF[Math.min(row.attempts, BACK_OFF.length) - 1]!;
       this.#log.warn(

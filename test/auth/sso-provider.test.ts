@@ -544,6 +544,18 @@ describe('a domain that the company loses', () => {
     expect(mailsTo(server, 'ida@lost.test')).toEqual([]);
     const withheld = { code: 'MLK001E', reason: 'another organization has the domain' };
     expect((await audited(server, mine))[0]).toMatchObject(withheld);
+    // nor is anything else mailed there, such as that a subscription was disabled, or what somebody asks for afterwards
+    const until = new Date(server.clock.now() + 3_600_000);
+    const { mailQueue, db } = server.core;
+    for (const to of ['ida@lost.test', `${'i'.repeat(70)}@Lost.test`, 'gus@spare.test']) {
+      const letter = { to, subject: 'A subscription was disabled', text: 'of ours', html: 'of ours' };
+      await db.transaction(mine.id, (em) => mailQueue.queue(em, mine.id, letter, until));
+    }
+    await mailsSent(server);
+    const letters = (to: string) => mailsTo(server, to).length;
+    expect([letters('ida@lost.test'), letters(`${'i'.repeat(70)}@Lost.test`), letters('gus@spare.test')]).toEqual([
+      0, 0, 1,
+    ]);
     // what is mailed about holds would be read by the other organization
     const mails = await sql<{ user_id: string }>(server, 'select user_id from mail_preference where tenant_id = $1', [
       mine.id,

@@ -35,7 +35,7 @@ afterAll(async () => {
 });
 
 const sender = (smtpUrl?: string) => new Mail({ smtpUrl, from: 'Test <no-reply@control.test>', directory: dir, log });
-const queueOf = (mail: Mail) => new MailQueue({ db: box.db, box: seal, mail, clock, log });
+const queueOf = (mail: Mail) => new MailQueue({ db: box.db, box: seal, mail, clock, log, isLost: async () => false });
 /** As the job does: until there is nothing to send. */
 const sendAll = async (mail: Mail) => {
   while ((await queueOf(mail).sendDue()) > 0);

@@ -253,14 +253,16 @@ export class Domains {
     return rows[0]?.tenant_id;
   }
 
-  /** The domains that another organization took over and that the tenant has not removed since. */
-  async lost(tenantId: string): Promise<string[]> {
+  /** Tells whether an address is in a domain that another organization took over and that the tenant has not removed since. */
+  async lostOf(tenantId: string): Promise<(email: string) => boolean> {
     const rows = await this.#db.query<{ domain: string }>(
       tenantId,
       'select domain from sso_domain where tenant_id = $1 and lost_at is not null',
       [tenantId],
     );
-    return rows.map(({ domain }) => domain);
+    const lost = new Set(rows.map(({ domain }) => domain));
+    // of any address that a mail server may take, also of one that no provider may name
+    return (email) => lost.has(normalDomain(email.slice(email.lastIndexOf('@') + 1)) ?? '');
   }
 
   /**
