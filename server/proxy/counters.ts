@@ -4,9 +4,8 @@ import { type LimitHit, type LimitWindow, takenFrom, valuesOf } from '../policy/
 const MOST_SESSIONS = 100_000;
 /** Windows kept, about 90 MB. While that many are open, no agent has another value counted apart: none of them may be forgotten. */
 const MOST_WINDOWS = 500_000;
-/** Those that ended are removed when there are this many, and twice as many as were left the last time; not more often than this. */
-const LEAST_WINDOWS = 1_000;
-const TIDY_MS = 1_000;
+/** Windows that each call looks at, to remove those that ended: more than it opens, and so few that nothing waits for it. */
+const LOOKED_AT = 64;
 
 type Counter = Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_seconds'> & { kind: string };
 
@@ -18,12 +17,11 @@ export class Counters {
   readonly #windows = new Map<string, LimitWindow>();
   readonly #sessions = new Map<string, { call_count: number; started: string }>();
   readonly #most: number;
-  #tidyAt: number;
-  #tidiedAt = 0;
+  /** The windows that are looked at next. */
+  #next = this.#windows.entries();
 
   constructor({ most = MOST_WINDOWS } = {}) {
     this.#most = most;
-    this.#tidyAt = Math.min(most, LEAST_WINDOWS);
   }
 
   /**
@@ -109,11 +107,11 @@ export class Counters {
   }
 
   #tidy(now: number): void {
-    // also where the clock was set back
-    if (this.#windows.size < this.#tidyAt || Math.abs(now - this.#tidiedAt) < TIDY_MS) return;
-    for (const [name, { endsAt }] of this.#windows) if (endsAt <= now) this.#windows.delete(name);
-    this.#tidyAt = Math.min(this.#most, Math.max(LEAST_WINDOWS, 2 * this.#windows.size));
-    this.#tidiedAt = now;
+    for (let n = 0; n < LOOKED_AT; n++) {
+      const { value, done } = this.#next.next();
+      if (done) this.#next = this.#windows.entries();
+      else if (value[1].endsAt <= now) this.#windows.delete(value[0]);
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 import fc from 'fast-check';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { type LimitHit, MAX_CHOSEN } from '../../server/policy/evaluation/limits.ts';
 import { Counters } from '../../server/proxy/counters.ts';
 
@@ -95,4 +95,20 @@ test('without room a value is refused, and none is forgotten while its window is
   note(counters, 'a', 1_000, 50_000, limit('granted'));
   expect(take(counters, 'a', 1_000, limit('granted'))).toBe(false);
   expect(take(counters, 'b', 70_000, limit('granted'))).toBe(true);
+});
+
+test('what has ended is removed little by little: no call stands still for it', () => {
+  const counters = new Counters();
+  for (let n = 0; n < 5_000; n++) take(counters, 'a', n / 1_000, limit(`v${n}`));
+  const removed = vi.spyOn(Map.prototype, 'delete');
+  onTestFinished(() => removed.mockRestore());
+  let most = 0;
+  for (let n = 0; n < 200; n++) {
+    removed.mockClear();
+    take(counters, 'b', 70_000 + 2_000 * n, limit('w'));
+    most = Math.max(most, removed.mock.calls.length);
+  }
+  removed.mockRestore();
+  expect(most).toBeGreaterThan(0);
+  expect(most).toBeLessThan(100);
 });
