@@ -1101,6 +1101,23 @@ describe('two tenants', () => {
     await expectRefused(outcome, 'SSO173E', 'sso_no_access', other);
   });
 
+  test('a member whose address has a new owner, since the DNS record is gone, is nobody’s to become', async () => {
+    await sql(server, `update verified_domain set missing_since = now() where domain = 'other.test'`);
+    await addMember(server, other, 'otto@other.test', 'admin');
+    await server.call(201, 'POST /v1/invites', other.admin, { email: 'oona@other.test', role: 'admin' });
+    const added = (await audited(server, other, '&action=member.added')).length;
+    provider.person = { sub: 'new owner', email: 'otto@other.test', email_verified: true };
+    await expectRefused(await signIn(other), 'SSO178E', 'sso_no_access', other);
+    provider.person = { sub: 'new owner', email: 'oona@other.test', email_verified: true };
+    await expectRefused(await signIn(other), 'SSO178E', 'sso_no_access', other);
+    expect((await audited(server, other, '&action=member.added')).length).toBe(added);
+    // the one who has signed in before is who they were
+    provider.person = { sub: 'new owner', email: 'olga@other.test', email_verified: true };
+    await expectRefused(await signIn(other), 'SSO177E', 'sso_no_access', other);
+    provider.person = { sub: GOOD.sub, email: 'olga@other.test', email_verified: true };
+    expect(await signIn(other)).toMatchObject({ path: '/policies' });
+  });
+
   test('that are both configured make the sign-in page ask which', async () => {
     const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
     expect(response.headers.get('location')).toBe('/sign-in');

@@ -270,6 +270,13 @@ export class SingleSignOn {
         if (added.length === 0) {
           throw refuse('sso.subject_changed', 'the member is bound to another account of the provider');
         }
+        // whoever has the name by now has its addresses at every provider that believes in mailboxes
+        if (own.missing_since) {
+          throw refuse(
+            'sso.email_of_doubtful_domain',
+            'the DNS record of the domain is missing, so nobody signs in with an address in it for the first time',
+          );
+        }
         await this.#audit(em, tenantId, {
           ...by,
           action: 'sso.identity_bound',
