@@ -230,7 +230,7 @@ export async function decide<Hold extends KnownHold, Stored>(
   };
 
   const takings: Taking[] = [];
-  const giveBack = () => Promise.all(takings.map((taking) => taking.giveBack()));
+  const giveBack = () => Promise.all(takings.splice(0).map((taking) => taking.giveBack()));
   const take = async (asked: Asked) => {
     if (asked.limits.length + asked.checked.length === 0) return NOTHING_TAKEN;
     const taking = await ports.take(asked);
