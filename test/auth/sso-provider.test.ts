@@ -526,6 +526,12 @@ describe('a domain that the company loses', () => {
     await sql(server, preference, [mine.id, ids.gus]);
     delete dns.names[NAME];
     await recheck();
+    // who may be locked out within the week is no other admin to rely on
+    const bind = `insert into sso_identity (tenant_id, issuer, subject, user_id, created_at, last_used_at)
+      select tenant_id, issuer, 'gus', $2, now(), now() from sso_connection where tenant_id = $1`;
+    await sql(server, bind, [mine.id, ids.gus]);
+    expect((await server.call(409, `DELETE /v1/team/${ids.gus}`, mine.admin)).body.detail).toContain('SSO only');
+    await sql(server, `delete from sso_identity where tenant_id = $1 and subject = 'gus'`, [mine.id]);
     await sql(server, `update verified_domain set missing_since = $1 where domain = 'lost.test'`, [
       new Date(server.clock.now() - 8 * 24 * 3_600_000),
     ]);

@@ -289,7 +289,10 @@ export class Connections {
 
   async #objectionToShutOut(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean) {
     if (!(await lockTenant(em, tenantId))) return undefined;
-    const admins = await em.execute<SignedAdmin[]>(adminsWhoCanSignIn('?'), [tenantId]);
+    const all = await em.execute<SignedAdmin[]>(adminsWhoCanSignIn('?'), [tenantId]);
+    // a domain without its record may be lost within the week, and its admins with it
+    const safe = all.filter(({ missing_since }) => missing_since === null);
+    const admins = safe.length > 0 ? safe : all;
     if (admins.length === 0 || !admins.every(shutOut)) return undefined;
     return new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in any more');
   }
@@ -358,10 +361,14 @@ export class Connections {
 export interface SignedAdmin {
   id: string;
   domain: string;
+  /** Since when the record of the domain has been missing. */
+  missing_since: Date | null;
 }
 
 /** Those who did, of one tenant: an address alone does not say that the provider has an account for it. */
-export const adminsWhoCanSignIn = (tenant: '?' | 't.tenant_id') => `select m.id, d.domain from sso_connection c
+export const adminsWhoCanSignIn = (
+  tenant: '?' | 't.tenant_id',
+) => `select m.id, d.domain, d.missing_since from sso_connection c
   join sso_identity i on i.tenant_id = c.tenant_id and i.issuer = c.issuer
   join member m on m.tenant_id = i.tenant_id and m.id = i.user_id
   join verified_domain d on d.tenant_id = m.tenant_id and d.domain = split_part(m.email, '@', -1) collate "C"
