@@ -599,6 +599,7 @@ const VerifiedDomain = defineEntity({
     verifiedAt: time(),
     checkedAt: time(),
     failedAt: time().nullable(),
+    failingSince: time().nullable(),
     missingSince: time().nullable(),
   },
   filters: tenantFilter,

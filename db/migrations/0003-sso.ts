@@ -47,8 +47,9 @@ export class SingleSignOn extends Migration {
         tenant_id text collate "C" not null,
         verified_at timestamptz(3) not null,
         checked_at timestamptz(3) not null,
-        -- when no name server last answered for it
+        -- when no name server last answered for it, and since when none has, at each check
         failed_at timestamptz(3),
+        failing_since timestamptz(3),
         missing_since timestamptz(3)
       )`);
     this.addSql(`create index on verified_domain (tenant_id)`);

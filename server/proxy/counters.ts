@@ -71,6 +71,9 @@ export class Counters {
       const name = keyOf(limit);
       const before = this.#windows.get(name);
       const same = before && isSameWindow(limit, before.endsAt, endsAt);
+      // What was counted alone in a window that is open for long is not forgotten for one that began elsewhere, or a control plane that
+      // comes and goes would double the limit. The last of a window is only the time that answers took.
+      const goesOn = same || (before && before.endsAt - now > limit.window_seconds * 100);
       // what there is no room for is refused while it is not known
       if (!before && limit.chosen && this.#isFull) continue;
       if (!same && limit.chosen) {
@@ -78,7 +81,10 @@ export class Counters {
         const opened = takenFrom(this.#windows.get(keyOf(values)), values, now);
         if ('window' in opened) this.#windows.set(keyOf(values), opened.window);
       }
-      this.#windows.set(name, { units: (same ? before.units : 0) + limit.units, endsAt });
+      this.#windows.set(name, {
+        units: (goesOn ? before.units : 0) + limit.units,
+        endsAt: same || !goesOn ? endsAt : Math.max(before.endsAt, endsAt),
+      });
     }
     return () => this.#giveBack([...granted.keys()], (limit) => granted.get(limit)!);
   }

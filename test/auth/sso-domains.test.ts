@@ -330,6 +330,26 @@ describe('a verified domain whose record is gone', () => {
     expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
   });
 
+  test('does not count as such because this program did not look for a week', async () => {
+    const tenant = await server.tenant();
+    await verifyDomain(server, dns, tenant.admin, 'asleep.example');
+    const name = '_svc-verification.asleep.example';
+    const record = dns.names[name]!;
+    const failing = async (days: number) => {
+      server.clock.advance(days * DAY);
+      dns.names[name] = 'SERVFAIL';
+      await recheck();
+    };
+    await failing(1);
+    for (let day = 0; day < 6; day++) await failing(day === 0 ? 10 : 1);
+    expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
+    dns.names[name] = record;
+    server.clock.advance(DAY);
+    await recheck();
+    await failing(10);
+    expect((await list(tenant))[0]).not.toHaveProperty('record_missing_since');
+  });
+
   test('leaves others their turn while its name server does not answer', async () => {
     const [stuck, due] = [await server.tenant(), await server.tenant()];
     await verifyDomain(server, dns, stuck.admin, 'stuck.example');

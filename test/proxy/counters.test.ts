@@ -69,6 +69,17 @@ test('what the control plane granted counts in its window, which may have begun 
   expect(take(counters, 'c', 120_003, limit('x'))).toBe(true);
 });
 
+test('what was counted alone is not forgotten for a window of the control plane that began elsewhere', () => {
+  for (const endsAt of [15_000, 95_000]) {
+    const counters = new Counters();
+    for (let n = 0; n < 3; n++) expect(take(counters, 'a', n, limit('x'))).toBe(true);
+    note(counters, 'b', 1_000, endsAt, limit('x'));
+    expect(take(counters, 'a', 2_000, limit('x'))).toBe(false);
+    expect(take(counters, 'a', 59_000, limit('x'))).toBe(false);
+    expect(take(counters, 'a', 96_000, limit('x'))).toBe(true);
+  }
+});
+
 test('an agent that sends endless values ends only itself, until the window of what it opened ends', () => {
   const counters = new Counters();
   for (let n = 0; n < MAX_CHOSEN; n++) expect(take(counters, 'a', n, limit(`v${n}`))).toBe(true);

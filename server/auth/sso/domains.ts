@@ -183,7 +183,7 @@ export class Domains {
       );
       if (known.length === 0) throw new AppError('NOT_FOUND');
       const renewed = await em.execute<unknown[]>(
-        'update verified_domain set checked_at = ?, missing_since = null where tenant_id = ? and domain = ? returning domain',
+        'update verified_domain set checked_at = ?, failing_since = null, missing_since = null where tenant_id = ? and domain = ? returning domain',
         [now, tenantId, domain],
       );
       if (renewed.length > 0) return true;
@@ -290,14 +290,8 @@ export class Domains {
           { tenant_id: tenantId, domain, failure: error.failure },
           'the TXT record of a domain could not be checked',
         );
-        await this.#changeHolder(tenantId, (em) =>
-          em.execute('update verified_domain set failed_at = ? where tenant_id = ? and domain = ?', [
-            new Date(this.#clock.now()),
-            tenantId,
-            domain,
-          ]),
-        );
-        if (checkedAt > this.#lapsedBefore()) return;
+        const failingSince = await this.#noteFailure(tenantId, domain);
+        if (checkedAt > this.#lapsedBefore() || failingSince.getTime() > this.#lapsedBefore().getTime() + DAY) return;
         found = false;
         why = 'no name server has answered for a week';
       }
@@ -305,6 +299,23 @@ export class Domains {
       if (changed && !found)
         log.warn({ tenant_id: tenantId, domain }, 'the TXT record of a verified domain is missing');
     });
+  }
+
+  /**
+   * Resolves to since when no name server has answered at any check. While this program did not look, nobody can say: after
+   * two days without a check it begins now.
+   */
+  async #noteFailure(tenantId: string, domain: string): Promise<Date> {
+    const now = new Date(this.#clock.now());
+    const rows = await this.#changeHolder(tenantId, (em) =>
+      em.execute<{ failing_since: Date }[]>(
+        `update verified_domain set failed_at = ?,
+           failing_since = case when failed_at > ? then coalesce(failing_since, ?) else ? end
+         where tenant_id = ? and domain = ? returning failing_since`,
+        [now, new Date(now.getTime() - 2 * DAY), now, now, tenantId, domain],
+      ),
+    );
+    return rows[0] ? new Date(rows[0].failing_since) : now;
   }
 
   /** Resolves to whether it was otherwise before. */
@@ -317,10 +328,10 @@ export class Domains {
       );
       if (!before) return false;
       await em.execute(
-        `update verified_domain set checked_at = ?,
+        `update verified_domain set checked_at = ?, failing_since = case when ? then failing_since end,
            missing_since = case when ? then null else coalesce(missing_since, ?) end
          where tenant_id = ? and domain = ?`,
-        [now, found, now, tenantId, domain],
+        [now, why !== undefined, found, now, tenantId, domain],
       );
       if (found === !before.missing_since) return false;
       if (!found) await this.#tell(em, tenantId, 'sso.domain_record_missing', domain);
