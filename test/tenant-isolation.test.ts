@@ -63,9 +63,9 @@ describe('two tenants in one database', () => {
         }
         // which tenants have something to do, and nothing else of them
         if (/^.\s*select (?:distinct )?(?:\w\.)?tenant_id from\b/.test(literal)) continue;
-        // jobs that serve all tenants ask as the owner, or as the owner where a tenant is
+        // jobs that serve all tenants ask as the owner, or as the owner where a tenant is; so are destinations claimed
         if (
-          /\b(?:(?:owner|near|nearOf\([^()]*\))\.query(?:<[^(]*>)?\(|across(?:<[^(]*>)?\(\s*[\w.#]+,)\s*$/.test(
+          /(?:\b(?:(?:owner|near|nearOf\([^()]*\))\.query(?:<[^(]*>)?\(|across(?:<[^(]*>)?\(\s*[\w.#]+,)|\.#lease\(\s*claim,)\s*$/.test(
             source.slice(0, index),
           )
         )

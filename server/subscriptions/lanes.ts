@@ -143,9 +143,13 @@ export class LaneClaims {
   }
 
   async *#oldest(claim: LaneClaim, most: number, ready: string, one: Only): AsyncGenerator<ClaimedLane> {
-    const oldest = `select tenant_id, id from delivery_lane where ${ready} ${one()} order by ${READY_AT} limit $3
-      for no key update skip locked`;
-    yield* await this.#lease(claim, oldest, [most], one);
+    yield* await this.#lease(
+      claim,
+      `select tenant_id, id from delivery_lane where ${ready} ${one()} order by ${READY_AT} limit $3
+       for no key update skip locked`,
+      [most],
+      one,
+    );
   }
 
   /** The failing lanes of all tenants, by turns. */
@@ -183,13 +187,13 @@ export class LaneClaims {
     const after = this.#after;
     // From each tenant to the next one by the index, whether or not one has something ready: of those that have, there may be few
     // among many lanes of others.
-    const next = (before: string) => `
+    const next = (before: string) => `(
       select tenant_id, ${READY_AT} as ready_at from delivery_lane where ${WAITS} and tenant_id > ${before}
-      order by tenant_id, ${READY_AT} limit 1`;
+      order by tenant_id, ${READY_AT} limit 1)`;
     const found = await across<Ready | { tenant_id: string; id: null }>(
       this.#db,
       `with recursive tenant as (
-         (${next('$2')}) union all select next.* from tenant t cross join lateral (${next('t.tenant_id')}) next
+         ${next('$2')} union all select next.* from tenant t cross join lateral ${next('t.tenant_id')} next
        ), looked_at as materialized (select * from tenant limit $3)
        select t.tenant_id, l.id, l.ready_at from looked_at t left join lateral (
          select id, extract(epoch from ${READY_AT})::float8 as ready_at from delivery_lane d

@@ -220,13 +220,6 @@ export class SingleSignOn {
         'select user_id from sso_identity where tenant_id = ? and issuer = ? and subject = ?',
         [tenantId, issuer, subject],
       );
-      // whoever has the name by now has its addresses at every provider that believes in mailboxes
-      if (!bound && own.missing_since) {
-        throw refuse(
-          'sso.email_of_doubtful_domain',
-          'the DNS record of the domain is missing, so nobody signs in with an address in it for the first time',
-        );
-      }
       const find = (where: { id: string } | { email: string }) =>
         em.findOne(Member, { tenantId, ...where }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       let member = await find(bound ? { id: bound.user_id } : { email });
