@@ -125,14 +125,17 @@ describeInBrowser('the dashboard', () => {
   test('shows a saved change without a reload, under the policy for content of the built one', async () => {
     const visitor = await browser.visitor();
     const { page } = visitor;
-    // a change that is saved before the page listens would never reach it
+    // A change that is saved before the page listens would never reach it; and it is loaded once more when Vite has found what
+    // else it imports.
     let isListening = false;
-    page.on('websocket', (socket) =>
+    page.on('websocket', (socket) => {
+      isListening = false;
       socket.on('framereceived', ({ payload }) => {
         isListening ||= String(payload).includes('"connected"');
-      }),
-    );
+      });
+    });
     await visitor.open('/sign-in');
+    await page.waitForLoadState('networkidle');
     await until(() => isListening, 'the page listens to changes');
     await page.getByRole('textbox').fill('kept@example.test');
     edit('web/pages/sign-in.tsx', 'to the agent governance control plane', 'to what was edited just now');
