@@ -432,15 +432,15 @@ describe.skipIf(noRedis)('several processes', () => {
     const body = JSON.stringify({ events: [eventOf('slow-to-arrive')] });
     const socket = connect(Number(port), hostname);
     const head = ['POST /v1/events/ingest HTTP/1.1', `host: ${hostname}`, `authorization: Bearer ${key}`];
-    socket.write(
-      [...head, 'content-type: application/json', `content-length: ${body.length}`, '', body.slice(0, 9)].join('\r\n'),
-    );
+    const more = ['content-type: application/json', `content-length: ${body.length}`, 'expect: 100-continue', '', ''];
+    socket.write([...head, ...more].join('\r\n'));
     let answer = '';
     socket.on('data', (data) => {
       answer += String(data);
     });
-    // another request on its own connection, after which the first has arrived
-    await fetch(`${stopping.url}/healthz`);
+    await until(() => answer.includes('100 Continue'), 'the request has begun');
+    answer = '';
+    socket.write(body.slice(0, 9));
     stopping.signal('SIGTERM');
     await until(async () => {
       const shares = await Promise.all(others.map((server) => server.metric('svc_buckets_owned')));
