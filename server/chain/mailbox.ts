@@ -10,9 +10,9 @@ const SHARE = { events: 1, bytes: 1 / 3 };
 /** A writer is busy for this long after its last events. */
 const BUSY_MS = 250;
 
-/** A call that has room in the mailbox. */
+/** A call that has room in the mailbox. It does not keep the events: by the set of calls they would get into old memory. */
 export interface Call {
-  readonly events: readonly AppendEvent[];
+  readonly events: number;
   readonly bytes: number;
   readonly since: number;
   readonly tenantId: string;
@@ -97,7 +97,7 @@ export class Mailbox {
     own.bytes += bytes;
     const since = performance.now();
     this.#askedAt = since;
-    const call = { events, bytes, since, tenantId, own };
+    const call = { events: events.length, bytes, since, tenantId, own };
     this.#calls.add(call);
     return call;
   }
@@ -106,9 +106,9 @@ export class Mailbox {
   leave(call: Call): void {
     const { own } = call;
     this.#calls.delete(call);
-    this.#events -= call.events.length;
+    this.#events -= call.events;
     this.#bytes -= call.bytes;
-    own.events -= call.events.length;
+    own.events -= call.events;
     own.bytes -= call.bytes;
     if (own.events === 0) this.#tenants.delete(call.tenantId);
     if (this.#events === 0) this.#emptied?.();

@@ -115,11 +115,11 @@ class Writer implements Appender {
     if (this.#stopping.signal.aborted) throw unavailable('the server is shutting down');
     if (this.#recovery.downSince !== undefined) throw unavailable('the database does not answer');
     this.#chains.assertReplicated(tenantId);
-    return this.#inTime.of(this.#queued(this.#mailbox.accept(tenantId, events)));
+    return this.#inTime.of(this.#queued(this.#mailbox.accept(tenantId, events), events));
   }
 
-  async #queued(call: Call): Promise<AppendResult> {
-    const { tenantId, events, bytes } = call;
+  async #queued(call: Call, events: readonly AppendEvent[]): Promise<AppendResult> {
+    const { tenantId, bytes } = call;
     try {
       const known = this.#chains.of(tenantId);
       const chain = known instanceof Promise ? await known : known;
