@@ -76,7 +76,7 @@ export class Counters {
       const goesOn = same || (before && before.endsAt - now > limit.window_seconds * 100);
       // what there is no room for is refused while it is not known
       if (!before && limit.chosen && this.#isFull) continue;
-      if (!same && limit.chosen) {
+      if (!goesOn && limit.chosen) {
         const values = valuesOf(limit, agentId);
         const opened = takenFrom(this.#windows.get(keyOf(values)), values, now);
         if ('window' in opened) this.#windows.set(keyOf(values), opened.window);
