@@ -48,10 +48,16 @@ async function troubled(tenant: TestTenant, receiver: Receiver): Promise<{ desti
   await server.call(200, 'GET /v1/audit/verify', await tenant.person('viewer'));
   await sql(
     server,
-    `insert into sso_domain values ($1, 'kept.test', 'x', now(), null), ($1, 'sold.test', 'x', now(), now())`,
+    `insert into sso_domain (tenant_id, domain, token, created_at, lost_at)
+     values ($1, 'kept.test', 'x', now(), null), ($1, 'sold.test', 'x', now(), now())`,
     [tenant.id],
   );
-  await sql(server, `insert into verified_domain values ('kept.test', $1, now(), now(), null, now())`, [tenant.id]);
+  await sql(
+    server,
+    `insert into verified_domain (domain, tenant_id, verified_at, checked_at, missing_since)
+     values ('kept.test', $1, now(), now(), now())`,
+    [tenant.id],
+  );
   const failing = async () => {
     const { body } = await server.call(200, `GET /v1/subscriptions/${subscription.id}`, tenant.admin);
     return body.failing_since;
@@ -72,7 +78,7 @@ describeInBrowser('the overview', () => {
       const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
       await open('/');
       const matters = page.getByRole('region', { name: 'Needs attention' }).getByRole('listitem');
-      await expect.poll(() => matters.count()).toBe(7);
+      await expect.poll(() => matters.allInnerTexts()).toHaveLength(7);
       const steps = [
         [/chain of decisions did not verify/, '/forensics'],
         [/audit log did not verify/, '/audit'],
