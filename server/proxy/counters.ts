@@ -2,11 +2,16 @@ import { type LimitHit, type LimitWindow, takenFrom, valuesOf } from '../policy/
 
 /** Sessions kept; the least recently used go first. */
 const MOST_SESSIONS = 100_000;
-/** Windows kept, about 90 MB. While that many are open, no agent has another value counted apart: none of them may be forgotten. */
+/**
+ * Windows kept, about 100 MB. While that many are open, no agent has another value counted apart: none of them may be forgotten.
+ * Each agent may have opened as many as are left, so that some always are: one agent gets half, two get a third each.
+ */
 const MOST_WINDOWS = 500_000;
 /** Windows that each call looks at, to remove those that ended: more than it opens, and so few that nothing waits for it. */
 const LOOKED_AT = 64;
 
+/** `opener`: the agent that began it under a value that it chose. */
+type Window = LimitWindow & { opener?: string | undefined };
 type Counter = Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_seconds'> & { kind: string };
 
 /**
@@ -14,7 +19,9 @@ type Counter = Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_se
  * says. The windows count where the control plane, which counts for all proxies, cannot be reached. A restart begins from zero.
  */
 export class Counters {
-  readonly #windows = new Map<string, LimitWindow>();
+  readonly #windows = new Map<string, Window>();
+  /** By agent, how many of the windows it opened. */
+  readonly #opened = new Map<string, number>();
   readonly #sessions = new Map<string, { call_count: number; started: string }>();
   readonly #most: number;
   /** The windows that are looked at next. */
@@ -50,14 +57,15 @@ export class Counters {
     for (const limit of limits) if (takeOne(limit) && limit.chosen) opens.push(limit);
     for (const limit of opens) {
       takeOne(valuesOf(limit, agentId));
-      if (!this.#windows.has(keyOf(limit)) && this.#isFull) over(limit, limit.window_seconds);
+      if (!this.#windows.has(keyOf(limit)) && !this.#hasRoom(agentId)) over(limit, limit.window_seconds);
     }
     for (const limit of checked) {
       const result = takenFrom(this.#windows.get(keyOf(limit)), limit, now);
       if ('retry_after' in result) over(limit, result.retry_after);
     }
     if (exceeded.size > 0) return { exceeded, giveBack: () => {} };
-    for (const [name, window] of taken) this.#windows.set(name, window);
+    for (const [name, window] of taken) this.#change(name, window);
+    for (const limit of opens) this.#setOpener(keyOf(limit), agentId);
     return { exceeded, giveBack: () => this.#giveBack(limits, (limit) => taken.get(keyOf(limit))!.endsAt) };
   }
 
@@ -75,16 +83,17 @@ export class Counters {
       // comes and goes would double the limit. The last of a window is only the time that answers took.
       const goesOn = same || (before && before.endsAt - now > limit.window_seconds * 100);
       // what there is no room for is refused while it is not known
-      if (!before && limit.chosen && this.#isFull) continue;
+      if (!before && limit.chosen && !this.#hasRoom(agentId)) continue;
       if (!goesOn && limit.chosen) {
         const values = valuesOf(limit, agentId);
         const opened = takenFrom(this.#windows.get(keyOf(values)), values, now);
-        if ('window' in opened) this.#windows.set(keyOf(values), opened.window);
+        if ('window' in opened) this.#change(keyOf(values), opened.window);
       }
-      this.#windows.set(name, {
+      this.#change(name, {
         units: (goesOn ? before.units : 0) + limit.units,
         endsAt: same || !goesOn ? endsAt : Math.max(before.endsAt, endsAt),
       });
+      if (!goesOn && limit.chosen) this.#setOpener(name, agentId);
     }
     return () => this.#giveBack([...granted.keys()], (limit) => granted.get(limit)!);
   }
@@ -104,19 +113,40 @@ export class Counters {
     for (const limit of limits) {
       const window = this.#windows.get(keyOf(limit));
       if (!window || !isSameWindow(limit, window.endsAt, endOf(limit))) continue;
-      this.#windows.set(keyOf(limit), { ...window, units: Math.max(0, window.units - limit.units) });
+      this.#change(keyOf(limit), { ...window, units: Math.max(0, window.units - limit.units) });
     }
   }
 
-  get #isFull(): boolean {
-    return this.#windows.size >= this.#most;
+  #hasRoom(agentId: string): boolean {
+    return (this.#opened.get(agentId) ?? 0) < this.#most - this.#windows.size;
+  }
+
+  #change(name: string, { units, endsAt }: LimitWindow): void {
+    this.#windows.set(name, { units, endsAt, opener: this.#windows.get(name)?.opener });
+  }
+
+  #setOpener(name: string, agentId: string): void {
+    const window = this.#windows.get(name)!;
+    this.#forgetOpener(window);
+    window.opener = agentId;
+    this.#opened.set(agentId, (this.#opened.get(agentId) ?? 0) + 1);
+  }
+
+  #forgetOpener({ opener }: Window): void {
+    if (opener === undefined) return;
+    const left = this.#opened.get(opener)! - 1;
+    if (left > 0) this.#opened.set(opener, left);
+    else this.#opened.delete(opener);
   }
 
   #tidy(now: number): void {
     for (let n = 0; n < LOOKED_AT; n++) {
       const { value, done } = this.#next.next();
       if (done) this.#next = this.#windows.entries();
-      else if (value[1].endsAt <= now) this.#windows.delete(value[0]);
+      else if (value[1].endsAt <= now) {
+        this.#forgetOpener(value[1]);
+        this.#windows.delete(value[0]);
+      }
     }
   }
 }

@@ -108,6 +108,26 @@ test('without room a value is refused, and none is forgotten while its window is
   expect(take(counters, 'b', 70_000, limit('granted'))).toBe(true);
 });
 
+test('one agent with many rules leaves room for the values of all others', () => {
+  const counters = new Counters({ most: 1000 });
+  const open = (agent: string, now: number) => {
+    let opened = 0;
+    for (let n = 0; n < 1000; n++) {
+      if (take(counters, agent, now, limit(`${agent}-${n}`, { rule_id: `p#${n % 50}` }))) opened++;
+    }
+    return opened;
+  };
+  expect(open('a', 0)).toBeGreaterThan(400);
+  expect(open('b', 0)).toBeGreaterThan(150);
+  expect(open('a', 1_000)).toBeGreaterThan(400);
+  expect(take(counters, 'a', 1_000, limit('one more'))).toBe(false);
+  expect(take(counters, 'c', 1_000, limit('one more'))).toBe(true);
+  // what others opened does not count for an agent that takes of it, and what has ended counts for nobody
+  for (let n = 0; n < 1000; n++) take(counters, 'd', 90_000, limit('v'));
+  expect(open('a', 91_000)).toBeGreaterThan(400);
+  expect(open('e', 91_000)).toBeGreaterThan(150);
+});
+
 test('what has ended is removed little by little: no call stands still for it', () => {
   const counters = new Counters();
   for (let n = 0; n < 5_000; n++) take(counters, 'a', n / 1_000, limit(`v${n}`));
