@@ -148,6 +148,8 @@ export function useBrowser(url: () => string) {
         },
         expectFault: (pattern) => void expected.push(pattern),
         assertAccessible: async () => {
+          // a page that a link has just led to has no heading while its parts load
+          await page.locator('h1').first().waitFor({ state: 'attached' });
           for (const colorScheme of ['light', 'dark'] as const) {
             await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
             expect(

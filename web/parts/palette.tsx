@@ -68,6 +68,14 @@ export default function Palette({ onClose }: { onClose: () => void }) {
   const [at, setAt] = useState(0);
   const list = useId();
   const chosen = useRef<HTMLDivElement>(null);
+  const [before] = useState(() => document.activeElement);
+  useEffect(
+    () => () => {
+      if (document.activeElement === document.body && before instanceof HTMLElement)
+        before.focus({ preventScroll: true });
+    },
+    [before],
+  );
   const query = useQuery(
     trpc.find.queryOptions(
       { q: sought },
@@ -116,6 +124,8 @@ export default function Palette({ onClose }: { onClose: () => void }) {
       <Modal.Content aria-label="Find">
         <Modal.Body p="sm">
           <TextInput
+            // with the first render: the trap of the dialog would move the focus after keys that come in the meantime
+            autoFocus
             data-autofocus
             aria-label="Find a page, policy, rule, hold, agent, tool, session or record"
             placeholder="Page, policy, rule, hold, agent, tool, session, id or hash"

@@ -27,7 +27,8 @@ import { Notice } from '../ui/notice.tsx';
 import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
-const Palette = later(async () => (await import('./palette.tsx')).default);
+// there when it is asked for: until its field has the focus, keys would do what they do on the page
+const Palette = later(async () => (await import('./palette.tsx')).default, { soon: true });
 const KeysList = later(async () => (await import('./keys-list.tsx')).default);
 
 /** The frame of every page: navigation, the signed-in person, preferences. */
