@@ -43,7 +43,7 @@ export class ControlPlaneError extends Error {
 }
 
 const TIMEOUT_MS = 10_000;
-/** An action waits for this answer. */
+/** Time for an answer about limits: an action waits for it. */
 const LIMITS_MS = 3_000;
 const MOST_ANSWER_BYTES = 96 * 1024 * 1024;
 
@@ -153,9 +153,11 @@ export class ControlPlane {
   readonly #closed = new AbortController();
   readonly #secure: boolean;
   readonly #connections: http.Agent;
+  readonly #limitsMs: number;
 
-  constructor(url: string, key: () => string) {
+  constructor(url: string, key: () => string, { limitsMs = LIMITS_MS } = {}) {
     this.url = url;
+    this.#limitsMs = limitsMs;
     this.#secure = url.startsWith('https:');
     this.#connections = new (this.#secure ? https : http).Agent({ keepAlive: true });
     this.#key = key;
@@ -279,12 +281,12 @@ export class ControlPlane {
 
   /** Takes from limits that all proxies share; a result for each, in order. */
   async takeLimits(takes: readonly Record<string, unknown>[]): Promise<LimitResult[]> {
-    const { body } = await this.#call('POST', '/v1/limits/take', { json: { takes }, timeoutMs: LIMITS_MS });
+    const { body } = await this.#call('POST', '/v1/limits/take', { json: { takes }, timeoutMs: this.#limitsMs });
     return read(z.object({ results: z.array(LimitResult).length(takes.length) }), body).results;
   }
 
   async giveBackLimits(id: string): Promise<void> {
-    await this.#call('POST', '/v1/limits/give-back', { json: { id }, timeoutMs: LIMITS_MS });
+    await this.#call('POST', '/v1/limits/give-back', { json: { id }, timeoutMs: this.#limitsMs });
   }
 
   async cancelHold(id: string, reason: string): Promise<void> {
