@@ -41,27 +41,27 @@ export interface CheckpointOptions {
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
   host: string;
-  /** Asked for each signature, so that a rotated key is used immediately. */
+  /** Called for each signature, so that a rotated key takes effect immediately. */
   signer: () => Signer;
   keys: KeysOf;
-  /** Whether a tenant has left for another installation; by default none does. */
+  /** Returns a tenant's departure to another installation, if there is one. By default there is none. */
   departure?: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
-  /** Where the checkpoint files go; without it there are none. */
+  /** Where the checkpoint files are written. If absent, no files are written. */
   directory?: string | undefined;
-  /** What was acknowledged; by default only what this process acknowledges through `acknowledged`. */
+  /** The heads that were acknowledged. By default, only those that this process acknowledges through `acknowledged`. */
   acknowledged?: AcknowledgedHeads | undefined;
-  /** Called with each checkpoint after its commit; late, or not at all, when the process dies in between. */
+  /** Called with each checkpoint after its commit; late, or never, if the process dies in between. */
   onCheckpoint?: ((checkpoint: Checkpoint) => void) | undefined;
   everyRecords?: number;
   everyMs?: number;
 }
 
-/** A chain does not agree with what is known about it; it is not signed again. */
+/** A chain contradicts what is known about it, so it is not signed again. */
 export class InconsistentChain extends Error {
   override readonly name = 'InconsistentChain';
 }
 
-/** The chain takes no more records until an operator has accepted what is missing in it. */
+/** The chain takes no more records until an operator has accepted the loss. */
 export class ChainClosed extends AppError {
   constructor(chain: ChainName) {
     const name = chain === 'forensics' ? 'decision' : 'audit';
@@ -77,7 +77,7 @@ interface ChainId {
   readonly chain: ChainName;
 }
 
-/** The tenant's records are complete in another installation, or are on their way there. */
+/** The tenant's records are complete in another installation, or on their way there. */
 class Departed extends AppError {
   constructor() {
     super('UNAVAILABLE', 'the tenant is moving to another installation', { headers: { 'retry-after': '2' } });
@@ -86,32 +86,32 @@ class Departed extends AppError {
 }
 
 const SWEEP_MS = 10_000;
-/** Chains that are looked up together. */
+/** Chains looked up per query. */
 const PAGE = 500;
 /**
- * So many chains are compared one after the other; after that, this process rests REST times as long as each took. The rest of
- * them then costs about one percent of a core, and takes as long as that takes: days, of a million chains.
+ * This many chains are compared back to back. After each further one, this process rests for REST times as long as it took. The
+ * rest then costs about one percent of a core, and takes correspondingly long: days for a million chains.
  */
 const HURRIED = 200;
 const REST = 100;
 const RETRY_MS = 2000;
-/** After so many chains in a row that could not be compared, the database may be away: it is left alone for a moment. */
+/** After this many consecutive chains could not be compared, the database may be down, so it is left alone for a moment. */
 const MOST_IN_A_ROW = 20;
-/** Chains that are remembered because they could not be compared. With more, all are compared once more. */
+/** Chains remembered for a retry because they could not be compared. If there are more, all chains are compared again. */
 const MOST_LEFT = 10_000;
-/** A closed chain is compared again after this time, so that writers resume soon after the operator's act. */
+/** A closed chain is compared again after this time, so that writers resume soon after the operator has acted. */
 const CLOSED_MS = 1000;
 
 /**
- * Signs the heads of the chains, and compares every chain with what is known about it (standing.ts): that shows when a tail
- * was cut, a history rewritten, or when the database came back without its newest commits.
+ * Signs the heads of the chains, and compares every chain with what is known about it (standing.ts). The comparison reveals a
+ * truncated tail, a rewritten history, or a database that came back without its newest commits.
  *
- * INVARIANT: of one chain, two checkpoints that contradict each other are never signed. Each is stored in a transaction
- * that holds the chain's head (under its row lock, or in the compare-and-swap that moves it), and the holder of the head
- * has compared the chain with all that is known.
+ * INVARIANT: two contradictory checkpoints of one chain are never signed. Each checkpoint is stored in a transaction that holds
+ * the chain's head (under its row lock, or in the compare-and-swap that moves it), and the holder of the head has compared the
+ * chain with everything that is known.
  *
- * A chain that contradicts what is known is closed: nothing is added to it and nothing signed, until an operator accepts
- * the loss (accept-loss.ts).
+ * A chain that contradicts what is known is closed: nothing is added to it and nothing is signed until an operator accepts the
+ * loss (accept-loss.ts).
  */
 export class Checkpoints {
   readonly #options: CheckpointOptions;
@@ -120,7 +120,7 @@ export class Checkpoints {
   readonly #everyMs: number;
   readonly acknowledged: AcknowledgedHeads;
   readonly comparison: Comparison;
-  /** Chains that this process knows to be closed, and when it last looked. */
+  /** Chains that this process knows to be closed, and when it last checked each. */
   readonly #closed = new Map<string, { at: number }>();
   #inspecting: Promise<void> | undefined;
   #inspectAgain = false;
@@ -169,9 +169,9 @@ export class Checkpoints {
   }
 
   /**
-   * Signs the chains that are due: with everyRecords new records, or with any that will be older than the interval
-   * before the next look, or that follow a checkpoint of a clock that was far ahead. Resolves with how many were signed.
-   * What it costs depends on the chains with records that are not signed, not on how many chains there are.
+   * Signs the chains that are due: those with everyRecords new records, those whose unsigned records will be older than the
+   * interval before the next sweep, and those whose last checkpoint came from a clock that was far ahead. Resolves with the
+   * number of chains signed. The cost depends on the number of chains with unsigned records, not on the number of chains.
    */
   async sweep(signal = this.#stopping.signal): Promise<number> {
     const { db, clock, log } = this.#options;
@@ -190,7 +190,7 @@ export class Checkpoints {
     for (const row of writable(db, rows)) {
       if (signal.aborted) break;
       try {
-        // by its writer, on the way: it is looked at again after its next record
+        // already signed by its writer along the way; it comes up again after its next record
         if (row.signed) await this.#settle(row);
         else if (await this.take(row.tenant_id, row.chain)) signed++;
       } catch (error) {
@@ -212,8 +212,8 @@ export class Checkpoints {
   }
 
   /**
-   * Signs the chain's head now. When it resolves the checkpoint is committed; undefined when the head is signed already
-   * or the chain is empty. Rejects with InconsistentChain, and logs it as fatal, when the chain contradicts what is known.
+   * Signs the chain's head now. Once it resolves, the checkpoint is committed. Resolves with undefined if the head is already
+   * signed or the chain is empty. Rejects with InconsistentChain, and logs it as fatal, if the chain contradicts what is known.
    */
   async take(tenantId: string, chain: ChainName): Promise<Checkpoint | undefined> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
@@ -245,9 +245,9 @@ export class Checkpoints {
   }
 
   /**
-   * For a writer that has just taken the fence of a chain: compares it with all that is known. Resolves with the
-   * generation of its records, with the seq from which they are not signed yet (undefined when `sign` must not be called
-   * for the chain), and with whether what this process had acknowledged was given up since. Rejects with ChainClosed.
+   * For a writer that has just taken the fence of a chain: compares the chain with everything that is known. Resolves with the
+   * generation of its records, the seq of its newest checkpoint (undefined when `sign` must not be called for the chain), and
+   * whether something that this process had acknowledged has since been given up. Rejects with ChainClosed.
    */
   async resume(
     tenantId: string,
@@ -260,7 +260,7 @@ export class Checkpoints {
     return { signed: unreadable === undefined ? signed : undefined, generation, givenUp };
   }
 
-  /** Compares a chain with all that is known about it. Rejects with ChainClosed, and raises the alarm, when they differ. */
+  /** Compares a chain with everything known about it. If they differ, raises the alarm and rejects with ChainClosed. */
   async inspect(tenantId: string, chain: ChainName): Promise<Standing> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
     const standing = await this.comparison.standing(this.#options.db.nearOf(tenantId), tenantId, chain, knowledge);
@@ -269,7 +269,8 @@ export class Checkpoints {
   }
 
   /**
-   * As inspect, for a caller that holds the chain's head: the alarm needs the head too, and is raised when it is released.
+   * Like inspect, for a caller that holds the chain's head. The alarm needs the head too, so it is raised once the head is
+   * released.
    */
   async inspectHeld(tenantId: string, chain: ChainName): Promise<Standing> {
     const knowledge = await this.comparison.knowledge(tenantId, chain);
@@ -283,17 +284,18 @@ export class Checkpoints {
     throw new ChainClosed(chain);
   }
 
-  /** Rejects with ChainClosed, without a look at the database, when the chain was found closed a moment ago. */
+  /** Throws ChainClosed, without querying the database, if the chain was found closed a moment ago. */
   assertOpen(tenantId: string, chain: ChainName): void {
     const closed = this.#closed.get(`${chain} ${tenantId}`);
     if (closed && performance.now() - closed.at < CLOSED_MS) throw new ChainClosed(chain);
   }
 
   /**
-   * Compares every chain, in the background: after the start and whenever the database was away, because it may have come
-   * back as an older copy. Those with the newest records are first. Of very many the rest takes its time, which delays an alarm
-   * and nothing else: a chain is compared anyway before anything is added to it. One that cannot be compared keeps no other
-   * from its turn, and is tried again until it can be. Resolves when all were compared, those of a call while it runs included.
+   * Compares every chain in the background: at startup and whenever the database was away, because it may have come back as an
+   * older copy. Chains with the newest records come first. If there are very many, the rest are spread out over time. That delays
+   * only the alarm, because a chain is always compared before anything is added to it. A chain that cannot be compared does not
+   * hold up the others, and is retried until it can be. Resolves when all have been compared, including for calls made while it
+   * runs.
    */
   inspectAll(): Promise<void> {
     this.#inspectAgain = true;
@@ -318,7 +320,7 @@ export class Checkpoints {
     let forgotten = 0;
     let looked = 0;
     let inARow = 0;
-    /** False when the look is over: this process stops, or it begins again from the newest. */
+    /** False when the pass is over: this process is stopping, or the pass restarts with the newest chains. */
     const inspectThese = async (chains: readonly ChainId[]): Promise<boolean> => {
       for (const { tenantId, chain } of chains) {
         if (this.#stopping.signal.aborted || this.#inspectAgain) return false;
@@ -326,10 +328,10 @@ export class Checkpoints {
         try {
           const { signed, filed, unreadable } = await this.inspect(tenantId, chain);
           inARow = 0;
-          // restored to a moment between a record and its checkpoint: nothing is missing but the signature
+          // restored to a moment between a record and its checkpoint: only the signature is missing
           if (filed > signed && unreadable === undefined) await this.take(tenantId, chain);
         } catch (err) {
-          // what this process remembers of it is of no use here any more
+          // what this process remembers of the chain is no longer of use here
           if (err instanceof Departed) this.acknowledged.forget(tenantId, chain);
           else if (!(err instanceof ChainClosed)) {
             if (left.length < MOST_LEFT) left.push({ tenantId, chain });
@@ -354,8 +356,8 @@ export class Checkpoints {
   }
 
   /**
-   * Every chain: those that this process has written, which are the first to lack something in an older copy, those with records
-   * that are not signed, all of the database, and those of which only a file tells.
+   * Every chain, in this order: those that this process has written (the first to lack something in an older copy), those with
+   * unsigned records, the rest of the database, and those known only from outside the database.
    */
   async *#pages(): AsyncGenerator<ChainId[]> {
     yield [...this.acknowledged.chains()];
@@ -375,7 +377,7 @@ export class Checkpoints {
       }
     }
     for await (const known of this.comparison.chains(PAGE)) {
-      // on several servers nothing else is possible than to read those that are there
+      // with several servers, the only way is to read the chains that exist
       const { rows } = await owner.query<Row>('select tenant_id, chain from chain_head where tenant_id = any($1)', [
         [...new Set(known.map(({ tenantId }) => tenantId))],
       ]);
@@ -415,7 +417,7 @@ export class Checkpoints {
     throw new ChainClosed(chain);
   }
 
-  /** Compares the closed chains again, those without a writer included, until none is left. */
+  /** Compares the closed chains again, including those without a writer, until none are left. */
   #lookAgain(): void {
     if (this.#closed.size === 0) {
       clearInterval(this.#recheck);
@@ -424,18 +426,18 @@ export class Checkpoints {
     }
     const looks = [...this.#closed.keys()].map((key) => {
       const at = key.indexOf(' ');
-      // still closed, or the database is away: the next comparison will show
+      // still closed, or the database is down: the next comparison will tell
       return this.inspect(key.slice(at + 1), key.slice(0, at) as ChainName).catch(() => undefined);
     });
     this.#raising = Promise.all([this.#raising, ...looks]);
   }
 
-  /** Stores that the chain is closed, for every process, and notifies subscribers: once, however many processes notice it. */
+  /** Stores for every process that the chain is closed, and notifies subscribers: once, however many processes notice it. */
   async #raiseAlarm(tenantId: string, chain: ChainName, knowledge: Knowledge): Promise<void> {
     const { db, clock } = this.#options;
     const at = clock.now();
     await inTransaction(db.nearOf(tenantId), async (client) => {
-      // under the lock, because an operator may have accepted the loss a moment ago
+      // under the lock, because an operator may have accepted the loss in the meantime
       await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', [tenantId, chain]);
       const standing = await this.comparison.standing(client, tenantId, chain, knowledge);
       const found = standing.contradiction;
@@ -463,7 +465,7 @@ export class Checkpoints {
         ],
       );
       if (rows[0]?.raised) {
-        // a writer in another process must compare too
+        // a writer in another process must compare as well
         await client.query('update chain_head set fence = fence + 1 where tenant_id = $1 and chain = $2', [
           tenantId,
           chain,
@@ -484,8 +486,8 @@ export class Checkpoints {
   }
 
   /**
-   * A checkpoint for a head that the caller stores in the transaction that moves the head there, and then publishes.
-   * Undefined when there is no key to sign with.
+   * A checkpoint for a head that the caller stores in the transaction that moves the head there, and publishes afterwards.
+   * Undefined if there is no key to sign with.
    */
   sign(
     tenantId: string,
@@ -522,8 +524,8 @@ export class Checkpoints {
   }
 
   /**
-   * For a tenant that has arrived (`*`: for all that have): writes down outside the database what it is known to have, as for a
-   * chain that was signed here. From then on a tail that is cut is noticed, also when nobody uses the tenant. Never rejects.
+   * For a tenant that has arrived (`*`: for all that have): records outside the database what it is known to have, just as for a
+   * chain signed here. From then on a truncated tail is noticed, even if no one uses the tenant. Never rejects.
    */
   async adopt(tenantId: string): Promise<void> {
     try {
@@ -595,7 +597,7 @@ export class Checkpoints {
     return { tenantId, chain, seq, hash, kid, note, createdAt };
   }
 
-  /** One write and one flush for all notes that are waiting. */
+  /** One write and one flush for all waiting notes. */
   async #write(): Promise<void> {
     for (;;) {
       const next = this.#unwritten.entries().next().value;
@@ -611,7 +613,7 @@ export class Checkpoints {
   }
 }
 
-/** The event for subscribers about a checkpoint. With the note in it they can hold this server to its word. */
+/** The event that tells subscribers about a checkpoint. It carries the note, so that they can hold this server to it. */
 export function checkpointEvent({
   chain,
   seq,

@@ -4,22 +4,24 @@ import pg from 'pg';
 import type { Rests } from '../lib/pace.ts';
 
 /**
- * What the chain needs of PostgreSQL's wire protocol beyond what `pg` offers: rows encoded for COPY (FORMAT binary),
- * transactions sent as one message each with several under way, and COPY OUT read in place.
- * See the PostgreSQL manual, "Frontend/Backend Protocol" and "COPY, Binary Format".
+ * What the chain needs of PostgreSQL's wire protocol that `pg` does not offer: rows encoded for COPY (FORMAT binary), pipelined
+ * transactions sent as one message each, and COPY OUT read in place. See the PostgreSQL manual, "Frontend/Backend Protocol" and
+ * "COPY, Binary Format".
  */
 
 const HEADER = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1');
 /** PostgreSQL counts microseconds from 2000-01-01. */
 const EPOCH_MS = 946_684_800_000;
 const TWO_32 = 2 ** 32;
-/** A larger buffer than this is not kept for the next rows. */
+/** A buffer larger than this is not kept for the next rows. */
 const KEPT_BYTES = 1024 * 1024;
 
-/** For the numbers in a buffer: to write one takes a fraction of what the buffer's own functions take, which check it first. */
+/**
+ * For writing numbers into a buffer. It takes a fraction of the time of the buffer's own methods, which check the number first.
+ */
 const viewOf = ({ buffer, byteOffset, length }: Buffer) => new DataView(buffer, byteOffset, length);
 
-/** Where rows are put, field by field in the order of the columns. */
+/** Where rows are written, field by field in column order. */
 export type Rows = Pick<CopyRows, 'count' | 'row' | 'int2' | 'int4' | 'int8' | 'timestamp' | 'bytes' | 'text' | 'none'>;
 
 /** Rows as the VALUES of an INSERT. */
@@ -55,7 +57,7 @@ export class ValueRows implements Rows {
   }
 
   text(value: string): void {
-    // a simple query ends there
+    // NUL would end a simple query
     if (value.includes('\0')) throw new RangeError('a text with NUL cannot be stored');
     this.#add(pg.escapeLiteral(value));
   }
@@ -74,8 +76,8 @@ export class ValueRows implements Rows {
 }
 
 /**
- * Rows for COPY FROM STDIN (FORMAT binary), built up as the CopyData message that carries them. The fields of a row are
- * added in the order of the columns. The buffer grows and is used again after `reset`.
+ * Rows for COPY FROM STDIN (FORMAT binary), built up as the CopyData message that carries them. Fields are added in column order.
+ * The buffer grows, and is reused after `reset`.
  */
 export class CopyRows {
   #buffer: Buffer;
@@ -84,7 +86,7 @@ export class CopyRows {
   #count = 0;
   readonly #size: number;
 
-  /** `size`: of the buffer at first, in bytes. */
+  /** `size`: initial size of the buffer in bytes. */
   constructor(size = 64 * 1024) {
     this.#size = size;
     this.#buffer = Buffer.allocUnsafe(size);
@@ -97,7 +99,7 @@ export class CopyRows {
   }
 
   reset(): void {
-    // what a few unusual rows took is given back
+    // the memory that a few unusual rows took is released
     if (this.#buffer.length > Math.max(this.#size, KEPT_BYTES)) {
       this.#buffer = Buffer.allocUnsafe(this.#size);
       this.#view = viewOf(this.#buffer);
@@ -165,7 +167,7 @@ export class CopyRows {
     this.#end += 4;
   }
 
-  /** The finished CopyData message. It is a view: valid until the next `reset`. */
+  /** The finished CopyData message. It is a view, valid until the next `reset`. */
   message(): Buffer {
     this.#reserve(2);
     this.#view.setInt16(this.#end, -1);
@@ -185,7 +187,7 @@ export class CopyRows {
 
 const COPY_DONE = Buffer.from([0x63, 0, 0, 0, 4]);
 
-/** An error that the server answered. The fields are PostgreSQL's. */
+/** An error response from the server. The fields are PostgreSQL's. */
 export interface ServerError extends Error {
   readonly code?: string;
   readonly severity?: string;
@@ -193,10 +195,10 @@ export interface ServerError extends Error {
   readonly constraint?: string;
 }
 
-/** The connection is gone. Whether a transaction that was under way took effect is not known. */
+/** The connection is gone. It is unknown whether a transaction under way took effect. */
 export class ConnectionLost extends Error {
   override readonly name = 'ConnectionLost';
-  /** The system's code, so that it counts as a fault of the database. */
+  /** The system's error code, so that it counts as a database fault. */
   readonly code = 'ECONNRESET';
 }
 
@@ -212,12 +214,12 @@ interface Answer {
 }
 
 /**
- * A connection that takes the next transaction before it has answered the last. `pg` refuses to pipeline COPY, so this
- * takes the connection over from its client and answers the few messages that matter here itself.
+ * A connection that takes the next transaction before it has answered the previous one. `pg` refuses to pipeline COPY, so this
+ * takes the connection over from its client and handles the few message types that matter here itself.
  *
- * Each run is one simple query of several statements with the data of its COPYs behind it, written without waiting for
- * the server to ask. When a statement fails, the server skips the rest of the query and, by the rules of the protocol,
- * drops the copy data that comes after.
+ * Each run is one simple query of several statements, followed by the data of its COPYs, written without waiting for the server
+ * to ask. When a statement fails, the server skips the rest of the query and, as the protocol requires, drops the copy data that
+ * follows.
  */
 export class Pipeline {
   readonly #client: pg.Client;
@@ -227,14 +229,14 @@ export class Pipeline {
   #failed: ServerError | undefined;
   #lost: ConnectionLost | undefined;
 
-  /** Takes a connected client; nothing else may use it afterwards. `onLost` is called once when the connection ends. */
+  /** Takes a connected client, which nothing else may use afterwards. `onLost` is called once, when the connection ends. */
   constructor(client: pg.Client, options: { timeoutMs: number; onLost: (error: ConnectionLost) => void }) {
     this.#client = client;
     this.#wire = client.connection as unknown as Wire;
     this.#timeoutMs = options.timeoutMs;
     this.#wire.stream.setKeepAlive(true, 10_000);
     let cause: Error | undefined;
-    // without a listener an error of the connection ends the process
+    // without a listener, a connection error would end the process
     client.on('error', (error) => {
       cause ??= error;
     });
@@ -272,9 +274,9 @@ export class Pipeline {
   }
 
   /**
-   * Runs `sql`, whose COPY FROM STDIN statements take the messages of `copies` in their order. When it resolves every
-   * statement has succeeded: if the last was COMMIT, all of it is durable. It rejects with the server's error, or with
-   * ConnectionLost. The buffers may be used again once the answer has come and `written` is called.
+   * Runs `sql`, whose COPY FROM STDIN statements consume the messages in `copies` in order. Once it resolves, every statement has
+   * succeeded: if the last was COMMIT, everything is durable. Rejects with the server's error or with ConnectionLost. The buffers
+   * may be reused once the answer has arrived and `written` has been called.
    */
   run(sql: string, copies: readonly Buffer[] = [], written?: () => void): Promise<void> {
     return new Promise((resolve, reject) => {
@@ -292,26 +294,26 @@ export class Pipeline {
         stream.write(copy);
         stream.write(COPY_DONE);
       }
-      // the callback of an empty write comes after all bytes before it, and with an error when the connection broke
+      // an empty write's callback runs after all bytes before it are written, with an error if the connection broke
       if (written) stream.write('', written);
       stream.uncork();
     });
   }
 
-  /** Cuts the connection; whatever is under way rejects with ConnectionLost. */
+  /** Cuts the connection; everything under way rejects with ConnectionLost. */
   destroy(): void {
     this.#wire.stream.destroy();
   }
 
-  /** Closes the connection in good order. Call it when nothing is under way. */
+  /** Closes the connection gracefully. Call it when nothing is under way. */
   async end(): Promise<void> {
     if (!this.#lost) await this.#client.end();
   }
 }
 
 /**
- * Runs a COPY TO STDOUT statement on an idle client and hands over the payload of each CopyData message (one for each
- * row, the protocol promises). The bytes are valid only during the call. Resolves when the statement has succeeded.
+ * Runs a COPY TO STDOUT statement on an idle client and hands over the payload of each CopyData message (one per row, as the
+ * protocol guarantees). The bytes are valid only during the call. Resolves when the statement has succeeded.
  */
 export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) => void): Promise<void> {
   return receive(client, sql, (data, starts, ends) => {
@@ -320,11 +322,13 @@ export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) =
 }
 
 /**
- * Reads into one buffer again and again. Else Node makes a buffer of 64 KB for each read, which piles up until garbage is
- * collected, outside of the heap and so long after the limit of a thread.
+ * Reads into the same buffer over and over. Otherwise Node allocates a 64 KB buffer for each read, and these pile up until
+ * garbage is collected: outside the heap, and so well past a thread's limit.
  */
 class ReceivingSocket extends Socket {
-  /** Takes what is received, which is valid only during the call. Without it `pg` does, who keeps what it is given. */
+  /**
+   * Receives the incoming bytes, which are valid only during the call. If unset, `pg` receives them, and keeps what it is given.
+   */
   reader: ((chunk: Buffer) => void) | undefined;
 
   constructor() {
@@ -353,8 +357,8 @@ export interface CopyOptions {
 }
 
 /**
- * As copyOut, for COPY TO STDOUT (FORMAT binary), and with all rows that arrived together: they begin in `data` at `starts`,
- * without header and trailer.
+ * Like copyOut, for COPY TO STDOUT (FORMAT binary), but hands over all rows that arrived together. They begin in `data` at
+ * `starts`, without header and trailer.
  */
 export function copyRows(
   client: pg.Client,
@@ -364,7 +368,7 @@ export function copyRows(
 ): Promise<void> {
   let first = true;
   const onMessages = (data: Buffer, starts: number[]) => {
-    // the first message, and only that, begins with the header; the last one says -1 in place of a row
+    // only the first message begins with the header; the last has -1 in place of a row
     if (first) starts[0]! += HEADER.length;
     first = false;
     if (data.readInt16BE(starts.at(-1)!) < 0) starts.pop();
@@ -374,8 +378,8 @@ export function copyRows(
 }
 
 /**
- * Reads the answer to `sql` past `pg`, which makes an object, a buffer and an event of each CopyData message: that takes
- * as long as hashing a record. The payloads are `data` from each of `starts` to the same one of `ends`.
+ * Reads the response to `sql` while bypassing `pg`, which creates an object, a buffer and an event for each CopyData message.
+ * That takes as long as hashing a record. Payload n is `data` from `starts[n]` to `ends[n]`.
  */
 function receive(
   client: pg.Client,
@@ -386,7 +390,10 @@ function receive(
   const wire = client.connection as unknown as Wire;
   const { stream } = wire;
   return new Promise((resolve, reject) => {
-    /** What has arrived and is not yet read lies from `start` to `end`: one buffer for all, so that no garbage piles up. */
+    /**
+     * What has arrived but is not yet read lies between `start` and `end`. There is one buffer for all of it, so no garbage piles
+     * up.
+     */
     let buffer = into;
     let start = 0;
     let end = 0;

@@ -15,9 +15,9 @@ import { ANSWER_MS } from './transaction.ts';
 const MOMENT_MS = 30_000;
 
 /**
- * The chains that a writer may write, each by the fence that it took. A chain that it returns is as the database has it, with what
- * this writer has under way, until it is no longer `live`: then it is another process's, or nobody knows, and the next caller
- * opens it again.
+ * The chains that a writer may write, each under the fence that it took. A chain returned here matches the database, plus what
+ * this writer has under way, until it is no longer `live`. Then it belongs to another process, or its owner is unknown, and the
+ * next caller opens it again.
  */
 export class OwnedChains {
   readonly #options: AppenderOptions;
@@ -25,7 +25,7 @@ export class OwnedChains {
   readonly #connection: { readonly losses: number };
   readonly #chains = new Map<string, Chain | Promise<Chain>>();
 
-  /** `recent`: the ids that the writer knows. `connection`: the one on which it writes, with how often that was lost. */
+  /** `recent`: the ids that the writer knows. `connection`: the one it writes on, with the number of times it was lost. */
   constructor(options: AppenderOptions, recent: RecentIds, connection: { readonly losses: number }) {
     this.#options = options;
     this.#recent = recent;
@@ -33,9 +33,9 @@ export class OwnedChains {
   }
 
   /**
-   * The tenant's chain. Where it is not open, its fence is taken: every other writer of it is locked out when this resolves, and it
-   * was compared with what was acknowledged. Rejects with NOT_FOUND for an unknown tenant, with ChainClosed for a chain that lacks
-   * what was acknowledged, and with UNAVAILABLE when the database does not answer, or lacks the standby that is demanded.
+   * The tenant's chain. If it is not open, its fence is taken: once this resolves, every other writer of it is locked out, and
+   * the chain has been compared with what was acknowledged. Rejects with NOT_FOUND for an unknown tenant, with ChainClosed for a
+   * chain that lacks what was acknowledged, and with UNAVAILABLE when the database does not answer or lacks the required standby.
    */
   of(tenantId: string): Promise<Chain> | Chain {
     const known = this.#chains.get(tenantId);
@@ -45,7 +45,7 @@ export class OwnedChains {
       (chain): Chain | Promise<Chain> => {
         if (this.#chains.get(tenantId) === opening) this.#chains.set(tenantId, chain);
         if (losses === this.#connection.losses) return chain;
-        // the database was away meanwhile: what was read from it may no longer be true
+        // the database was away in the meantime: what was read from it may no longer be true
         this.abandon(chain);
         return this.of(tenantId);
       },
@@ -58,59 +58,62 @@ export class OwnedChains {
     return opening;
   }
 
-  /** Forgets the tenant's chain. What was queued for it before is still written, until another process takes the fence. */
+  /** Forgets the tenant's chain. Whatever was queued for it earlier is still written, until another process takes the fence. */
   release(tenantId: string): void {
     const chain = this.#chains.get(tenantId);
     if (chain && !(chain instanceof Promise)) this.#chains.delete(tenantId);
   }
 
-  /** Nothing more is written to this chain; what waits for it is refused with `refusal`, or Fenced. */
+  /** Stops writing to this chain. Whatever is waiting for it is refused with `refusal`, or with Fenced. */
   abandon(chain: Chain, refusal?: Error): void {
     chain.refusal ??= refusal;
     chain.live = false;
     if (this.#chains.get(chain.tenantId) === chain) this.#chains.delete(chain.tenantId);
   }
 
-  /** Abandons all that are open but these. */
+  /** Abandons all open chains except these. */
   abandonOthers(kept: readonly Chain[]): void {
     for (const chain of this.#chains.values()) {
       if (!(chain instanceof Promise) && !kept.includes(chain)) this.abandon(chain);
     }
   }
 
-  /** Why nothing more is written to the chain. */
+  /** Why nothing more is written to the chain; undefined if it can be written. */
   refusalFor(chain: Chain): Error | undefined {
     return chain.live ? this.#unreplicated(chain.tenantId) : (chain.refusal ?? new Fenced());
   }
 
-  /** Throws UNAVAILABLE where the standby that is demanded is known to be missing. */
+  /** Throws UNAVAILABLE if the required standby is known to be missing. */
   assertReplicated(tenantId: string): void {
     const refusal = this.#unreplicated(tenantId);
     if (refusal) throw refusal;
   }
 
-  /** Why nothing is written of the tenant now: what waits for a standby that is gone keeps its connection until that is back. */
+  /**
+   * Why nothing is written for the tenant now: a transaction that waits for a missing standby ties up its connection until it is
+   * back.
+   */
   #unreplicated(tenantId: string): AppError | undefined {
     const missing = this.#options.db.replication?.missingFor(tenantId);
     return missing === undefined ? undefined : unavailable(`no synchronous standby: ${missing}`);
   }
 
-  /** Notes that the group is committed, before its callers know: where its chains are, and the checkpoints that it has. */
+  /** Records that the group is committed, before its callers are told: the heads of its chains, and its checkpoints. */
   committed(group: Group): void {
     this.#options.hooks?.committed?.();
     for (const { chain, seq, hash } of group.heads) this.acknowledge(chain, seq, hash);
     if (group.checkpoints.length > 0) this.#options.checkpoints!.publish(group.checkpoints);
   }
 
-  /** Notes that the chain is acknowledged up to here: a database that comes back without it is found out. */
+  /** Records that the chain is acknowledged up to here, so that a database that comes back without it is noticed. */
   acknowledge({ tenantId, generation }: Pick<Chain, 'tenantId' | 'generation'>, seq: number, hash: Buffer): void {
     const head = { seq, hash: hash.toString('hex'), generation };
     this.#options.checkpoints?.acknowledged.acknowledge(tenantId, 'forensics', head);
   }
 
   /**
-   * INVARIANT: the fence is taken first and everything else is read after it. Raising it waits for a transaction of the
-   * former owner that holds the head; one that comes later fails its compare-and-swap. So what is read stays true.
+   * INVARIANT: the fence is taken first and everything else is read after it. Raising the fence waits for a transaction of the
+   * former owner that holds the head; a later one fails its compare-and-swap. So what is read stays true.
    */
   async #open(tenantId: string): Promise<Chain> {
     const near = this.#options.db.nearOf(tenantId);
@@ -125,7 +128,7 @@ export class OwnedChains {
         [tenantId, Buffer.from(ZERO_HASH, 'hex')],
       );
       const { seq, hash, fence } = rows[0]!;
-      // a server that has vanished is not waited for: the next attempt is on another connection
+      // do not wait for a server that has vanished: the next attempt uses another connection
       const compared = Promise.all([
         lastRecords(near, tenantId, seq, this.#options.clock.now()),
         this.#compared(tenantId),
@@ -138,7 +141,7 @@ export class OwnedChains {
     } catch (error) {
       if (error instanceof ChainClosed) throw error;
       if ((error as ServerError).code === '23503') {
-        // anyone who was let in before it left is not told that its records are refused for good
+        // a caller admitted before the tenant left must not be told that its records are refused for good
         if (await isLeaving(near, tenantId)) throw unavailable('the tenant is moving to another installation', error);
         throw new AppError('NOT_FOUND', 'there is no such tenant');
       }
@@ -148,11 +151,11 @@ export class OwnedChains {
   }
 
   /**
-   * The ids that an owner wrote who was here a moment ago: those whose acknowledgement was lost with it are sent again now, and
-   * are answered as duplicates without a transaction that fails on them.
+   * Remembers the ids that the previous owner wrote moments ago. Events whose acknowledgement was lost with that owner are being
+   * sent again now, and are answered as duplicates without a transaction that fails on them.
    *
-   * INVARIANT: the head that these were read below counts as acknowledged, so that a database that comes back without them is found
-   * out before one of them is answered.
+   * INVARIANT: the head under which these were read counts as acknowledged, so that a database that comes back without them is
+   * noticed before any of them is answered.
    */
   #remember(tenantId: string, records: readonly LastRecord[], generation: number): void {
     const known = records.flatMap(({ seq, received_at, hash, event_id: id, key_id }, i) => {
@@ -166,8 +169,8 @@ export class OwnedChains {
   }
 
   /**
-   * Compares the chain, whose fence was just taken, with what is known about it. The remembered ids of records that no
-   * longer exist are forgotten, so that an event that is sent again is stored and not answered as a duplicate.
+   * Compares the chain, whose fence was just taken, with what is known about it. The remembered ids of records that no longer
+   * exist are forgotten, so that an event sent again is stored instead of being answered as a duplicate.
    */
   async #compared(tenantId: string): Promise<{ signed: number | undefined; generation: number }> {
     const { checkpoints } = this.#options;
@@ -183,9 +186,9 @@ export class OwnedChains {
   }
 
   /**
-   * Takes the fence of a chain that this writer owned, in a compare-and-swap, so that one that another process took in the
-   * meantime is left to it. Resolves with why what is under way for it is refused, where the fault is this chain's alone. Rejects where
-   * it is the connection's.
+   * Takes the fence of a chain that this writer owned, in a compare-and-swap, so that a chain that another process has taken in
+   * the meantime is left to that process. If the fault is this chain's alone, resolves with the reason for refusing what is under
+   * way for it. Rejects if the fault is the connection's.
    */
   async takeAgain(client: pg.Client, chain: Chain): Promise<Error | undefined> {
     const unreplicated = this.#unreplicated(chain.tenantId);
@@ -216,7 +219,7 @@ export class OwnedChains {
         this.abandon(chain, error);
         return undefined;
       }
-      // the server itself answered on a connection that still works: the fault is not the connection's
+      // the server itself answered, and the connection still works: the fault is not the connection's
       if (!('code' in (error as Error)) || client.connection.stream.destroyed) throw error;
       await within(ANSWER_MS, client.query('select 1'));
       this.#options.log.error({ err: error, tenant: chain.tenantId }, 'a chain cannot be taken again');
@@ -225,7 +228,7 @@ export class OwnedChains {
     }
   }
 
-  /** Finds out who moved the head, where a compare-and-swap failed, and abandons the chain if it is not where this writer left it. */
+  /** Finds out who moved the head after a failed compare-and-swap. Abandons the chain if it is not where this writer left it. */
   async compareHead(chain: Chain): Promise<void> {
     const { rows } = await within(
       ANSWER_MS,
@@ -241,7 +244,7 @@ export class OwnedChains {
       this.#options.log.warn({ tenant: chain.tenantId }, 'another process took the chain over');
       this.abandon(chain);
     } else if (head.seq !== chain.seq || !head.hash.equals(chain.hash)) {
-      // no other process may move it under our fence: this writer cannot repair it
+      // no other process may move it under our fence; this writer cannot repair it
       this.#options.log.error({ tenant: chain.tenantId, seq: head.seq }, 'the head of a chain moved under its owner');
       this.abandon(chain);
     }
@@ -256,7 +259,7 @@ interface LastRecord {
   readonly key_id: string | null;
 }
 
-/** The last record of a chain with this head, and if it was written a moment ago those before it, in their order. */
+/** The last record of a chain with this head and, if it was written moments ago, the records before it, in order. */
 async function lastRecords(
   near: Pick<pg.Pool, 'query'>,
   tenantId: string,
@@ -264,7 +267,7 @@ async function lastRecords(
   now: number,
 ): Promise<LastRecord[]> {
   const last = 'tenant_id = $1 and seq = $2';
-  // no text within a line has a quote that is not escaped
+  // a line's text contains no unescaped quote
   const columns = `seq, received_at, hash, event_id, substring(line from '"key_id":"([^"]*)"') as key_id`;
   const { rows } = await near.query<LastRecord>(
     `select ${columns} from forensic_record where ${last}

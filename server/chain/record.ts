@@ -8,7 +8,7 @@ import {
   type FieldName,
 } from '../domain/decision.ts';
 
-/** What the pinned package loads: its own types do not have it. */
+/** What the pinned package loads; its own types do not declare it. */
 const blake3 = (module as unknown as { __wasm: Blake3 }).__wasm;
 interface Blake3 {
   readonly memory: { readonly buffer: ArrayBuffer };
@@ -23,23 +23,23 @@ interface Blake3 {
  *
  *   hash_0 = 64 zeros;  hash_n = BLAKE3( hex(hash_{n-1}) | "\n" | line_n )
  *
- * INVARIANT: the keys of every literal below stay sorted by code unit, and every string in it is well formed. A change
- * of meaning is a new version beside this one; svc-verify reads every version ever written.
+ * INVARIANT: the keys of every literal below stay sorted by code unit, and every string in it is well formed. A change of meaning
+ * is a new version next to this one; svc-verify reads every version ever written.
  */
 export const RECORD_VERSION = 1;
 export const RECORD_ALG = 'BLAKE3';
 export const HASH_BYTES = 32;
 export const ZERO_HASH = '0'.repeat(2 * HASH_BYTES);
 
-/** The value of the column `decision` for a record among the decisions that is none. */
+/** The value of the `decision` column for a record among the decisions that is not itself a decision. */
 export const NO_DECISION = DECISIONS.length;
 
 /** What every record has, decision or not. */
 type CommonMember = 'alg' | 'event_type' | 'id' | 'received_at' | 'seq' | 'tenant_id' | 'v';
 
 /**
- * The line of a decision record. One literal, because V8 prints it twice as fast as an object that a loop fills; the
- * compiler holds it to the table of fields, a test to the order of its keys.
+ * The line of a decision record. A single literal, because V8 prints it twice as fast as an object filled by a loop. The compiler
+ * checks it against the table of fields; a test checks the order of its keys.
  */
 export function decisionLine(tenantId: string, seq: number, receivedAt: string, e: DecisionEvent): string {
   return JSON.stringify({
@@ -90,7 +90,7 @@ export function decisionLine(tenantId: string, seq: number, receivedAt: string, 
   } satisfies Record<FieldName | CommonMember, unknown>);
 }
 
-/** INVARIANT: no member of it has the name of a filter: those are searched for in the text (decisions/search.ts). */
+/** INVARIANT: none of its members has the name of a filter, because filters search the text by name (decisions/search.ts). */
 function factsMember(facts: DecisionFacts): DecisionFacts {
   return {
     covered: facts.covered,
@@ -105,8 +105,8 @@ function factsMember(facts: DecisionFacts): DecisionFacts {
 }
 
 /**
- * The value of a derived column for a record: 0 where the record has no such member, as genesis; NO_DECISION for the
- * record of a loss; -1 for a decision that is none of DECISIONS.
+ * The value of a derived column for a record: 0 if the record has no such member, as in genesis; NO_DECISION for the record of a
+ * loss; -1 for a decision that is not in DECISIONS.
  */
 export function derivedColumn(
   record: Readonly<Record<string, unknown>>,
@@ -119,8 +119,8 @@ export function derivedColumn(
 }
 
 /**
- * Record 1 of every chain. It binds the chain to its tenant, its name and the key that was current when it began, so
- * that the chains of two tenants cannot be exchanged.
+ * Record 1 of every chain. It binds the chain to its tenant, its name and the key that was current when it began, so that the
+ * chains of two tenants cannot be swapped.
  */
 export function genesisLine(tenantId: string, chain: ChainName, createdAt: string, keyFingerprint: string): string {
   return JSON.stringify({
@@ -136,11 +136,11 @@ export function genesisLine(tenantId: string, chain: ChainName, createdAt: strin
   });
 }
 
-/** The members of an audit record's line that have columns of their own, by which the log is searched. */
+/** The members of an audit record's line that have their own columns, by which the log is searched. */
 export const AUDIT_COLUMNS = ['actor_id', 'action', 'target_type', 'target_id', 'severity'] as const;
 export type AuditColumns = Record<(typeof AUDIT_COLUMNS)[number], string>;
 
-/** The columns beside an audit record's line; empty where it has no such member, as genesis. */
+/** The columns stored next to an audit record's line; empty if it has no such member, as in genesis. */
 export function auditColumns(record: Readonly<Record<string, unknown>>): AuditColumns {
   return Object.fromEntries(
     AUDIT_COLUMNS.map((name) => [name, typeof record[name] === 'string' ? record[name] : '']),
@@ -149,7 +149,7 @@ export function auditColumns(record: Readonly<Record<string, unknown>>): AuditCo
 
 export const LOSS_EVENT = 'chain.loss';
 
-/** The record in a decision chain of a loss that an operator accepted; the signed note says what it is, see note.ts. */
+/** The record, in a decision chain, of a loss that an operator accepted. The signed note states what was lost, see note.ts. */
 export function lossLine(
   tenantId: string,
   loss: { seq: number; id: string; at: string; note: string; reason: string },
@@ -167,20 +167,20 @@ export function lossLine(
   });
 }
 
-/** The two chains of a tenant: its decisions, and what people and the system did to its policies, keys and settings. */
+/** A tenant's two chains: its decisions, and what people and the system did to its policies, keys and settings. */
 export type ChainName = 'forensics' | 'audit';
 
 /**
- * hash_n from hash_{n-1} (32 bytes) and the record line. One-shot hashing: blake3's streaming objects leak memory.
+ * hash_n from hash_{n-1} (32 bytes) and the record line. Hashed in one shot, because blake3's streaming objects leak memory.
  *
- * The bytes are written where the module reads them. The package's own function copies them there, and the answer back and
- * forth, which takes as long as hashing a record does.
+ * The bytes are written where the module reads them. The package's own function copies them there and copies the result back and
+ * forth, which takes as long as hashing a record.
  */
 export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buffer {
   const size = 65 + (typeof line === 'string' ? Buffer.byteLength(line) : line.byteLength);
-  // it is freed by the hash
+  // the hash function frees it
   const at = blake3.__wbindgen_malloc(size);
-  // the module's memory is another object once it has grown
+  // the module's memory is a new object after it has grown
   if (memory.length === 0) memory = Buffer.from(blake3.memory.buffer);
   for (let i = 0; i < 32; i++) {
     const byte = previous[i]!;
@@ -191,7 +191,7 @@ export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buff
   if (typeof line === 'string') memory.write(line, at + 65, 'utf8');
   else memory.set(line, at + 65);
   blake3.hash(at, size, OUT, 32);
-  // no view is made for it
+  // copied byte by byte, without creating a view
   const hash = Buffer.allocUnsafe(32);
   for (let i = 0; i < 32; i++) hash[i] = memory[OUT + i]!;
   return hash;
@@ -200,12 +200,12 @@ const OUT = blake3.__wbindgen_malloc(32);
 let memory = Buffer.from(blake3.memory.buffer);
 const HEX = Buffer.from('0123456789abcdef');
 
-/** The hash of what a record says in one of its members; 0 where it has no such member. */
+/** The hash of one of a record's members; 0 if the record has no such member. */
 export function hashOf(value: unknown): number {
   return typeof value === 'string' ? idHash(value) : 0;
 }
 
-/** A 32-bit FNV-1a hash of an id, what the filter indexes hold in place of the id itself. Equal ids, equal hashes. */
+/** A 32-bit FNV-1a hash of an id; the filter indexes hold it in place of the id. Equal ids have equal hashes. */
 export function idHash(id: string): number {
   let h = 0x811c9dc5;
   for (let i = 0; i < id.length; i++) h = Math.imul(h ^ id.charCodeAt(i), 0x01000193);

@@ -19,7 +19,7 @@ import { type ChainName, HASH_BYTES, ZERO_HASH } from './record.ts';
 import type { VerifyResult } from './verification.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from './verify.ts';
 
-/** A thread of one verification. See verification.ts. */
+/** The job of a verification thread. See verification.ts. */
 export interface VerificationJob {
   sessionUrl: string;
   tenantId: string;
@@ -28,27 +28,27 @@ export interface VerificationJob {
   directory: string | undefined;
   known: readonly KnownHead[];
   chunk: number;
-  /** How many threads share a chain of so many records or more. */
+  /** How many threads share a chain with this many records or more. */
   sharing: { threads: number; records: number };
   hashes: HashModule | undefined;
   /** See shareBusy. */
   busy: Int32Array;
-  /** Of a thread that verifies a part of the chain for another one. */
+  /** Set for a thread that verifies a part of the chain for another thread. */
   part?: { start: Start; of: Part };
 }
 
 export type VerificationMessage = { checked: number; total: number } | { result: VerifyResult };
-/** Of a thread that verifies a part. */
+/** Sent by a thread that verifies a part. */
 type PartMessage = { checked: number } | { verdict: PartVerdict };
 
 /** What is known before the first record is read. */
 interface Start extends Awaited<ReturnType<typeof readStart>> {
-  /** The last record that is read. */
+  /** The last record to read. */
   end: number;
   losses: AcceptedLoss[];
   /** The length of the checkpoint file, in bytes. */
   filed: number;
-  /** The newest block with a summary. */
+  /** The newest block that has a summary. */
   newestBlock: number;
 }
 
@@ -56,17 +56,17 @@ interface Start extends Awaited<ReturnType<typeof readStart>> {
 interface Part {
   from: number;
   to: number;
-  /** The stored hash of record `from`, which the part before compares. */
+  /** The stored hash of record `from`, which the previous part compares. */
   hash: string;
-  /** That of record `to`, as the next part has it; undefined for the last. */
+  /** The hash of record `to` as the next part has it; undefined for the last part. */
   next: string | undefined;
 }
 
 interface PartVerdict extends Pick<ChainVerdict, 'linear' | 'records_checked' | 'head'> {
-  /** The first thing that is wrong with the records, and the first with what is stated about them. */
+  /** The first mismatch in the records, and the first with what is stated about them. */
   mismatch: Fault | undefined;
   fault: Fault | undefined;
-  /** seq of the highest checkpoint in the file that is of this part. */
+  /** seq of the highest checkpoint in the file that belongs to this part. */
   filed: number;
 }
 
@@ -75,7 +75,7 @@ if (!port) throw new Error('this file is the entry of a worker thread');
 lowerPriority();
 
 async function main(job: VerificationJob): Promise<void> {
-  // as requests do: it can read what is the tenant's, and change nothing
+  // with the same role as requests: it can read only the tenant's data, and change nothing
   const client = await connectSession(job.sessionUrl, {
     types: COLUMN_TYPES,
     application_name: 'svc verification',
@@ -95,7 +95,7 @@ async function main(job: VerificationJob): Promise<void> {
   }
 }
 
-/** Verifies the chain; a long one in parts side by side, each from the stored hash of the record before it. */
+/** Verifies the chain. A long chain is verified in parallel parts, each starting from the stored hash of the record before it. */
 async function verification(client: pg.Client, job: VerificationJob): Promise<VerifyResult> {
   const { tenantId, chain } = job;
   const start = await startOf(client, job);
@@ -125,7 +125,7 @@ async function verification(client: pg.Client, job: VerificationJob): Promise<Ve
   const altered = chain === 'forensics' ? await alteredInput(client, tenantId, restsOf(job.busy)) : undefined;
   if (altered) faults.push(altered);
   const fault = earliest(faults);
-  // what is wrong with the head is not earlier than a record that was found before it
+  // a fault in the head is not earlier than a record found before it
   const mismatch = verdicts.find((verdict) => verdict.mismatch)?.mismatch;
   const { seq, reason } = earliest([fault, mismatch].filter((one) => one !== undefined)) ?? {};
   const id = [fault, mismatch].find((one) => one?.id !== undefined && one.seq === seq)?.id;
@@ -148,13 +148,13 @@ async function verification(client: pg.Client, job: VerificationJob): Promise<Ve
   };
 }
 
-/** Of those with the lowest seq the first. */
+/** The fault with the lowest seq; the first one if several have it. */
 function earliest(faults: readonly Fault[]): Fault | undefined {
   return faults.toSorted((a, b) => a.seq - b.seq)[0];
 }
 
 async function startOf(client: pg.Client, { tenantId, chain, keys, directory }: VerificationJob): Promise<Start> {
-  // before the head: neither the file nor a summary is then of records that are newer
+  // before the head is read, so that neither the file nor a summary covers newer records
   const filed = directory === undefined ? 0 : await sizeOf(checkpointFile(directory, tenantId, chain));
   const newestBlock = chain === 'forensics' ? await newestSummary(client, tenantId) : -1;
   const start = await readStart(client, tenantId, chain);
@@ -162,10 +162,10 @@ async function startOf(client: pg.Client, { tenantId, chain, keys, directory }: 
   return { ...start, losses, filed, newestBlock, end: Math.max(start.seq ?? 0, start.last ?? 0) };
 }
 
-/** The first part is larger: by what is read of a million records while another thread starts. */
+/** The first part is larger by what one thread reads, for a million records, while the other thread starts. */
 const EARLIER = 1.04;
 
-/** One part, or as many as there are threads, each of whole blocks. */
+/** One part, or as many as there are threads, each made of whole blocks. */
 async function partsOf(client: pg.Client, { tenantId, chain, sharing }: VerificationJob, end: number): Promise<Part[]> {
   const { threads, records } = sharing;
   const each = BLOCK_RECORDS * Math.ceil((EARLIER * end) / threads / BLOCK_RECORDS);
@@ -174,7 +174,7 @@ async function partsOf(client: pg.Client, { tenantId, chain, sharing }: Verifica
     `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2) order by seq`,
     [tenantId, bounds.filter((seq) => seq < end)],
   );
-  // a record that is missing, or has no hash, is found by the thread that has those before and after it
+  // a record that is missing or has no hash is found by the thread that has its neighbors
   const sound = rows.flatMap(({ seq, hash }, n) =>
     hash?.length === HASH_BYTES && seq !== rows[n - 1]?.seq ? { seq, hash: hash.toString('hex') } : [],
   );
@@ -185,7 +185,7 @@ async function partsOf(client: pg.Client, { tenantId, chain, sharing }: Verifica
   });
 }
 
-/** As verifiedPart, in a thread of its own, which ends with this one. */
+/** Like verifiedPart, but in its own thread, which ends with this one. */
 async function verifiedByThread(job: VerificationJob, onProgress: (records: number) => void): Promise<PartVerdict> {
   const thread = new Worker(new URL(import.meta.url), { workerData: job, execArgv: [], resourceLimits });
   const done = Promise.withResolvers<PartVerdict>();
@@ -200,9 +200,9 @@ async function verifiedByThread(job: VerificationJob, onProgress: (records: numb
 }
 
 /**
- * It reads in chunks, each its own statement, so that it holds neither memory nor a long snapshot, however long the
- * chain. INVARIANT: what is stated about a record is compared in the part that has it, and in one alone; the last part also has
- * what is stated about records that are not there.
+ * Reads in chunks, each in its own statement, so that however long the chain is, it holds neither much memory nor a long
+ * snapshot. INVARIANT: what is stated about a record is compared in the part that has the record, and in no other. The last part
+ * also compares what is stated about records that do not exist.
  */
 async function verifiedPart(
   client: pg.Client,
@@ -263,7 +263,7 @@ async function verifiedPart(
       };
       await copyRows(client, rows, add, { rests, into });
       onProgress(to - part.from);
-      // a head or a record far beyond the others must not be walked to
+      // a head or record far beyond the others must not be reached chunk by chunk
       const gap = records > 0 || to === part.to ? 0 : (await nextAfter(client, job, to, part.to)) - to;
       span = gap + chunk;
       from = to;
@@ -284,7 +284,7 @@ async function verifiedPart(
   };
 }
 
-/** The seq of the next record after `from`, or `to` where there is none up to that. */
+/** The seq of the next record after `from`, or `to` if there is none up to there. */
 async function nextAfter(
   client: pg.Client,
   { tenantId, chain }: VerificationJob,
@@ -298,12 +298,12 @@ async function nextAfter(
   return rows[0]?.seq ?? to;
 }
 
-/** The notes in the first `bytes` of a checkpoint file that are about records of a part. */
+/** The notes in the first `bytes` of a checkpoint file that are about records of this part. */
 async function* notesOf(file: string, bytes: number, has: (seq: number) => boolean): AsyncGenerator<FiledNote> {
   for await (const note of notesIn(file, 0, bytes)) if (has(note.seq)) yield note;
 }
 
-/** What is wrong beside the chain itself, at record `seq`. */
+/** Something wrong outside the chain itself, at record `seq`. */
 interface Fault {
   seq: number;
   id?: string | undefined;
@@ -313,7 +313,7 @@ interface Fault {
 /** The checkpoint file cannot be read at all. */
 class FileFault extends Error {}
 
-/** What is stated about a chain, given to its verifier; keeps the first of the faults of the statements themselves. */
+/** Passes what is stated about a chain to its verifier, and keeps the first fault in the statements themselves. */
 class Statements {
   readonly #client: pg.Client;
   readonly #verifier: ChainVerifier<Columns>;
@@ -326,7 +326,7 @@ class Statements {
   first: Fault | undefined;
   /** seq of the highest checkpoint in the file. */
   filed = 0;
-  /** The file cannot be read: the records are compared with everything else. */
+  /** The file cannot be read. The records are still compared with everything else. */
   #fileFault = false;
 
   constructor(
@@ -343,7 +343,7 @@ class Statements {
     if (!this.first || fault.seq < this.first.seq) this.first = fault;
   }
 
-  /** Expects the database's checkpoints of the records after `from` up to `to`, and resolves with them. */
+  /** Expects the database's checkpoints for the records after `from` up to `to`, and resolves with them. */
   async expectStored(from: number, to: number): Promise<ReadonlyMap<number, string>> {
     const { tenantId, chain } = this.#of;
     const { rows } = await this.#client.query<{ seq: number; note: string }>(
@@ -363,8 +363,8 @@ class Statements {
   }
 
   /**
-   * Expects the file's checkpoints up to record `to`. They are in the order of their records, as a rule: the first one
-   * beyond `to` is left for later. One that comes late, after its record has gone by, is compared with what is stored.
+   * Expects the file's checkpoints up to record `to`. They are usually in the order of their records, so reading stops at the
+   * first one beyond `to`. A late one, whose record has already gone by, is compared with what is stored.
    */
   async expectFiled(
     notes: Lookahead | undefined,
@@ -386,7 +386,7 @@ class Statements {
     const late: ChainPosition[] = [];
     for (let note = await notes.peek(); note && !(note.seq > to); note = await notes.peek()) {
       notes.take();
-      // the same as in the database, byte by byte: it was opened there
+      // byte for byte the same as in the database, where it was already opened
       if (stored.get(note.seq) === note.note) {
         this.filed = Math.max(this.filed, note.seq);
         continue;
@@ -425,7 +425,7 @@ class Statements {
   }
 }
 
-/** Notes one at a time, the next one known. */
+/** Notes one at a time, with a look at the next one. */
 class Lookahead {
   readonly #notes: AsyncGenerator<FiledNote>;
   #next: FiledNote | undefined;
@@ -452,15 +452,15 @@ class Lookahead {
   }
 }
 
-/** The summaries that searches read, compared with the texts of the records as those go by. */
+/** Compares the summaries that searches read with the texts of the records as the records go by. */
 class Summaries {
   readonly #client: pg.Client;
   readonly #tenantId: string;
-  /** The newest one; -1 where there is none. */
+  /** The newest one; -1 if there is none. */
   readonly #newest: number;
   readonly #block = new Block();
   #loaded = new Map<number, Summary>();
-  /** The first block up to the newest that had none. */
+  /** The first block, up to the newest, that has no summary. */
   #missing: number | undefined;
 
   constructor(client: pg.Client, tenantId: string, newest: number) {
@@ -469,7 +469,7 @@ class Summaries {
     this.#newest = newest;
   }
 
-  /** Loads those that end with one of the records after `from` up to `to`. */
+  /** Loads the summaries of the blocks that end with one of the records after `from` up to `to`. */
   async load(from: number, to: number): Promise<void> {
     const [first, last] = [blockOf(from + 1), Math.min(blockOf(to + 1) - 1, this.#newest)];
     if (first > last) {
@@ -483,7 +483,7 @@ class Summaries {
     this.#loaded = new Map(rows.map((row) => [row.block, row]));
   }
 
-  /** The next record, of a chain of which nothing is wrong so far. */
+  /** Adds the next record of a chain in which nothing is wrong so far. */
   add(seq: number, fields: Int32Array, statements: Statements): void {
     this.#block.add(seq, fields);
     const block = blockOf(seq);
@@ -493,12 +493,12 @@ class Summaries {
     else if (!this.#block.agrees(summary)) this.#fault(block, 'differs from their texts', statements);
   }
 
-  /** `end`: no summary is of records beyond it. */
+  /** `end`: no summary may cover records beyond it. */
   async finish(end: number, statements: Statements): Promise<void> {
     const isMissing = this.#missing !== undefined;
     const isBeyond = this.#newest >= 0 && lastIn(this.#newest) > end;
     if (!isMissing && !isBeyond) return;
-    // all of them may have been deleted meanwhile, to be made again
+    // they may all have been deleted in the meantime, to be rebuilt
     const { rows } = await this.#client.query<{ block: number }>(
       'select block from forensic_block where tenant_id = $1 and block >= $2 order by block limit 1',
       [this.#tenantId, this.#missing ?? this.#newest],
@@ -524,15 +524,15 @@ async function newestSummary(client: pg.Client, tenantId: string): Promise<numbe
 const INPUTS = 2000;
 
 /**
- * Compares the inputs that are kept with the hashes in their records. An input may be gone (retention erases it); one
- * that is there is the one that the decision was taken on. Resolves with the first that is not.
+ * Compares the kept inputs with the hashes in their records. An input may be gone (retention erases it), but one that is there
+ * must be the one on which the decision was made. Resolves with the first that is not.
  */
 async function alteredInput(client: pg.Client, tenantId: string, rests: Rests): Promise<Fault | undefined> {
   let first: Fault | undefined;
   for (let after = ''; ; ) {
     const began = performance.now();
     const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
-      // the text is searched and not parsed: what was written there need not be JSON
+      // the text is searched, not parsed: what was written there need not be JSON
       `with page as materialized (
          select event_id, salt_a, projection, salt_b, input from decision_input
          where tenant_id = $1 and event_id > $2 order by event_id limit $3)
@@ -564,26 +564,26 @@ async function sizeOf(file: string): Promise<number> {
   try {
     return (await stat(file)).size;
   } catch (error) {
-    // a file that comes later holds what is newer than the end of this verification; what cannot be read is met when it is
+    // a file that appears later holds only what is newer than this verification's end; an unreadable file fails when it is read
     return (error as NodeJS.ErrnoException).code === 'ENOENT' ? 0 : Number.MAX_SAFE_INTEGER;
   }
 }
 
 /**
- * How long it waits where a table is locked. What would change a table waits for the end of this transaction, and another thread of
- * the same verification for that: PostgreSQL sees no deadlock there, and records would wait behind it.
+ * How long it waits for a locked table. A change to the table waits for the end of this transaction, and another thread of the
+ * same verification waits for that change. PostgreSQL sees no deadlock there, and records would queue up behind the change.
  */
 const LOCK_MS = 1000;
 
 /**
- * One transaction, in which each statement still has a snapshot of its own: between them it holds up nothing. The planner
- * would otherwise sort a large tenant's rows on disk rather than follow the primary key.
+ * One transaction, in which each statement still has its own snapshot: between statements it holds nothing up. Without these
+ * settings the planner would sort a large tenant's rows on disk instead of following the primary key.
  */
 const reading = (tenantId: string): string => `begin read only; set local role svc_app; ${setTenant(tenantId)};
   set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
   set local max_parallel_workers_per_gather = 0; set local lock_timeout = '${LOCK_MS}ms'`;
 
-/** Head, last record and last checkpoint, all of one moment: on an intact chain they agree. */
+/** Head, last record and last checkpoint, all as of one moment: on an intact chain they agree. */
 async function readStart(client: pg.Client, tenantId: string, chain: ChainName) {
   const { rows } = await client.query<{
     seq: number | null;
@@ -613,5 +613,5 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
   };
 }
 
-// at the end, where all that it uses is defined
+// at the end, where everything it uses is defined
 await main(workerData as VerificationJob);

@@ -3,10 +3,10 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import { type ChainName, chainHash, derivedColumn, hashOf, RECORD_ALG, ZERO_HASH } from './record.ts';
 
 /**
- * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
+ * Verifies a chain record by record in constant memory: of the records already read, only the last hash is kept.
  *
- * What the hashes alone cannot show, a tail that was cut or a history that was rewritten with new hashes, the signed
- * checkpoints show: each states which hash record n had.
+ * The signed checkpoints show what the hashes alone cannot: a truncated tail, or a history rewritten with new hashes. Each
+ * checkpoint states the hash that record n had.
  */
 
 /** What is wrong with a chain. A code never changes meaning. */
@@ -15,19 +15,19 @@ export type MismatchCode =
   | 'hash_mismatch'
   /** Records are missing before this one. */
   | 'gap'
-  /** A second record has the position of the one before. */
+  /** A second record has the same position as the one before. */
   | 'repeat'
   /** The record comes after later ones. */
   | 'order'
   /** Record 1 is missing, or does not open this chain of this tenant. */
   | 'genesis'
-  /** The text is not a record of a known version, or lacks what every record has. */
+  /** The text is not a record of a known version, or lacks a member that every record has. */
   | 'malformed_record'
-  /** The text names another tenant, chain or position than the record has. */
+  /** The text names a tenant, chain or position other than the record's. */
   | 'tenant_mismatch'
   | 'chain_mismatch'
   | 'seq_mismatch'
-  /** A column beside the text differs from it. */
+  /** A column differs from the text. */
   | 'column_mismatch'
   /** A checkpoint or the head states more records than there are. */
   | 'tail_cut'
@@ -42,21 +42,24 @@ export interface ChainPosition {
   hash: string;
 }
 
-/** A part of some bytes. Whoever reads many records makes no view of each: to collect those takes longer than to read them. */
+/**
+ * A range of bytes. Readers of many records create no view for each one: collecting those as garbage takes longer than reading
+ * them.
+ */
 export interface Slice {
   bytes: Uint8Array;
   from: number;
   to: number;
 }
 
-/** The columns beside a decision record's text; for the derived ones see derivedColumn. */
+/** The columns stored next to a decision record's text; for the derived ones see derivedColumn. */
 export interface DecisionColumns extends Record<DerivedColumn, number> {
   /** UTF-8 bytes are faster than a string. */
   event_id: Slice | Uint8Array | string;
   received_at_ms: number;
 }
 
-/** A record as stored. The verifier keeps no reference to it: row, hash and line may be reused by the caller. */
+/** A record as stored. The verifier keeps no reference to it: the caller may reuse row, hash and line. */
 export interface ChainRow<C extends object = DecisionColumns> {
   seq: number;
   /** 32 bytes. */
@@ -72,35 +75,35 @@ export type RecordMembers = Readonly<Record<string, unknown>>;
 export interface ChainVerifierOptions<C extends object = DecisionColumns> {
   tenantId: string;
   chain: ChainName;
-  /** Where to start: the record before the first row. Without it the rows begin with the genesis record. */
+  /** Where to start: the record before the first row. If absent, the rows begin with the genesis record. */
   start?: ChainPosition | undefined;
   /** Signed heads (already opened with the tenant's keys) of records that the rows will reach. See also `expect`. */
   checkpoints?: Iterable<ChainPosition> | undefined;
-  /** Names the first column that differs from the text. By default the columns are those of a decision record. */
+  /** Returns the first column that differs from the text. By default the columns are those of a decision record. */
   compare?: ((record: RecordMembers, columns: C) => string | undefined) | undefined;
-  /** Also demand that every line is canonical JSON of a known version; three times slower. For files from elsewhere. */
+  /** Also require every line to be canonical JSON of a known version; three times slower. For files from elsewhere. */
   strict?: boolean | undefined;
 }
 
 export interface ChainVerdict {
-  /** Nothing is wrong: texts, hashes, places, columns, checkpoints and head agree. */
+  /** Nothing is wrong: texts, hashes, positions, columns, checkpoints and head agree. */
   verified: boolean;
-  /** No record is missing, doubled or out of place, and the checkpoints agree with the history. */
+  /** No record is missing, duplicated or out of place, and the checkpoints agree with the history. */
   linear: boolean;
-  /** All rows that were fed, those after a mismatch included. */
+  /** All rows that were fed in, including those after a mismatch. */
   records_checked: number;
-  /** The last row as stored (the start, when there was none). */
+  /** The last row as stored (the start if there were no rows). */
   head: ChainPosition;
-  /** Where tampering starts: the first record found there now, when there is one and it has a readable id. */
+  /** Where tampering starts: the first record found there now, if there is one and it has a readable id. */
   first_mismatch_id?: string;
-  /** Its seq. After a cut tail, that of the first record missing. */
+  /** Its seq. After a truncated tail, the seq of the first missing record. */
   first_mismatch_seq?: number;
   code?: MismatchCode;
   /** The same in plain words. */
   reason?: string;
 }
 
-/** Codes that mean another sequence than the one that was written; rows out of place are seen by their seq. */
+/** Codes that mean a different sequence from the one that was written. Rows out of place are detected by their seq. */
 const NOT_LINEAR: ReadonlySet<MismatchCode> = new Set(['tail_cut', 'checkpoint_mismatch', 'head_mismatch']);
 
 /** Feed it the rows in the order in which they are stored, then call `finish` once. Pure: it reads and writes nothing. */
@@ -108,11 +111,11 @@ export class ChainVerifier<C extends object = DecisionColumns> {
   readonly #options: ChainVerifierOptions<C>;
   readonly #compare: (record: RecordMembers, columns: C) => string | undefined;
   readonly #fast: FastLine | undefined;
-  /** Ascending; those before #next are done with. */
+  /** Ascending; those before #next have been compared. */
   #checkpoints: { seq: number; hash: Buffer }[] = [];
   #next = 0;
   #seq: number;
-  /** That of the last row, 32 bytes. */
+  /** Hash of the last row, 32 bytes. */
   readonly #hash: Uint8Array;
   #checked = 0;
   #linear = true;
@@ -133,8 +136,8 @@ export class ChainVerifier<C extends object = DecisionColumns> {
   }
 
   /**
-   * Adds a checkpoint that a later row must agree with, so that a long chain's checkpoints need not be held at once.
-   * One that lies before the last row fed is refused with a RangeError: it could no longer be compared.
+   * Adds a checkpoint that a later row must agree with, so that a long chain's checkpoints need not all be in memory at once.
+   * Throws a RangeError for a checkpoint that lies before the last row fed in, because it could no longer be compared.
    */
   expect(checkpoint: ChainPosition): void {
     if (checkpoint.seq < this.#seq) throw new RangeError(`record ${checkpoint.seq} has already gone by`);
@@ -152,7 +155,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     this.#checkpoints.splice(at, 0, entry);
   }
 
-  /** `follows`: it is known already that the row's hash follows from its line and from the hash of the row fed right before. */
+  /** `follows`: the row's hash is already known to follow from its line and the hash of the row fed in right before. */
   add(row: ChainRow<C>, follows = false): void {
     this.#checked++;
     const due = this.#seq + 1;
@@ -178,7 +181,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
       );
       return;
     }
-    // When the quick look says no, that is only a reason to look closely.
+    // When the quick check fails, that is only a reason to look more closely.
     if (row.seq === 1 || !this.#fast?.agrees(row.seq, line, row.columns as DecisionColumns | undefined)) {
       const fault = this.#fault(row, bytesOf(line));
       if (fault) this.#fail(fault[0], row.seq, row, fault[1]);
@@ -192,14 +195,14 @@ export class ChainVerifier<C extends object = DecisionColumns> {
   }
 
   /**
-   * Of the record that was just added to a chain of decisions, the hashes of what its text says of BLOCK_FIELDS. Undefined
-   * once anything is wrong.
+   * The hashes of the BLOCK_FIELDS in the text of the record that was just added to a chain of decisions. Undefined once anything
+   * is wrong.
    */
   get fields(): Int32Array | undefined {
     return this.#mismatch ? undefined : this.#fast?.fields;
   }
 
-  /** The verdict over all rows. `head` is the stored head of the chain, where the rows were to reach it. */
+  /** The verdict over all rows. `head` is the stored head of the chain, if the rows were supposed to reach it. */
   finish(expected: { head?: ChainPosition | undefined } = {}): ChainVerdict {
     const { head } = expected;
     const stated = Math.max(head?.seq ?? 0, this.#checkpoints.at(-1)?.seq ?? 0);
@@ -247,7 +250,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     this.#fail('checkpoint_mismatch', this.#seq, row, words);
   }
 
-  /** What is wrong with what the text says of itself, read with a JSON parser. */
+  /** What is wrong with what the text says about itself, read with a JSON parser. */
   #fault(row: ChainRow<C>, line: Uint8Array): [MismatchCode, string] | undefined {
     const { tenantId, chain, strict } = this.#options;
     const record = parseLine(line, strict === true);
@@ -271,7 +274,7 @@ function displaced(seq: number, due: number): [MismatchCode, string] {
   return ['gap', seq === due + 1 ? `record ${due} is missing` : `records ${due} to ${seq - 1} are missing`];
 }
 
-/** The line says who it is when its hash is right; otherwise the column, which was not hashed with it, is believed. */
+/** The line's id is used if its hash is right; otherwise the column, which was not hashed with it, is believed. */
 function idOf(row: ChainRow<object>, code: MismatchCode): string | undefined {
   if (code === 'hash_mismatch' && row.columns) {
     const { event_id, id } = row.columns as { event_id?: unknown; id?: unknown };
@@ -282,14 +285,14 @@ function idOf(row: ChainRow<object>, code: MismatchCode): string | undefined {
   return typeof record === 'object' && typeof record.id === 'string' ? record.id : undefined;
 }
 
-/** The record versions ever written. */
+/** All record versions ever written. */
 const VERSIONS: Readonly<Record<number, (record: RecordMembers) => boolean>> = {
   1: (record) => record.alg === RECORD_ALG,
 };
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-/** The members of a line, or in words why it is none. */
+/** The members of a line, or the reason why it is not a record. */
 function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
   let record: unknown;
   let text: string;
@@ -339,7 +342,7 @@ function bytesOf({ bytes, from, to }: Slice): Uint8Array {
 }
 
 function isoTime(ms: number): string | undefined {
-  // a part of a millisecond would be cut off
+  // a fraction of a millisecond would be cut off
   return Number.isInteger(ms) && Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : undefined;
 }
 
@@ -348,7 +351,7 @@ function hashBytes(hex: string): Buffer {
   return Buffer.from(hex, 'hex');
 }
 
-/** As Buffer.equals, without its call into C++, which costs three times as much as the comparison. */
+/** Like Buffer.equals, but without the call into C++, which costs three times as much as the comparison. */
 function equal32(a: Uint8Array, b: Uint8Array): boolean {
   let different = a.length === 32 && b.length === 32 ? 0 : 1;
   for (let i = 0; i < 32; i++) different |= a[i]! ^ b[i]!;
@@ -360,18 +363,17 @@ const COMMA = 44;
 const BACKSLASH = 92;
 
 /**
- * Compares a version 1 decision line with its place and columns without parsing it: the members wanted are found by
- * their keys and compared as bytes, and those of BLOCK_FIELDS hashed.
+ * Compares a version 1 decision line with its position and columns without parsing it: the members needed are found by their keys
+ * and compared as bytes, and those in BLOCK_FIELDS are hashed.
  *
- * Why a search for the bytes `"key":` is exact. Within a JSON string a quote is always preceded by a backslash, so the
- * quote that ends the searched bytes closes a string, and the colon after it makes that string a key. Decision lines
- * are flat and their keys are a closed set in which none ends in a quote and the name of another: so the bytes are
- * that member, and there is only one. The line is known to be one that the appender wrote, because its hash was
- * checked before.
+ * Why a search for the bytes `"key":` is exact: within a JSON string a quote is always preceded by a backslash, so the quote that
+ * ends the searched bytes closes a string, and the colon after it makes that string a key. Decision lines are flat, and in their
+ * closed set of keys none ends in a quote followed by the name of another. So the bytes are that member, and it occurs only once.
+ * The line is known to be one that the appender wrote, because its hash was checked before.
  */
 export class FastLine {
   readonly #tenant: Uint8Array;
-  /** Of the line that was last found to agree, or taken: the hashes of BLOCK_FIELDS. */
+  /** The hashes of BLOCK_FIELDS for the line that last agreed or was passed to `take`. */
   readonly fields = new Int32Array(BLOCK_FIELDS.length);
   readonly #keys = FAST_MEMBERS.map(({ key, check, column, optional }) => ({
     bytes: Buffer.from(`"${key}":`),
@@ -385,17 +387,17 @@ export class FastLine {
   #date = '';
   #ms = Number.NaN;
   readonly #time = new Uint8Array(26);
-  /** Where the string ends that was hashed last. */
+  /** End of the string that was last hashed. */
   #end = -1;
 
   constructor(tenantId: string) {
     this.#tenant = Buffer.from(JSON.stringify(tenantId));
   }
 
-  /** True only when everything agrees. False also for what it cannot read: escapes, other versions, other shapes. */
+  /** True only when everything agrees. Also false for anything it cannot read: escapes, other versions, other shapes. */
   agrees(seq: number, line: Slice, columns?: DecisionColumns): boolean {
     if (!startsWith(line, line.to - VERSION_END.length, VERSION_END)) return false;
-    /** Where the value before ends; at first, where the line begins. */
+    /** End of the previous value; at first, the start of the line. */
     let at = line.from;
     for (const key of this.#keys) {
       const value = this.#value(line, key, at);
@@ -410,12 +412,12 @@ export class FastLine {
     return true;
   }
 
-  /** What a line says that could only be read closely. */
+  /** Takes the fields of a line that had to be parsed in full. */
   take(record: RecordMembers): void {
     for (const [n, field] of BLOCK_FIELDS.entries()) this.fields[n] = hashOf(record[field]);
   }
 
-  /** Where the value that begins at `at` ends, which must be what is known of it; else -1. */
+  /** End of the value that begins at `at`, if it matches what is known of it; -1 otherwise. */
   #heldUntil(key: FastKey, seq: number, line: Slice, at: number, columns: DecisionColumns | undefined): number {
     switch (key.check) {
       case 'hash': {
@@ -446,8 +448,8 @@ export class FastLine {
   }
 
   /**
-   * Where the value of a key begins, which is after `from`, the end of the value of a key before it in the order of keys; -1
-   * when the line has no such member. Often it is the very next one, or the next one shows that there is none.
+   * Start of a key's value, searched after `from`, which is the end of an earlier key's value in key order; -1 if the line has no
+   * such member. Often it is the very next one, or the next one shows that it is absent.
    */
   #value({ bytes, from: begin, to }: Slice, { bytes: key, steps }: FastKey, from: number): number {
     const last = key.length - 1;
@@ -455,10 +457,10 @@ export class FastLine {
       let i = 1;
       while (i <= last && bytes[from + 1 + i] === key[i]) i++;
       if (i > last) return from + 1 + key.length;
-      // keys are in order, and a name that goes on is after one that ends
+      // keys are sorted, and a longer name sorts after its own prefix
       if (key[i] === QUOTE || (bytes[from + 1 + i] !== QUOTE && bytes[from + 1 + i]! > key[i]!)) return -1;
     }
-    // Horspool's search: from the byte where the key would end it follows how far on it can end at the earliest
+    // Horspool's search: the byte at the key's possible end determines how far ahead the next possible end is
     for (let end = from + last; end < to; ) {
       const step = steps[bytes[end]!]!;
       if (step > 0) end += step;
@@ -472,7 +474,7 @@ export class FastLine {
     return -1;
   }
 
-  /** The idHash of a string of ASCII without escapes, whose end is then #end; -1 for that of any other. */
+  /** The idHash of an ASCII string without escapes; #end is then where it ends. For any other value, #end is -1. */
   #hashOf({ bytes, to }: Slice, at: number): number {
     this.#end = -1;
     if (bytes[at] !== QUOTE) return 0;
@@ -489,7 +491,7 @@ export class FastLine {
     return 0;
   }
 
-  /** Many records in a row were received in the same millisecond: then it is the text that was found right before. */
+  /** Many consecutive records arrive in the same millisecond; they are compared with the text last found. */
   #isTime(line: Slice, at: number, ms: number): boolean {
     if (ms === this.#ms) return startsWith(line, at, this.#time);
     if (!this.#isTimeOf(line, at, ms)) return false;
@@ -518,7 +520,7 @@ export class FastLine {
 const DECISION_HASHES = DECISIONS.map(hashOf);
 const VERSION_END = Buffer.from(',"v":1}');
 
-/** The members that are compared with columns, in the order in which they are in a line. */
+/** The members that are compared with columns, in the order in which they appear in a line. */
 const FAST_MEMBERS = [
   ...(['id', 'received_at', 'seq', 'tenant_id'] as const).map((key) => ({
     key,
@@ -547,18 +549,18 @@ interface FastKey {
   readonly check: (typeof FAST_MEMBERS)[number]['check'];
   readonly column: DerivedColumn | undefined;
   readonly optional: boolean;
-  /** The place among BLOCK_FIELDS, or -1. */
+  /** Index in BLOCK_FIELDS, or -1. */
   readonly block: number;
 }
 
-/** For each byte how far it is from the last place of a key that has it to the key's end. A key has one colon, its end. */
+/** For each byte, the distance from its last occurrence in a key to the key's end. A key has one colon, at its end. */
 function stepsOf(key: Uint8Array): Uint8Array {
   const steps = new Uint8Array(256).fill(key.length);
   for (let i = 0; i < key.length; i++) steps[key[i]!] = key.length - 1 - i;
   return steps;
 }
 
-/** `count` decimal digits as a number; NaN when one of them is none. */
+/** `count` decimal digits as a number; NaN if any of them is not a digit. */
 function digits(line: Uint8Array, at: number, count: number): number {
   let value = 0;
   for (let i = at; i < at + count; i++) {
@@ -576,7 +578,7 @@ function startsWith({ bytes, from, to }: Slice, at: number, sought: Uint8Array):
   return true;
 }
 
-// Each of these: where the value ends that begins at `at` if it is the one that is given, else -1.
+// Each of these returns the end of the value that begins at `at` if it is the given value, and -1 otherwise.
 
 function endOfString({ bytes, to }: Slice, at: number, text: string | undefined): number {
   if (typeof text !== 'string' || at + 2 + text.length > to) return -1;
