@@ -21,13 +21,13 @@ import type { ChainPosition } from './verify.ts';
 export interface LossAccepted {
   tenant_id: string;
   chain: ChainName;
-  /** What was found. */
+  /** The contradiction that was found. */
   contradiction: string;
-  /** The last record that is there, after which the chain continues. */
+  /** The last record present, after which the chain continues. */
   kept_seq: number;
-  /** The highest record that is known to have been there. */
+  /** The highest record known to have existed. */
   lost_seq: number;
-  /** The record that says so. */
+  /** The record that states it. */
   record: { seq: number; id: string; hash: string };
   note: string;
 }
@@ -43,12 +43,12 @@ export interface AcceptLossParts {
 }
 
 /**
- * Accepts that a chain lacks what is known about it: writes a signed record of the gap into the chain (and into the audit
- * chain), takes the checkpoints that it contradicts out of the database, and opens it again. All in one transaction; the
- * checkpoint that follows makes it known in the file too. Nothing is repaired: what is lost is lost, and a chain whose
- * records do not follow from each other is still found so by every verification.
+ * Accepts that a chain lacks what is known about it: writes a signed record of the gap into the chain (and into the audit chain),
+ * removes the checkpoints that the chain contradicts from the database, and reopens the chain. All in one transaction; the next
+ * checkpoint makes it known in the file too. Nothing is repaired: what is lost stays lost, and every verification still finds
+ * fault with a chain whose records do not follow from each other.
  *
- * CONFLICT when the chain agrees with all that is known, or while the audit chain itself is closed.
+ * CONFLICT when the chain agrees with everything known, or while the audit chain itself is closed.
  */
 export async function acceptLoss(
   parts: AcceptLossParts,
@@ -69,13 +69,13 @@ export async function acceptLoss(
 /** A loss that is accepted when the caller's transaction commits. */
 export interface LossWithin {
   accepted: LossAccepted;
-  /** Call it after the commit: publishes the new head, to the checkpoint file as well. */
+  /** Call it after the commit. Publishes the new head, to the checkpoint file as well. */
   publish(): Promise<void>;
 }
 
 /**
- * The same within the caller's transaction, on a connection of the owner's. The chain is open from the commit on, whether
- * or not `publish` is reached.
+ * The same within the caller's transaction, on a connection of the owner. The chain is open from the commit on, whether or not
+ * `publish` is reached.
  */
 export async function acceptLossWithin(
   client: pg.ClientBase,
@@ -145,7 +145,7 @@ async function record(
     `select seq, hash, received_at from ${table} where tenant_id = $1 order by seq desc limit 1`,
     [tenantId],
   );
-  // time never goes back within a chain
+  // time never goes backwards within a chain
   const at = new Date(Math.max(now, rows[0]?.received_at.getTime() ?? 0));
   let last = rows[0] && { seq: rows[0].seq, hash: rows[0].hash };
   if (!last) {
@@ -163,7 +163,7 @@ async function record(
       kept,
       generation,
       agreed,
-      // a head row that was set to nothing states no record
+      // a head row that was reset to zero names no record
       lost: lost.seq > 0 ? { seq: lost.seq, hash: lost.hash } : kept,
     },
     privateKey,
@@ -190,13 +190,13 @@ async function record(
   let to: ChainPosition;
   if (chain === 'audit') to = (await addAudit(execute, tenantId, entry, { ...how, id })).to;
   else {
-    // what a lost decision was taken on proves nothing without its record, and would stand in the way when it is sent again
+    // a lost decision's input proves nothing without its record, and would be in the way when the decision is sent again
     await client.query(
       `delete from decision_input i where i.tenant_id = $1 and not exists (
          select from forensic_record r where r.tenant_id = $1 and r.event_id = i.event_id)`,
       [tenantId],
     );
-    // they may be of other records than those that are there by now, and would hide these; others are made from the texts
+    // the summaries may describe records other than the current ones and would hide these; new ones are made from the texts
     await client.query('delete from forensic_block where tenant_id = $1', [tenantId]);
     const seq = kept.seq + 1;
     const line = lossLine(tenantId, { seq, id, at: at.toISOString(), note, reason });
@@ -235,7 +235,7 @@ async function record(
   };
 }
 
-/** Up to where the chain agrees with every single checkpoint, those of the file included. */
+/** The last record up to which the chain agrees with every single checkpoint, including those in the file. */
 async function agreedUpTo(
   client: pg.ClientBase,
   parts: Omit<AcceptLossParts, 'db'>,
@@ -276,7 +276,9 @@ async function agreedUpTo(
   return agreed;
 }
 
-/** Deletes the checkpoints that are no longer expected, and those without a valid signature: others will need their seq. */
+/**
+ * Deletes the checkpoints that are no longer expected, and those without a valid signature: their seqs are needed for new ones.
+ */
 async function dropCheckpoints(
   client: pg.ClientBase,
   parts: Omit<AcceptLossParts, 'db'>,
@@ -304,7 +306,7 @@ async function dropCheckpoints(
   ]);
 }
 
-/** Sets a file aside that holds what was not signed by any key, and keeps the rest of it in its place. */
+/** Sets aside a file that contains something not signed by any key, and puts the rest of its contents in its place. */
 async function keepReadable(parts: Omit<AcceptLossParts, 'db'>, tenantId: string, chain: ChainName): Promise<void> {
   const file = checkpointFile(parts.directory!, tenantId, chain);
   const kept: string[] = [];
@@ -312,7 +314,7 @@ async function keepReadable(parts: Omit<AcceptLossParts, 'db'>, tenantId: string
     try {
       if (isOriginOf(openHead(note, parts.keys(tenantId, chain)).origin, tenantId, chain)) kept.push(`${note}\n`);
     } catch {
-      // this is what it is set aside for
+      // this note is why the file is set aside
     }
   }
   const partial = `${file}.partial`;

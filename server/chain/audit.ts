@@ -47,7 +47,7 @@ function auditLine(tenantId: string, seq: number, id: string, at: string, e: Aud
   });
 }
 
-/** Text that the record can hold: what JSON would write differently from canonical JSON, and NUL, is replaced. */
+/** Text that the record can hold: NUL, and anything that JSON would write differently from canonical JSON, is replaced. */
 function clean(text: string | undefined): string | undefined {
   return text?.toWellFormed().replaceAll('\0', '\uFFFD');
 }
@@ -71,20 +71,20 @@ export interface AuditRecord {
   hash: string;
 }
 
-/** Runs one statement, with parameters $1, $2 … that each occur once and in this order, within a transaction. */
+/** Runs one statement within a transaction. Its parameters $1, $2 … each occur once and in this order. */
 export type Execute = <R>(sql: string, values: unknown[]) => Promise<R[]>;
 
-/** A head that the transaction moves the audit chain to, and the one from which it does. */
+/** The head to which the transaction moves the audit chain, and the head from which it moves. */
 export interface AuditStep {
   from: ChainPosition;
   to: ChainPosition;
 }
 
 /**
- * Adds a record to the audit chain within a transaction, and the genesis before the first. The chain's head row is locked
- * from there to the commit, so a tenant's changes are serial and the chain cannot fork. `allowed` is asked under the lock,
- * with the head that was found; it throws when nothing may be added. Time never goes back within the chain, whatever the
- * clocks of its writers say.
+ * Adds a record to the audit chain within a transaction, preceded by the genesis record if it is the first. The chain's head row
+ * is locked from then until the commit, so a tenant's changes are serialized and the chain cannot fork. `allowed` is called under
+ * the lock, with the head that was found, and throws if nothing may be added. Time never goes backwards within the chain,
+ * whatever its writers' clocks say.
  */
 export async function addAudit(
   execute: Execute,
@@ -107,7 +107,7 @@ export async function addAudit(
     [tenantId, tenantId],
   );
   let seq = Number(rows[0]!.seq);
-  // a statement of its own, so that it sees what was committed while this one waited for the lock
+  // a separate statement, so that it sees what was committed while the previous one waited for the lock
   const [last] = await execute<{ received_at: Date | string }>(
     'select received_at from audit_record where tenant_id = $1 and seq = $2',
     [tenantId, seq],
@@ -141,12 +141,12 @@ export async function addAudit(
 }
 
 /**
- * The writer of the audit chain: its records commit in the transaction of the change that they describe. With
- * `checkpoints` the chain is first compared with what is known about it; a chain that lacks what was acknowledged takes
- * no record (ChainClosed), and so no change is made.
+ * The writer of the audit chain: its records commit in the transaction of the change that they describe. With `checkpoints`, the
+ * chain is first compared with what is known about it. A chain that lacks what was acknowledged takes no record (ChainClosed), so
+ * no change is made.
  */
 export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints?: () => Checkpoints): WriteAudit {
-  /** Where a transaction that is under way has left the chain: not committed, and so not to be acknowledged. */
+  /** Where a transaction in progress has left the chain: not committed, so not to be acknowledged. */
   const pending = new WeakMap<EntityManager, ChainPosition>();
   return async (em: EntityManager, tenantId: string, entry: AuditEntry) => {
     const execute: Execute = (sql, values) => em.execute(sql.replaceAll(/\$\d+/g, '?'), values as never);
@@ -154,7 +154,7 @@ export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints
     const allowed = async (head: ChainPosition, closed: boolean) => {
       if (pending.get(em)?.hash === head.hash) return;
       const local = known?.acknowledged.local(tenantId, 'audit');
-      // as this process left it: nothing to compare
+      // the head is as this process left it, so there is nothing to compare
       if (!known || (!closed && local?.seq === head.seq && local.hash === head.hash)) return;
       const { generation } = await known.inspectHeld(tenantId, 'audit');
       if (head.seq > 0) known.acknowledged.acknowledge(tenantId, 'audit', { ...head, generation });
@@ -167,7 +167,7 @@ export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints
   };
 }
 
-/** What to look for in an audit log. */
+/** Filters for an audit log. */
 export interface AuditFilter {
   actor_id?: string | undefined;
   action?: string | undefined;
@@ -183,9 +183,9 @@ export interface AuditFilter {
 const CURSOR = 'audit-1';
 
 /**
- * The audit records that match, the newest first, from the cursor on. Each filter has an index, and a time is a place in
- * the chain, so that a page costs what it holds; of several filters the rarest finds the records. They are read from the
- * text that was hashed.
+ * The audit records that match, newest first, from the cursor on. Each filter has an index, and a time maps to a position in the
+ * chain, so that the cost of a page depends on what it holds. With several filters, the rarest finds the records. They are read
+ * from the text that was hashed.
  */
 export async function listAudit(
   db: Reads,
@@ -199,7 +199,7 @@ export async function listAudit(
     const at = async (time: string | undefined) =>
       time === undefined ? undefined : firstSince(client, tenantId, 'audit', end, time);
     const where = new Where(`tenant_id = $1 and action <> ''`, [tenantId, filter.limit + 1]);
-    // no bound that is not needed: of two that the planner knows nothing of it expects a few records between them
+    // no unnecessary bounds: between two bounds unknown to the planner, it expects only a few records
     where.and(await at(filter.since), (seq) => `seq >= ${seq}`);
     where.and(await at(filter.until), (seq) => `seq < ${seq}`);
     where.and(before, (seq) => `seq < ${seq}`);
@@ -232,8 +232,8 @@ export async function getAudit(db: Reads, tenantId: string, id: string): Promise
 }
 
 /**
- * The records at a place, each with the hash of the one before. That is found by a column, not by a sum: see seqSince.
- * The first record of a chain has no action, and is not shown.
+ * The records at a place, each with the previous record's hash, which is found by a column, not by a sum: see seqSince. The first
+ * record of a chain has no action and is not shown.
  */
 function withPrevious(place: string): string {
   return `select r.seq, r.hash, r.line,

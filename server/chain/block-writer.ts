@@ -11,16 +11,16 @@ import { copyRows, RECEIVE_BYTES } from './copy.ts';
 import { hashOf } from './record.ts';
 import { FastLine } from './verify.ts';
 
-/** Blocks of one chain before it is the next one's turn. */
+/** Blocks of one chain before the next chain gets its turn. */
 const TURN = 32;
-/** While the process writes events, it summarizes for a quarter of the time. */
+/** While the process is writing events, it spends a quarter of the time on summaries. */
 const REST = 3;
-/** Records of a block that take longer to read are read by the next run. */
+/** If reading a block's records takes longer, the next run reads them. */
 const READ_MS = 60_000;
 
 /**
- * Summarizes the blocks of every decision chain, in their order, once all of a block's records are committed: what is
- * written never waits for it, and what dies in between is done by the process that runs next.
+ * Summarizes the blocks of every decision chain, in order, once all of a block's records are committed. Writing never waits for
+ * it. If the process dies, the next process to run finishes the work.
  */
 export class Blocks {
   readonly #db: Pick<Database, keyof Tenants | 'nearOf'>;
@@ -35,7 +35,7 @@ export class Blocks {
     return { name: 'summarize records', everySeconds: 5, run: (signal) => this.run(signal) };
   }
 
-  /** Summarizes what is complete by now. May run in several processes at once. */
+  /** Summarizes every block that is complete by now. Several processes may run it at once. */
   async run(signal: AbortSignal): Promise<void> {
     const rows = await across<{ tenant_id: string; seq: number }>(
       this.#db,
@@ -63,12 +63,12 @@ export class Blocks {
     for (const end = next + TURN; next < end && lastIn(next) <= head; next++) {
       if (signal.aborted) return false;
       const began = performance.now();
-      // another process was faster, or the chain is not what it was: it is looked at again in the next run
+      // another process was faster, or the chain has changed: the next run looks at it again
       if (!(await this.#summarize(tenantId, next, into))) return false;
       if (this.#busy()) await pause(REST * (performance.now() - began), signal);
     }
     if (lastIn(next) <= head) return true;
-    // unless one more was completed meanwhile
+    // unless another block was completed in the meantime
     await this.#onto(tenantId, next, (client) =>
       client.query(
         `update chain_head set unsummarized = false where tenant_id = $1 and chain = 'forensics' and seq < $2`,
@@ -81,15 +81,15 @@ export class Blocks {
   /**
    * Runs `write` in one transaction, unless the summary before block `next` is gone.
    *
-   * INVARIANT: up to the newest summary of a chain there is one of each block, since a search asks for the newest alone. Anyone who
-   * deletes them, to have them made again, holds the head for update meanwhile. The appender's updates of it do not wait.
+   * INVARIANT: every block up to a chain's newest summary has a summary, because a search asks only for the newest one. To delete
+   * summaries so that they are rebuilt, hold the head for update. The appender's updates of the head do not wait for this.
    */
   async #onto(tenantId: string, next: number, write: (client: pg.PoolClient) => Promise<pg.QueryResult>) {
     return inTransaction(this.#db.nearOf(tenantId), async (client) => {
       await client.query(`select from chain_head where tenant_id = $1 and chain = 'forensics' for key share`, [
         tenantId,
       ]);
-      // a statement of its own: it sees what was committed while the one before it waited
+      // a separate statement: it sees what was committed while the previous one waited
       const { rows } = await client.query<{ block: number }>(
         'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
         [tenantId],
@@ -103,26 +103,26 @@ export class Blocks {
     const fast = new FastLine(tenantId);
     const end = lastIn(number);
     let hash: Buffer | null = null;
-    // they are taken apart as they arrive, some hundred at once: the main thread has others to serve
+    // records are processed as they arrive, a few hundred at a time, because the main thread has other work
     const read = (data: Buffer, starts: readonly number[]) => {
       for (const at of starts) {
         // int2 fields, int4 length, int8 seq, int4 length, text, int4 length, bytea
         const seq = data.readInt32BE(at + 6) * 2 ** 32 + data.readUInt32BE(at + 10);
         const from = at + 18;
         const to = from + data.readInt32BE(at + 14);
-        // a record that is missing keeps no other record out of it
+        // one missing record does not exclude any other from the summary
         const isRead = fast.agrees(seq, { bytes: data, from, to });
         block.add(seq, isRead ? fast.fields : parsed(data.subarray(from, to)));
         if (seq === end) hash = Buffer.from(data.subarray(to + 4, to + 4 + Math.max(0, data.readInt32BE(to))));
       }
     };
     const records = recordsOf(tenantId, firstIn(number), end);
-    // reading alone: a block of the longest records takes longer than a transaction that writes may
+    // its own read transaction: reading a block of the longest records takes longer than a writing transaction may
     const copied = (client: pg.PoolClient) => within(READ_MS, copyRows(client, records, read, { into }));
     await inTransaction(this.#db.nearOf(tenantId), copied, 'begin read only');
     const { seen, ...fields } = block.summary();
     return this.#onto(tenantId, number, async (client) => {
-      // it stands for all of them: the database may be another by now, a standby that lacks some
+      // the last record stands for all of them: the database may have changed to a standby that lacks some
       const last = await client.query('select from forensic_record where tenant_id = $1 and seq = $2 and hash = $3', [
         tenantId,
         end,
@@ -138,13 +138,13 @@ export class Blocks {
   }
 }
 
-/** The hash of the last of them alone. */
+/** Only the last record comes with its hash. */
 const recordsOf = (tenantId: string, first: number, last: number) =>
   `copy (select seq, line, case when seq = ${last} then hash end from forensic_record
      where tenant_id = ${pg.escapeLiteral(tenantId)} and seq between ${first} and ${last} order by seq)
    to stdout (format binary)`;
 
-/** A text that no writer wrote has no fields; verification says so. */
+/** A text that no writer wrote has no fields; verification reports it. */
 function parsed(line: Buffer): Int32Array {
   try {
     const record = JSON.parse(line.toString()) as Readonly<Record<string, unknown>>;

@@ -2,15 +2,15 @@ import { BLOCK_FIELDS, type BlockField, DERIVED_COLUMNS } from '../domain/decisi
 import { idHash } from './record.ts';
 
 /**
- * Summaries of blocks of a decision chain: which of a block's records have which values. A search that has no index reads
- * them in place of the records, and then the records that match.
+ * Summaries of blocks of a decision chain: which of a block's records have which values. A search without an index reads the
+ * summaries instead of the records, and then only the records that match.
  *
- * A summary is made from the texts of records that are committed, once for each block that is complete (block-writer.ts). The
- * records after the last summary are searched themselves. Like the columns beside a record it only finds what the text
- * then decides: a summary that was altered can hide records and invent none, and verification compares it with the texts.
+ * A summary is made from the texts of committed records, once per complete block (block-writer.ts). The records after the last
+ * summary are searched one by one. Like the columns stored next to a record, it only finds candidates, and the text then decides:
+ * an altered summary can hide records but not invent any, and verification compares it with the texts.
  */
 
-/** How many records a block has. Those that are in none yet are searched one by one. */
+/** Number of records in a block. Records not yet in a block are searched one by one. */
 export const BLOCK_RECORDS = 2048;
 
 /** The block of a record, counted from 0. */
@@ -19,28 +19,28 @@ export const firstIn = (block: number) => block * BLOCK_RECORDS + 1;
 export const lastIn = (block: number) => (block + 1) * BLOCK_RECORDS;
 
 /**
- * Of each field, names of the values that the block's records have, the most frequent first; `|`; and for each record one
- * character, whose code is the place of its value's name among them, counted from 1. Where all records have one name, no
- * characters follow. A name is 20 bits of the value's hash (idHash; 0 where there is no value) as 4 digits to the base 36:
- * values that share one are told apart by the texts of the records.
+ * For each field: the names of the values that the block's records have, the most frequent first; `|`; and for each record one
+ * character, whose code is the 1-based position of its value's name in that list. If all records have the same name, no
+ * characters follow. A name is 20 bits of the value's hash (idHash; 0 if there is no value) as 4 base-36 digits. Values that
+ * share a name are told apart by the texts of the records.
  *
- * `seen` is a Bloom filter of the values of the fields that have no index of their own, so that a block that cannot have one
- * is passed over without reading the rest of its row.
+ * `seen` is a Bloom filter of the values of the fields that do not have their own index, so that a block that cannot contain a
+ * value is skipped without reading the rest of its row.
  */
 export type Summary = Record<BlockField, string> & { seen: Buffer };
 
-/** Values of a field that are sought: any of them. */
+/** Values to look for in a field; any of them matches. */
 export interface SoughtValue {
   field: BlockField;
   hashes: readonly number[];
 }
 
-/** What the records of one block have, gathered record by record. */
+/** The values of one block's records, gathered record by record. */
 export class Block {
-  /** Of each field, the numbers whose digits are the names. */
+  /** For each field, the numbers whose digits are the names. */
   readonly #numbers = BLOCK_FIELDS.map(() => new Int32Array(BLOCK_RECORDS));
 
-  /** `hashes`: of each of BLOCK_FIELDS. */
+  /** `hashes`: one for each of BLOCK_FIELDS. */
   add(seq: number, hashes: Int32Array): void {
     const place = (seq - 1) % BLOCK_RECORDS;
     for (let n = 0; n < hashes.length; n++) this.#numbers[n]![place] = numberOf(hashes[n]!);
@@ -56,7 +56,7 @@ export class Block {
     return { ...(Object.fromEntries(fields) as Record<BlockField, string>), seen: filter };
   }
 
-  /** Whether a search by this summary finds each of the records. */
+  /** Whether a search by this summary would find each of the records. */
   agrees(summary: Summary): boolean {
     const bits = summary.seen.length * 8;
     if (bits === 0 || (bits & (bits - 1)) !== 0) return false;
@@ -65,7 +65,7 @@ export class Block {
       const numbers = numbersIn(text);
       const from = numbers.length * DIGITS;
       if (numbers.some(Number.isNaN) || text[from] !== '|') return false;
-      // the same name twice, and a search would look for the first alone
+      // if a name were there twice, a search would look only for the first
       if (new Set(numbers).size !== numbers.length) return false;
       const isSeen = (number: number) =>
         bitsOf(field, number).every((bit) => summary.seen[(bit & (bits - 1)) >> 3]! & (1 << (bit & 7)));
@@ -82,11 +82,11 @@ export class Block {
 
   #encoded(n: number): string {
     const numbers = this.#numbers[n]!;
-    /** The different numbers, how many records have each, and for each record which of them. */
+    /** The distinct numbers, how many records have each, and for each record which of them it has. */
     const found: number[] = [];
     const counts: number[] = [];
     const which = new Uint16Array(BLOCK_RECORDS);
-    // open addressing: half full at most
+    // open addressing, at most half full
     const table = new Uint16Array(2 * BLOCK_RECORDS);
     for (let place = 0; place < BLOCK_RECORDS; place++) {
       const number = numbers[place]!;
@@ -99,7 +99,7 @@ export class Block {
       which[place] = table[at]! - 1;
       counts[which[place]!]!++;
     }
-    // the codes of the most frequent take one byte each
+    // the codes of the most frequent values take one byte each
     const order = found.map((_, i) => i).sort((i, j) => counts[j]! - counts[i]! || found[i]! - found[j]!);
     const names = `${order.map((i) => nameOf(found[i]!)).join('')}|`;
     if (order.length === 1) return names;
@@ -108,10 +108,10 @@ export class Block {
     return names + String.fromCharCode(...which.map((i) => codes[i]!));
   }
 }
-/** A hash of 32 bits becomes a place in a table of twice as many places as a block has records. */
+/** Maps a 32-bit hash to a slot in a table with twice as many slots as a block has records. */
 const TABLE_SHIFT = 32 - Math.log2(2 * BLOCK_RECORDS);
 
-/** The seq of the records in a block that have, of each field sought, one of the values; ascending. */
+/** The seqs, ascending, of the records in a block that have one of the values in every field searched for. */
 export function matching(block: number, summary: Record<BlockField, string>, sought: readonly SoughtValue[]): number[] {
   const coded: { codes: string; from: number; wanted: number[] }[] = [];
   for (const { field, hashes } of sought) {
@@ -138,18 +138,18 @@ export function matching(block: number, summary: Record<BlockField, string>, sou
   return found;
 }
 
-/** The code of a name in a block; undefined where no record has it. */
+/** The code of a name in a block; undefined if no record has it. */
 function codeOf(codes: string, from: number, name: string): number | undefined {
   let at = codes.indexOf(name);
   while (at >= 0 && at < from && at % DIGITS !== 0) at = codes.indexOf(name, at + 1);
   return at < 0 || at >= from ? undefined : at / DIGITS + 1;
 }
 
-/** The next place, from `place` on, with a code; negative where there is none. */
+/** The next place, from `place` on, that has a code; negative if there is none. */
 const placeOf = (codes: string, from: number, code: number, place: number) =>
   codes.indexOf(String.fromCharCode(code), from + place) - from;
 
-/** SQL: whether a block may have one of the values. Always true of a field that has an index, whose values `seen` does not have. */
+/** SQL: whether a block may have one of the values. Always true for a field with an index, whose values are not in `seen`. */
 export function maySee({ field, hashes }: SoughtValue): string {
   if (!SEEN.some((each) => each.field === field)) return 'true';
   return hashes
@@ -165,7 +165,7 @@ const SEEN = BLOCK_FIELDS.map((field, n) => ({ field, n })).filter(
 const BITS_PER_VALUE = 12;
 const MOST_BITS = 2 ** 16;
 
-/** Where a value is marked in a filter of 2^16 bits, and by their lowest bits in a smaller one. */
+/** The bits that mark a value in a filter of 2^16 bits; a smaller filter uses their lowest bits. */
 function bitsOf(field: BlockField, number: number): readonly [number, number] {
   let mixed = number ^ idHash(field);
   mixed = Math.imul(mixed ^ (mixed >>> 16), 0x85ebca6b);
@@ -178,7 +178,7 @@ const DIGITS = 4;
 const numberOf = (hash: number) => hash >>> 12;
 const nameOf = (number: number) => number.toString(36).padStart(DIGITS, '0');
 
-/** NaN for what is no name. */
+/** NaN for anything that is not a name. */
 function numbersIn(text: string): number[] {
   const count = Math.floor(text.indexOf('|') / DIGITS);
   const numbers: number[] = [];

@@ -6,8 +6,8 @@ import { type NoteKey, openHead } from './note.ts';
 import type { ChainName } from './record.ts';
 
 /**
- * The files of checkpoints, one for each chain: signed notes, each followed by an empty line, only ever appended to.
- * They are outside the database, so that rewriting a chain there does not rewrite what was signed about it.
+ * The checkpoint files, one per chain: signed notes, each followed by an empty line. They are append-only. They are outside the
+ * database, so that rewriting a chain there does not rewrite what was signed about it.
  */
 
 /** The file of a chain's checkpoints. */
@@ -15,7 +15,7 @@ export function checkpointFile(directory: string, tenantId: string, chain: Chain
   return path.join(directory, `${encodeURIComponent(tenantId)}.${chain}.txt`);
 }
 
-/** The chain that a file of this name is about; undefined for any other file. */
+/** The chain that a file with this name is about; undefined for any other file. */
 export function chainOfFile(name: string): { tenantId: string; chain: ChainName } | undefined {
   const [, tenant, chain] = /^(.+)\.(forensics|audit)\.txt$/.exec(name) ?? [];
   try {
@@ -25,7 +25,7 @@ export function chainOfFile(name: string): { tenantId: string; chain: ChainName 
   }
 }
 
-/** Adds notes, each with its empty line, in one write and one flush. */
+/** Appends notes, each with its empty line, in one write and one flush. */
 export async function appendNotes(file: string, text: string): Promise<void> {
   await mkdir(path.dirname(file), { recursive: true, mode: 0o700 });
   const handle = await open(file, 'a+', 0o600);
@@ -33,7 +33,7 @@ export async function appendNotes(file: string, text: string): Promise<void> {
     const { size } = await handle.stat();
     const end = Buffer.alloc(2);
     if (size > 0) await handle.read(end, 0, 2, Math.max(0, size - 2));
-    // what a crash cut off must neither run into the next note nor pass for a note itself
+    // a note truncated by a crash must neither run into the next note nor pass for a complete one
     await handle.appendFile(size > 0 && end.toString() !== '\n\n' ? ` (cut off)\n\n${text}` : text);
     await handle.sync();
   } finally {
@@ -41,7 +41,7 @@ export async function appendNotes(file: string, text: string): Promise<void> {
   }
 }
 
-/** A note as it is in a file, read but not verified: nothing in it is trusted. */
+/** A note as it appears in a file, read but not verified: nothing in it is trusted. */
 export interface FiledNote {
   note: string;
   seq: number;
@@ -50,8 +50,8 @@ export interface FiledNote {
 }
 
 /**
- * The checkpoints in a file, in their order, from byte `from` up to `to`. What is no complete note (one that a crash cut off) is
- * passed over. No file is the same as an empty one. Memory stays flat.
+ * The checkpoints in a file, in order, from byte `from` up to `to`. Anything that is not a complete note (one truncated by a
+ * crash) is skipped. A missing file is treated as an empty one. Memory stays constant.
  */
 export async function* notesIn(file: string, from = 0, to = Number.POSITIVE_INFINITY): AsyncGenerator<FiledNote> {
   let handle: Awaited<ReturnType<typeof open>>;
@@ -86,7 +86,7 @@ export async function* notesIn(file: string, from = 0, to = Number.POSITIVE_INFI
 const LONGEST_NOTE = 16 * 1024;
 const COMPLETE_NOTE = /^svc-chain-head\/(?:(?!svc-chain-head\/)[\s\S])*?\n\n(?:— \S+ \S+\n)+\n/gm;
 
-/** The highest note of each generation in a file, looked through once: later calls read only what was added. */
+/** The highest note of each generation in a file. The file is read through once; later calls read only what was added. */
 export class FiledHeads {
   readonly #files = new Bounded<{ size: number; inode: number; highest: Map<number, FiledNote> }>({
     entries: 20_000,
@@ -94,17 +94,17 @@ export class FiledHeads {
   });
 
   /**
-   * The highest checkpoint of each generation, by its number and not by its place in the file. Throws an Error that says
-   * what is wrong when one of them was not signed by one of the keys.
+   * The highest checkpoint of each generation, by its number, not by its position in the file. Throws an Error that says what is
+   * wrong if one of them was not signed by one of the keys.
    */
   async highest(file: string, keys: readonly NoteKey[]) {
     const size = await statOf(file);
     let entry = this.#files.get(file);
-    // shorter, or another one: it is not the file that was read before
+    // shorter, or a different file: it is not the one that was read before
     if (!entry || size.size < entry.size || size.inode !== entry.inode)
       entry = { ...size, size: 0, highest: new Map() };
     if (size.size > entry.size) {
-      // a note may have begun before the place that was read up to
+      // a note may have begun before the point up to which the file was read
       for await (const note of notesIn(file, Math.max(0, entry.size - LONGEST_NOTE))) {
         if (note.seq > (entry.highest.get(note.generation)?.seq ?? 0)) entry.highest.set(note.generation, note);
       }
@@ -120,7 +120,9 @@ export async function highestInFile(directory: string, tenantId: string, chain: 
   return new FiledHeads().highest(checkpointFile(directory, tenantId, chain), keys);
 }
 
-/** Moves a file that holds what does not open out of the way; the next checkpoint begins another. Resolves with its name. */
+/**
+ * Moves a file with content that does not open out of the way; the next checkpoint starts a new one. Resolves with its new name.
+ */
 export async function setAside(file: string, now: number): Promise<string> {
   const place = `${file}.${new Date(now).toISOString().replaceAll(':', '')}.set-aside`;
   await rename(file, place);

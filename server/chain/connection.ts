@@ -6,10 +6,10 @@ import { type Batch, type Group, groupOf, isNear, record, sign, undo } from './g
 import type { RecentIds } from './recent-ids.ts';
 import { ANSWER_MS, BadEvent, type HeadMove, session, spreadTransaction, transaction } from './transaction.ts';
 
-/** A transaction that takes longer is given up: its connection is cut. */
+/** A transaction that takes longer is abandoned, and its connection is cut. */
 const TRANSACTION_MS = 5000;
 
-/** The connection on which a writer writes its groups, each in one transaction and one message. */
+/** The connection on which a writer writes its groups, each as one transaction in one message. */
 export class WriterConnection {
   readonly #options: AppenderOptions;
   readonly #recent: RecentIds;
@@ -17,10 +17,10 @@ export class WriterConnection {
   readonly #lost: (error: ConnectionLost) => void;
   #pipeline: Pipeline | undefined;
   #losses = 0;
-  /** Buffers that no transaction uses. */
+  /** Buffers not in use by any transaction. */
   readonly #unused: { rows: CopyRows; inputs: CopyRows }[] = [];
 
-  /** `recent`: the ids of what is written, and of what is under way. `lost` is called when the connection was lost. */
+  /** `recent`: the ids of what is written or under way. `lost` is called when the connection was lost. */
   constructor(options: AppenderOptions, recent: RecentIds, lost: (error: ConnectionLost) => void) {
     this.#options = options;
     this.#recent = recent;
@@ -32,14 +32,14 @@ export class WriterConnection {
     return this.#pipeline !== undefined;
   }
 
-  /** How often a connection was lost. */
+  /** How many times a connection was lost. */
   get losses(): number {
     return this.#losses;
   }
 
   /**
-   * Cuts what connection there is and makes another one. `prepare` has it before any group. Rejects when the database does not
-   * answer, or `prepare` fails: then there is none.
+   * Cuts the existing connection, if any, and makes a new one. `prepare` gets it before any group does. Rejects if the database
+   * does not answer or `prepare` fails; then there is no connection.
    */
   async connect(prepare: (client: pg.Client) => Promise<void>): Promise<void> {
     this.#pipeline?.destroy();
@@ -68,10 +68,10 @@ export class WriterConnection {
   }
 
   /**
-   * Makes the records of a group and writes its transaction to the connection, which there must be. The chains are in memory where
-   * the group leaves them. `done` resolves when it is committed and flushed to disk, and rejects with the server's error or with
-   * ConnectionLost; the group's records are still in memory then, until `undo`. Never throws: an event that no record can be
-   * made of fails the group as one that the database refuses does.
+   * Makes the records of a group and writes its transaction to the connection, which must exist. In memory, the chains are moved
+   * to where the group leaves them. `done` resolves when the transaction is committed and flushed to disk, and rejects with the
+   * server's error or with ConnectionLost; the group's records then stay in memory until `undo`. Never throws: an event from
+   * which no record can be made fails the group just like one that the database refuses.
    */
   send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
     const group = groupOf(batches);
@@ -79,22 +79,22 @@ export class WriterConnection {
     return far ? this.#sendValues(group, pick) : this.#sendCopies(group, pick);
   }
 
-  /** Takes a failed group's records back out of memory. Of several the last is first. */
+  /** Takes a failed group's records back out of memory. Of several groups, undo the last first. */
   undo(group: Group): void {
     undo(group, this.#recent);
   }
 
-  /** Ends the transaction that failed. */
+  /** Rolls back the transaction that failed. */
   async rollBack(): Promise<void> {
     try {
       await this.#pipeline?.run('rollback');
     } catch (error) {
-      // the next transaction meets the lost connection itself
+      // the next transaction will notice the lost connection itself
       if (!(error instanceof ConnectionLost)) throw error;
     }
   }
 
-  /** Closes the connection in good order. Call it when nothing is under way. */
+  /** Closes the connection gracefully. Call it when nothing is under way. */
   async end(): Promise<void> {
     await this.#pipeline?.end();
   }
@@ -111,7 +111,7 @@ export class WriterConnection {
     }
     const sql = transaction(moves, inputs.count > 0, group.checkpoints, this.#spread);
     const copies = inputs.count > 0 ? [rows.message(), inputs.message()] : [rows.message()];
-    // INVARIANT: a buffer is used again only when it was written and its transaction answered
+    // INVARIANT: a buffer is reused only after it was written and its transaction answered
     let pending = 2;
     const free = () => {
       if (--pending === 0) this.#unused.push(buffers);
@@ -132,7 +132,7 @@ export class WriterConnection {
     return { group, done };
   }
 
-  /** Makes the records of a group and signs what is due. A promise in the place of the moves: nothing is to be written. */
+  /** Makes the records of a group and signs what is due. If it returns a promise instead of moves, there is nothing to write. */
   #record(group: Group, pick: number | undefined, rows: Rows, inputs: Rows): HeadMove[] | Promise<void> {
     const now = this.#options.clock.now();
     try {

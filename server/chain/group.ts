@@ -11,26 +11,26 @@ import { addInput, addRecord } from './transaction.ts';
  * transaction fails.
  */
 
-/** Of one call, and of one transaction, at most. */
+/** Maximum number of events in one call, and in one transaction. */
 export const GROUP_EVENTS = 1000;
 
-/** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
+/** A tenant's chain as this writer sees it: the head as it will be once everything under way is committed. */
 export interface Chain {
   readonly tenantId: string;
   seq: number;
   hash: Buffer;
   fence: number;
-  /** received_at of the last record in milliseconds; time never goes back within a chain. */
+  /** received_at of the last record in milliseconds; time never goes backwards within a chain. */
   at: number;
-  /** seq of the last checkpoint; undefined when this chain must not be signed. */
+  /** seq of the last checkpoint; undefined if this chain must not be signed. */
   signed: number | undefined;
-  /** How many losses of the chain were accepted, see note.ts. */
+  /** How many losses of the chain have been accepted, see note.ts. */
   generation: number;
-  /** For the genesis record, where there is none yet. */
+  /** For the genesis record, if there is none yet. */
   readonly fingerprint: string;
-  /** False once the ownership is lost or unsure: the next caller opens the chain again. */
+  /** False once ownership is lost or uncertain: the next caller opens the chain again. */
   live: boolean;
-  /** Why what waits for it is refused, when it is not because another process has it. */
+  /** Why whatever waits for this chain is refused, unless the reason is that another process has it. */
   refusal: Error | undefined;
 }
 
@@ -39,7 +39,7 @@ export interface Batch {
   readonly events: readonly AppendEvent[];
   readonly bytes: number;
   readonly results: Appended[];
-  /** The hash of each event's record, one behind the other, as far as there is one. */
+  /** The hashes of the events' records, concatenated, for those events that have one. */
   readonly hashes: Buffer;
   /** After a failure: which results are final. */
   final: Uint8Array | undefined;
@@ -47,7 +47,7 @@ export interface Batch {
   readonly reject: (error: Error) => void;
 }
 
-/** The head of a chain before a group. */
+/** The head of a chain before the group. */
 interface Move {
   readonly chain: Chain;
   readonly seq: number;
@@ -62,14 +62,14 @@ export interface Group {
   readonly batches: readonly Batch[];
   readonly moves: Map<Chain, Move>;
   readonly checkpoints: Checkpoint[];
-  /** Where its commit leaves the chains. */
+  /** The heads of the chains once it is committed. */
   readonly heads: { readonly chain: Chain; readonly seq: number; readonly hash: Buffer }[];
   readonly events: number;
   state: 'under way' | 'committed' | 'failed';
   error: Error | undefined;
 }
 
-/** Whether the node that is asked has the tenant. */
+/** Whether the node being queried has the tenant. */
 export function isNear({ places }: AppenderOptions['db'], { tenantId }: Chain): boolean {
   return places?.has(tenantId) ?? false;
 }
@@ -162,10 +162,10 @@ export function undo(group: Group, recentIds: RecentIds): void {
 }
 
 const GENESIS_ID = 'genesis_forensics';
-/** How many records a batch may add beside its events'. */
+/** How many records a batch may add besides those of its events. */
 export const GENESIS_RECORDS = 1;
 
-/** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
+/** Remembers the chain's head from before the group. Time never goes backwards, not even when the group is undone. */
 function begin(group: Group, chain: Chain, now: number): Move {
   const { seq, hash, signed } = chain;
   const move = { chain, seq, hash, signed, ids: [] };
@@ -174,7 +174,7 @@ function begin(group: Group, chain: Chain, now: number): Move {
   return move;
 }
 
-/** An event that is in the chain already, at this place and brought by this key. */
+/** The result for an event that is already in the chain, at this position and sent with this key. */
 export function duplicateOf({ seq, key }: Pick<RecentRecord, 'seq' | 'key'>, { key_id }: DecisionEvent): Appended {
   return key === key_id ? { seq, duplicate: true } : { seq, duplicate: true, otherKey: true };
 }
@@ -184,7 +184,7 @@ function sameContent(tenantId: string, event: DecisionEvent, { seq, at, previous
   return chainHash(previous, line).equals(hash);
 }
 
-/** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
+/** JSON.stringify writes a lone surrogate as \udxxx, but the database as U+FFFD: such a record would look altered. */
 function isWellFormed(value: unknown): boolean {
   if (typeof value === 'string') return value.isWellFormed();
   return typeof value !== 'object' || value === null || Object.values(value).every(isWellFormed);

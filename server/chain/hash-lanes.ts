@@ -1,12 +1,12 @@
 /**
- * BLAKE3 of four records at once, in WebAssembly that is put together here: each record has one lane of 128-bit vectors, so
- * that four take little longer than one.
+ * BLAKE3 of four records at once, in WebAssembly that is assembled here: each record has one lane of 128-bit vectors, so that
+ * hashing four takes little longer than hashing one.
  *
- * Only for verification, which knows the stored hash of the record before, so that no record waits for another. The records are
- * written with the package blake3 (record.ts), and so is every record hashed that is too long for this; a test compares the two.
+ * Only for verification, which knows the stored hash of the previous record, so that no record waits for another. Records are
+ * written with the blake3 package (record.ts), which also hashes records that are too long for this; a test compares the two.
  */
 
-/** What Node.js has and its types do not name. */
+/** Provided by Node.js but missing from its types. */
 const { WebAssembly } = globalThis as unknown as {
   WebAssembly: {
     validate(code: Uint8Array): boolean;
@@ -17,10 +17,10 @@ const { WebAssembly } = globalThis as unknown as {
 };
 
 export const LANES = 4;
-/** The longest line: together with the hash before it, it is one chunk of BLAKE3. */
+/** The longest line that fits: together with the previous hash it is one BLAKE3 chunk. */
 export const LANE_LINE_BYTES = 1024 - 65;
 
-/** The compiled code. It can be given to another thread. */
+/** The compiled code. It can be passed to another thread. */
 export type HashModule = object;
 let compiled: HashModule | undefined;
 
@@ -33,14 +33,14 @@ export function hashModule(): HashModule | undefined {
   return compiled;
 }
 
-/** Four records in memory of their own. */
+/** Four records in their own memory. */
 export class HashLanes {
-  /** Where lines and hashes must be to be hashed: a view of the instance's memory. */
+  /** Where lines and hashes must be in order to be hashed: a view of the instance's memory. */
   readonly bytes: Buffer;
   readonly #jobs: Int32Array;
   readonly #follow: () => number;
 
-  /** With so many bytes of memory. */
+  /** `size`: bytes of memory. */
   constructor(module: HashModule, size: number) {
     const memory = new WebAssembly.Memory({ initial: Math.ceil((JOBS_BYTES + size + BEYOND) / PAGE) });
     const { exports } = new WebAssembly.Instance(module, { js: { memory } });
@@ -51,7 +51,7 @@ export class HashLanes {
     for (let lane = 0; lane < LANES; lane++) this.set(lane, 0, 0, 0, 0);
   }
 
-  /** Places in `bytes`: of the 32 bytes of the hash before, of the line, and of the 32 bytes that are stored as its hash. */
+  /** Offsets in `bytes`: of the previous record's 32-byte hash, of the line, and of the 32 bytes stored as its hash. */
   set(lane: number, previous: number, line: number, length: number, stored: number): void {
     const at = lane * 4;
     this.#jobs[at] = JOBS_BYTES + previous;
@@ -60,7 +60,7 @@ export class HashLanes {
     this.#jobs[at + 3] = JOBS_BYTES + stored;
   }
 
-  /** A bit for each lane, the lowest first: whether the stored hash follows from the line and the hash before. */
+  /** One bit per lane, lowest first: whether the stored hash follows from the line and the previous hash. */
   follow(): number {
     return this.#follow();
   }
@@ -68,7 +68,7 @@ export class HashLanes {
 
 const PAGE = 65_536;
 const JOBS_BYTES = 64;
-/** Vectors are read whole, and a lane that is done reads on until the longest is. */
+/** Vectors are read whole, and a lane that is done keeps reading until the longest is done. */
 const BEYOND = 1024;
 
 const IV = [0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19];
@@ -76,9 +76,9 @@ const ORDER = [2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8];
 const CHUNK_START = 1;
 const CHUNK_END_AND_ROOT = 2 | 8;
 
-// --- WebAssembly's binary format, as far as it is needed
+// --- WebAssembly's binary format, as far as needed here
 
-/** Its bytes, in nested lists: they are put one behind the other once, at the end. */
+/** Its bytes, in nested lists that are flattened once, at the end. */
 type Code = readonly (number | Code)[];
 
 function bytesOf(code: Code, bytes: number[] = []): number[] {
@@ -135,15 +135,15 @@ const shl = (a: Code, by: number): Code => simd(0xab, [a, i32(by)]);
 const shr = (a: Code, by: number): Code => simd(0xad, [a, i32(by)]);
 const greater = (a: Code, b: Code): Code => simd(0x3b, [a, b]);
 const least = (a: Code, b: Code): Code => simd(0xb6, [a, b]);
-/** The bits of `a` where those of `mask` are set, else of `b`. */
+/** The bits of `a` where those of `mask` are set, and of `b` elsewhere. */
 const select = (a: Code, b: Code, mask: Code): Code => simd(0x52, [a, b, mask]);
 const anySet = (a: Code): Code => simd(0x53, [a]);
 
 const range = (count: number, from = 0) => Array.from({ length: count }, (_, n) => from + n);
-/** The bytes of these words of two vectors, whose words count from 0 to 7. */
+/** The bytes of these words of two vectors, whose words are numbered 0 to 7. */
 const wordOrder = (words: readonly number[]) => words.flatMap((word) => range(4, 4 * word));
 
-/** Of each word, the bits turned to the right. */
+/** Rotates the bits of each word to the right. */
 function turned(local: number, by: 16 | 12 | 8 | 7): Code {
   const v = get(local);
   if (by === 16 || by === 8) {
@@ -157,7 +157,7 @@ function turned(local: number, by: 16 | 12 | 8 | 7): Code {
   return or(shr(v, by), shl(v, 32 - by));
 }
 
-/** Four vectors, from the rows of a square to its columns. */
+/** Transposes four vectors: the rows of a square become its columns. */
 function transposed([a, b, c, d]: readonly [number, number, number, number], spare: readonly number[]): Code {
   const [low, high] = [wordOrder([0, 4, 1, 5]), wordOrder([2, 6, 3, 7])];
   const [firsts, seconds] = [wordOrder([0, 1, 4, 5]), wordOrder([2, 3, 6, 7])];
@@ -174,7 +174,7 @@ function transposed([a, b, c, d]: readonly [number, number, number, number], spa
   ];
 }
 
-/** A module with the function `follow` on the memory `js.memory`. */
+/** A module with the function `follow`, which uses the memory `js.memory`. */
 function moduleCode(): Code {
   // locals
   const block = 0;
@@ -195,7 +195,7 @@ function moduleCode(): Code {
   const digits = (n: number): Code =>
     range(2).map((half) => [
       set(t[0]!, load(i32Load(16 * n), 16 * half)),
-      // i8x16.swizzle of the digits, by the high and by the low half of each byte
+      // i8x16.swizzle of the digits, by the high and the low half of each byte
       set(t[1]!, simd(14, [hex, simd(0x6d, [get(t[0]!), i32(4)])])),
       set(t[2]!, simd(14, [hex, and(get(t[0]!), words4(0x0f0f0f0f))])),
       range(2).map((part) =>
@@ -214,11 +214,11 @@ function moduleCode(): Code {
     range(4).map((i) =>
       set(
         m[4 * n + i]!,
-        // what is beyond its end counts as zeros
+        // bytes beyond its end count as zeros
         and(load(get(at[n]!), 16 * i), simd(0x26, [bytes16(range(16, 16 * i)), get(t[0]!)])),
       ),
     ),
-    // the newline is not before the line in memory
+    // the newline is not stored before the line in memory
     when(i32Eq(get(block), i32(1)), set(m[4 * n]!, simd(0x17, [get(m[4 * n]!), i32(10)], [0]))),
   ];
 
@@ -263,7 +263,7 @@ function moduleCode(): Code {
     set(s[15]!, select(words4(0), words4(CHUNK_END_AND_ROOT), greater(get(left), words4(64)))),
     when(isZero(get(block)), set(s[15]!, or(get(s[15]!), words4(CHUNK_START)))),
     rounds(),
-    // a lane that was done keeps its hash
+    // a lane that was already done keeps its hash
     set(t[0]!, greater(get(left), words4(0))),
     range(8).map((n) => set(h[n]!, select(xor(get(s[n]!), get(s[n + 8]!)), get(h[n]!), get(t[0]!)))),
     at.map((local) => set(local, i32Add(get(local), i32(64)))),

@@ -11,25 +11,25 @@ export interface KnownHead {
   generation: number;
 }
 
-/** How often one chain's head is sent to Redis at most; a process that dies loses what it learned since. */
+/** Minimum interval between sends of one chain's head to Redis. A process that dies loses what it learned since. */
 const FLUSH_MS = 50;
-/** What Redis did not take is sent again after this time, and as soon as the connection is back. */
+/** Whatever Redis did not accept is sent again after this time, and as soon as the connection is back. */
 const RETRY_MS = 1000;
-/** So many are sent at once: those of all chains, when the connection is back, would keep everything else waiting. */
+/** Number sent at once. Sending the heads of all chains when the connection comes back would hold up everything else. */
 const MOST_AT_ONCE = 1000;
 
 /**
- * The heads that were acknowledged, chain by chain: in this process's memory, and in Redis where there is one, so that
- * the knowledge outlives the process. It is what shows that a database came back without its newest commits.
+ * The acknowledged heads of all chains: in this process's memory, and in Redis if there is one, so that the knowledge outlives
+ * the process. It reveals a database that came back without its newest commits.
  *
- * Entries in Redis are sealed. Who writes to Redis can delete them, or put back an older one, and cannot invent one.
+ * Entries in Redis are sealed. Anyone with write access to Redis can delete them or put back older ones, but cannot forge any.
  */
 export class AcknowledgedHeads {
   readonly #heads = new Map<string, KnownHead>();
   readonly #redis: RedisLink | undefined;
   readonly #log: Log;
   readonly #unsent = new Set<string>();
-  /** What Redis did not take. */
+  /** Entries that Redis did not accept. */
   readonly #refused = new Set<string>();
   #timer: NodeJS.Timeout | undefined;
   #retry: NodeJS.Timeout | undefined;
@@ -38,11 +38,11 @@ export class AcknowledgedHeads {
   constructor(log: Log, redis?: RedisLink | undefined) {
     this.#log = log;
     this.#redis = redis;
-    // it may have been started again, empty, or be another one without the newest entries
+    // Redis may have been restarted empty, or be a different instance without the newest entries
     redis?.commands.on('ready', () => this.#sendAgain(this.#heads.keys()));
   }
 
-  /** Remembers a head whose commit is certain. Call it before anyone learns of the commit. */
+  /** Remembers a head whose commit is certain. Call it before the commit is reported to anyone. */
   acknowledge(tenantId: string, chain: ChainName, head: KnownHead): void {
     const key = `${chain} ${tenantId}`;
     const before = this.#heads.get(key);
@@ -64,14 +64,14 @@ export class AcknowledgedHeads {
     return this.#heads.get(`${chain} ${tenantId}`);
   }
 
-  /** What is remembered here and in Redis. Ask before the chain itself is read, or a newer head may look like a loss. */
+  /** The heads remembered here and in Redis. Call it before the chain itself is read, or a newer head may look like a loss. */
   async known(tenantId: string, chain: ChainName): Promise<KnownHead[]> {
     const local = this.local(tenantId, chain);
     const shared = await this.#shared(tenantId, chain);
     return [local, shared].filter((head) => head !== undefined);
   }
 
-  /** The chains of which this process remembers a head. */
+  /** The chains for which this process remembers a head. */
   *chains(): Generator<{ tenantId: string; chain: ChainName }> {
     for (const key of this.#heads.keys()) {
       const at = key.indexOf(' ');
@@ -139,13 +139,13 @@ function isLater(one: KnownHead, other: KnownHead): boolean {
   return one.generation === other.generation ? one.seq > other.seq : one.generation > other.generation;
 }
 
-/** Text that sorts as heads do: what comes before a sealed entry, so that Redis keeps the later of two. */
+/** Text that sorts in the order of heads. It precedes a sealed entry, so that Redis keeps the later of two. */
 function order({ generation, seq }: KnownHead): string {
   return String(generation).padStart(8, '0') + String(seq).padStart(16, '0');
 }
 const ORDER = 24;
 
-/** KEYS: the entry. ARGV: its new value; how long the part is that is compared. An older one changes nothing. */
+/** KEYS: the entry. ARGV: its new value; the length of the part that is compared. An older value changes nothing. */
 const RAISE = `
 local now = redis.call('GET', KEYS[1])
 if now and string.sub(now, 1, ARGV[2]) >= string.sub(ARGV[1], 1, ARGV[2]) then return 0 end

@@ -39,7 +39,7 @@ const VerifyOut = z
   })
   .meta({ id: 'Verification' });
 
-/** The verification of a tenant's two chains, as JSON at the end or as server-sent events with progress on the way. */
+/** Verifies a tenant's two chains and answers with JSON at the end, or with server-sent events that report progress. */
 export function verifyRoutes(parts: { db: Database; verifications: Verifications; audit: WriteAudit }): PlainRoute[] {
   const verify = (chain: ChainName) => async (call: PlainCall) => {
     const principal = principalOf(call);
@@ -63,8 +63,8 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
   };
 
   /**
-   * A chain that does not verify is itself an event that must not be lost. That it does is written down when a person
-   * asked; keys ask by the clock.
+   * A chain that fails verification is itself an event that must not be lost. A successful verification is recorded only if a
+   * person asked for it; keys ask on a schedule.
    */
   const report = async (call: PlainCall, chain: ChainName, result: VerifyResult) => {
     const principal = principalOf(call);
@@ -81,7 +81,7 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
         requestId: call.context.requestId,
       }),
     );
-    // when the audit chain itself is closed, its alarm is already raised: the answer matters more
+    // if the audit chain itself is closed, its alarm has already been raised, and the answer matters more
     await written.catch((error: Error) => {
       if (!(error instanceof ChainClosed)) throw error;
     });
@@ -125,7 +125,7 @@ async function stream(
   return call.reply;
 }
 
-/** The audit log as a file: every record that matches, the newest first, read page by page while it is sent. */
+/** The audit log as a file: every matching record, newest first, read page by page while it is sent. */
 export function auditExportRoute(db: Database): PlainRoute {
   return {
     method: 'GET',
@@ -149,7 +149,7 @@ export function auditExportRoute(db: Database): PlainRoute {
       const { tenantId } = principal;
       const { format = 'csv', ...filter } = call.query;
       const csv = format === 'csv';
-      // the first page before the status: where it is refused, the answer says so
+      // the first page is read before the status is sent, so that a refusal appears in the response
       const reads = readsOf(db, { principal, gone: call.context.gone });
       const first = await listAudit(reads, tenantId, { ...filter, limit: PAGE });
       call.reply.headers({
@@ -182,7 +182,7 @@ async function* auditText(
       )
       .join('');
     if (page.next_cursor === null) return;
-    // breaks the file off, as everything that fails from here on does
+    // cuts the file off, as any failure from here on does
     if (!(await stillValid())) throw new AppError('UNAUTHENTICATED', 'the credential is no longer valid');
     page = await listAudit(reads, tenantId, { ...filter, after: page.next_cursor, limit: PAGE });
   }

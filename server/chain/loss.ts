@@ -3,11 +3,11 @@ import { type ChainLoss, type NoteKey, openLoss } from './note.ts';
 import { type ChainName, NO_DECISION } from './record.ts';
 
 /**
- * What a chain holds that was lost and given up: records of kind `chain.loss` (in the audit chain, of the action
- * `chain.loss_accepted`), each with a signed note. Only the operator's command writes them; only the note counts.
+ * What a chain holds about losses that were accepted: records of kind `chain.loss` (in the audit chain, of the action
+ * `chain.loss_accepted`), each with a signed note. Only the operator's command writes them, and only the note counts.
  */
 
-/** The table of a chain's records, and the column in it that holds a record's id. */
+/** The table of a chain's records, and its column with the record's id. */
 export const RECORDS: Readonly<Record<ChainName, { table: string; id: string }>> = {
   forensics: { table: 'forensic_record', id: 'event_id' },
   audit: { table: 'audit_record', id: 'id' },
@@ -20,14 +20,14 @@ export interface AcceptedLoss extends ChainLoss {
   reason: string;
 }
 
-/** The id of the record of a loss; all of them are found by their prefix. `random` keeps others from taking it first. */
+/** The id of the record of a loss; all of them are found by their prefix. `random` keeps others from claiming it first. */
 export function lossId(chain: ChainName, generation: number, random: string): string {
   return `loss_${chain}_${generation}_${random}`;
 }
 
 /**
- * The losses that a chain's records accept, in their order. A record that has the id of one and no note that one of the
- * keys signed for this place accepts nothing.
+ * The losses that a chain's records accept, in order. A record with the id of a loss, but without a note that one of the keys
+ * signed for this position, accepts nothing.
  */
 export async function readLosses(
   client: Pick<pg.ClientBase, 'query'>,
@@ -45,20 +45,20 @@ export interface LossRow {
   readonly line: string;
 }
 
-/** A longer line is none that was written here: whatever is in it, the lines of all losses fit into memory. */
+/** A longer line was not written here. Whatever the lines contain, those of all losses fit into memory. */
 const MOST_BYTES = 16 * 1024;
 
 /** The query for the LossRows of the tenant $1. */
 export function lossRows(chain: ChainName): string {
   const { table, id } = RECORDS[chain];
   const [from, to] = [`loss_${chain}_`, `loss_${chain}\``];
-  // the id of a decision is the proxy's word; the column is not, and it has an index
+  // a decision's id is chosen by the proxy; the column is not, and it has an index
   const kind = chain === 'forensics' ? `and decision = ${NO_DECISION}` : '';
   return `select seq, line from ${table}
     where tenant_id = $1 and ${id} >= '${from}' and ${id} < '${to}' ${kind} and octet_length(line) <= ${MOST_BYTES}`;
 }
 
-/** As readLosses, of rows that were read already, in the order of seq. */
+/** Like readLosses, for rows that were already read, in the order of seq. */
 export function acceptedLosses(
   rows: readonly LossRow[],
   tenantId: string,
@@ -77,7 +77,7 @@ export function acceptedLosses(
   });
 }
 
-/** Whether an accepted loss revoked what was stated about a record: then the chain need not agree with it any longer. */
+/** Whether an accepted loss revoked what was stated about a record; then the chain need not agree with it any longer. */
 export function isSuperseded(losses: readonly ChainLoss[], of: { seq: number; generation?: number }): boolean {
   return losses.some((loss) => loss.generation > (of.generation ?? 0) && of.seq > loss.agreed);
 }

@@ -2,15 +2,18 @@ import { unavailable } from '../actors/host.ts';
 import { type AppendEvent, type AppenderOptions, bytesOf } from './appender.ts';
 import { type Batch, type Chain, GROUP_EVENTS, isNear } from './group.ts';
 
-/** Of events and their inputs. A call that is larger is a group by itself. */
+/** Limits on the size of events with their inputs. A call that is larger than a group is a group by itself. */
 const GROUP_BYTES = 4 * 1024 * 1024;
 const MAILBOX_BYTES = 64 * 1024 * 1024;
-/** What one tenant has waiting is at most this part of what is left for the others: half of an empty mailbox, and a quarter. */
+/**
+ * One tenant's waiting events may take at most this share of what is left for the others: in an empty mailbox, half of the events
+ * and a quarter of the bytes.
+ */
 const SHARE = { events: 1, bytes: 1 / 3 };
 /** A writer is busy for this long after its last events. */
 const BUSY_MS = 250;
 
-/** A call that has room in the mailbox. It does not keep the events: by the set of calls they would get into old memory. */
+/** A call that has room in the mailbox. It does not hold the events: through the set of calls they would end up in old memory. */
 export interface Call {
   readonly events: number;
   readonly bytes: number;
@@ -21,21 +24,21 @@ export interface Call {
 }
 
 /**
- * What a writer has accepted and not yet answered: first the calls whose chain is being opened, then the queue of those that
- * wait for a transaction, then those that are under way.
+ * What a writer has accepted and not yet answered: calls whose chain is being opened, then the queue of calls that wait for a
+ * transaction, then those under way.
  */
 export class Mailbox {
   readonly #db: AppenderOptions['db'];
   readonly #most: number;
   /**
-   * Tenants are on several servers: a transaction is of one tenant, or of tenants of the node that is asked, so that its commit
-   * needs one of them.
+   * Tenants are on several servers. A transaction covers one tenant, or tenants of the node being queried, so that its commit
+   * needs only one node.
    */
   readonly #spread: boolean;
   #events = 0;
   #bytes = 0;
   readonly #tenants = new Map<string, { events: number; bytes: number }>();
-  /** The calls that are not yet answered, the oldest first. */
+  /** The calls that are not yet answered, oldest first. */
   readonly #calls = new Set<Call>();
   readonly #queue: Batch[] = [];
   #queuedEvents = 0;
@@ -63,7 +66,7 @@ export class Mailbox {
     return this.#events > 0 || performance.now() - this.#askedAt < BUSY_MS;
   }
 
-  /** What no transaction has taken yet, the oldest first. */
+  /** Batches that no transaction has taken yet, oldest first. */
   get queue(): readonly Batch[] {
     return this.#queue;
   }
@@ -73,8 +76,8 @@ export class Mailbox {
   }
 
   /**
-   * Gives a call room until `leave`, which is due once its events have their answer, whether or not the caller still waits for
-   * it. Throws UNAVAILABLE (Retry-After) when the mailbox or the tenant's share of it is full.
+   * Reserves room for a call until `leave`, which is due once its events are answered, whether or not the caller still waits.
+   * Throws UNAVAILABLE (Retry-After) if the mailbox or the tenant's share of it is full.
    */
   accept(tenantId: string, events: readonly AppendEvent[]): Call {
     const bytes = bytesOf(events);
@@ -102,7 +105,7 @@ export class Mailbox {
     return call;
   }
 
-  /** Gives the room of a call back, once. */
+  /** Gives back a call's room. Call it once. */
   leave(call: Call): void {
     const { own } = call;
     this.#calls.delete(call);
@@ -114,20 +117,20 @@ export class Mailbox {
     if (this.#events === 0) this.#emptied?.();
   }
 
-  /** Resolves when every call has left, if no other is accepted meanwhile. */
+  /** Resolves when every call has left, provided that no other is accepted in the meantime. */
   async empty(): Promise<void> {
     if (this.#events > 0) await new Promise<void>((resolve) => (this.#emptied = resolve));
   }
 
-  /** Queues the events of an accepted call, for the chain that was opened for it. */
+  /** Queues the events of an accepted call for the chain that was opened for it. */
   push(batch: Batch): void {
     this.#queue.push(batch);
     this.#queuedEvents += batch.events.length;
   }
 
   /**
-   * Takes the oldest of the queue, and behind it what may and fits in one transaction with it. What has a refusal by now is rejected
-   * with it; so there may be nothing left. The queue must not be empty.
+   * Takes the oldest batch in the queue, and the following ones that may share its transaction and fit in it. Batches that have a
+   * refusal by now are rejected with it, so nothing may be left. The queue must not be empty.
    */
   take(refusalFor: (chain: Chain) => Error | undefined): Batch[] {
     const batches: Batch[] = [];
@@ -156,7 +159,7 @@ export class Mailbox {
     return batches;
   }
 
-  /** Rejects all of the queue. */
+  /** Rejects everything in the queue. */
   refuse(error: Error): void {
     for (const batch of this.#queue.splice(0)) batch.reject(error);
     this.#queuedEvents = 0;

@@ -1,9 +1,9 @@
 import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 
 /**
- * What is signed about a chain, as signed notes (C2SP signed-note v1.0.0, Ed25519, signature type 0x01): text, an empty
- * line, then `— <name> <base64(key hash | signature)>`. The first line of the text names what is signed, so that a
- * Merkle checkpoint can come beside these later.
+ * What is signed about a chain, as signed notes (C2SP signed-note v1.0.0, Ed25519, signature type 0x01): text, an empty line,
+ * then `— <name> <base64(key hash | signature)>`. The first line of the text names what is signed, so that a Merkle checkpoint
+ * can be added alongside these later.
  */
 const HEAD_TYPE = 'svc-chain-head/v1';
 const LOSS_TYPE = 'svc-chain-loss/v1';
@@ -20,13 +20,13 @@ export interface ChainHead {
 }
 
 /**
- * An operator's acceptance of a loss: the chain continues after record `kept`, although what was known about it says
- * otherwise. Of every statement of an earlier generation about a record after `agreed`, nothing is expected any more.
- * All other statements stay binding, those of this generation included.
+ * An operator's acceptance of a loss: the chain continues after record `kept`, although what was known about it says otherwise.
+ * Statements of an earlier generation about records after `agreed` are no longer expected to hold. All other statements stay
+ * binding, including those of this generation.
  */
 export interface ChainLoss {
   origin: string;
-  /** The last record that was there: the next one holds this note. */
+  /** The last record that was there; the next one holds this note. */
   kept: { seq: number; hash: string };
   /** The generation that begins here: 1 for the first loss of a chain. */
   generation: number;
@@ -36,17 +36,18 @@ export interface ChainLoss {
   lost: { seq: number; hash: string };
 }
 
-/** Up to where a former key counts: the last record, and the number of losses that had been accepted by then. */
+/** The limit up to which a former key counts: the last record, and the number of losses accepted by then. */
 export interface NoteLimit {
   readonly seq: number;
   readonly generation: number;
 }
 
 /**
- * A key whose signature counts. One of an installation that the tenant came from counts up to the move.
+ * A key whose signature counts. A key of an installation that the tenant came from counts up to the move.
  *
- * INVARIANT: anyone who has its private key states nothing about what came after, and voids nothing: a later loss would supersede
- * what is signed here, so it counts for no generation beyond the one that arrived, which is that of all that is signed here.
+ * INVARIANT: such a key's holder can state nothing about what came after the move, and can void nothing. A later loss would
+ * supersede what is signed here, so the key counts only up to the generation that arrived, which is the generation of everything
+ * signed here.
  */
 export type NoteKey = KeyObject | { readonly publicKey: KeyObject; readonly upTo: NoteLimit };
 const UNLIMITED: NoteLimit = { seq: Number.POSITIVE_INFINITY, generation: Number.POSITIVE_INFINITY };
@@ -55,7 +56,7 @@ function rawPublicKey(key: KeyObject): Buffer {
   return Buffer.from(key.export({ format: 'jwk' }).x as string, 'base64url');
 }
 
-/** The first 4 bytes of SHA-256(name | "\n" | 0x01 | public key), by which a note names its key. */
+/** The first 4 bytes of SHA-256(name | "\n" | 0x01 | public key), by which a note identifies its key. */
 function keyHash(name: string, publicKey: KeyObject): Buffer {
   return createHash('sha256')
     .update(`${name}\n`)
@@ -65,15 +66,15 @@ function keyHash(name: string, publicKey: KeyObject): Buffer {
     .subarray(0, 4);
 }
 
-/** Signs a chain head. The name of the signer is the origin's host. */
+/** Signs a chain head. The signer's name is the origin's host. */
 export function signHead(head: ChainHead, privateKey: KeyObject, publicKey: KeyObject): string {
   const generation = head.generation ? [`generation ${head.generation}`] : [];
   return signNote([HEAD_TYPE, head.origin, String(head.seq), head.hash, ...generation], privateKey, publicKey);
 }
 
 /**
- * The head that a note states, when one of the keys signed it under the name of the origin's host; an Error that says
- * what is wrong otherwise. Strict: there is one spelling of a note, so that none can be changed and still open.
+ * The head that a note states, if one of the keys signed it under the name of the origin's host; otherwise throws an Error that
+ * says what is wrong. Strict: a note has only one spelling, so that no altered note can still open.
  */
 export function openHead(note: string, keys: readonly NoteKey[]): ChainHead {
   const { lines, upTo } = openNote(note, keys);
@@ -93,7 +94,7 @@ export function signLoss(loss: ChainLoss, privateKey: KeyObject, publicKey: KeyO
   return signNote([...lines, `agreed ${agreed}`, `lost ${lost.seq} ${lost.hash}`], privateKey, publicKey);
 }
 
-/** The loss that a note accepts, as `openHead` opens a head. */
+/** The loss that a note accepts. Opens the note as `openHead` does. */
 export function openLoss(note: string, keys: readonly NoteKey[]): ChainLoss {
   const { lines, upTo } = openNote(note, keys);
   const [type, origin, kept = '', generation = '', agreed = '', lost = '', ...more] = lines;
@@ -105,7 +106,7 @@ export function openLoss(note: string, keys: readonly NoteKey[]): ChainLoss {
   if (more.length > 0) throw new Error('the note is malformed');
   const last = place(kept, 'kept');
   const losses = whole(/^generation (\d+)$/.exec(generation)?.[1]);
-  // the note is in the record after it
+  // the note is in the next record
   assertWithin(upTo, last.seq + 1, losses);
   return {
     origin: origin!,
@@ -118,7 +119,7 @@ export function openLoss(note: string, keys: readonly NoteKey[]): ChainLoss {
 
 const HASH = /^[0-9a-f]{64}$/;
 
-/** A positive integer that JavaScript holds exactly, in its only spelling. */
+/** A positive integer that JavaScript represents exactly, in its only spelling. */
 function whole(text: string | undefined): number {
   if (text && /^[1-9]\d{0,15}$/.test(text) && Number.isSafeInteger(Number(text))) return Number(text);
   throw new Error('the note is malformed');
@@ -136,7 +137,7 @@ function assertWithin(upTo: NoteLimit, seq: number, generation: number): void {
   if (generation > upTo.generation) throw new Error(`the key of the note counts up to loss ${upTo.generation}`);
 }
 
-/** The lines of a note's text, of which the second is the origin, and up to where its signature counts. */
+/** The lines of a note's text, the second of which is the origin, and the limit up to which its signature counts. */
 function openNote(note: string, keys: readonly NoteKey[]): { lines: string[]; upTo: NoteLimit } {
   const gap = note.indexOf('\n\n');
   if (gap < 0 || !note.endsWith('\n')) throw new Error('the note has no signature block');

@@ -8,21 +8,21 @@ import type { DecisionColumns, RecordMembers, Slice } from './verify.ts';
 
 /* The rows of a chain as a verification reads them: by COPY in binary form, hashed and compared where they were received. */
 
-/** The COPY of a chain's rows after `from` up to `to`, in their order. */
+/** The COPY of a chain's rows after `from` up to `to`, in order. */
 export function selectRows(tenantId: string, chain: ChainName, from: number, to: number): string {
   const [id, derived] =
     chain === 'forensics' ? ['event_id', DERIVED_COLUMNS.map(({ column }) => column)] : ['id', AUDIT_COLUMNS];
   const columns = ['seq', 'hash', 'line', id, 'received_at', ...derived].join(', ');
-  // no lower bound at first: a record before record 1 must be seen
+  // no lower bound at first: a record before record 1 must be noticed
   const after = from > 0 ? `and seq > ${from}` : '';
   return `copy (select ${columns} from ${RECORDS[chain].table}
     where tenant_id = ${pg.escapeLiteral(tenantId)} and seq <= ${to} ${after} order by seq) to stdout (format binary)`;
 }
 
-/** Of a row, beside its hash and its line. */
+/** The columns of a row other than its hash and its line. */
 export type Columns = DecisionColumns & AuditColumns & { id: string };
 
-/** The first column of an audit entry that does not say what its line does. */
+/** The first column of an audit entry that differs from its line. */
 export function compareAudit(record: RecordMembers, columns: Columns): string | undefined {
   if (columns.id !== record.id) return 'id';
   if (columns.received_at_ms !== Date.parse(String(record.received_at))) return 'received_at';
@@ -30,12 +30,12 @@ export function compareAudit(record: RecordMembers, columns: Columns): string | 
   return AUDIT_COLUMNS.find((name) => columns[name] !== derived[name]);
 }
 
-/** Hashes rows, four at once, where they were received. */
+/** Hashes rows, four at once, in the buffer that received them. */
 export class Hashes {
   readonly #lanes: HashLanes | undefined;
-  /** Where rows are to be received: after the hash of the last row of those before. */
+  /** Where rows are to be received: after the hash of the last row of the previous batch. */
   readonly into: Buffer | undefined;
-  /** Where the hash of the row before is; -1 where that row has none of 32 bytes. */
+  /** Where the previous row's hash is; -1 if that row has no 32-byte hash. */
   #previous = 0;
 
   /** `before`: the hash of the record before the first row. */
@@ -46,8 +46,8 @@ export class Hashes {
   }
 
   /**
-   * For each of the rows that begin at starts[n] and the next three a bit, the lowest first: whether its hash follows from its
-   * line and from the hash that is stored for the row before it. Those of which this cannot tell have none.
+   * One bit, lowest first, for the row that begins at starts[n] and each of the next three: whether its hash follows from its
+   * line and from the stored hash of the previous row. The bit is not set if this cannot be determined.
    */
   following(data: Buffer, starts: readonly number[], n: number): number {
     const lanes = this.#lanes;
@@ -59,7 +59,7 @@ export class Hashes {
     let told = 0;
     for (let i = 0; i < LANES && n + i < starts.length; i++) {
       const at = starts[n + i]!;
-      // a row that is shorter has no text: it is for the reader to say so
+      // a shorter row has no text: that is for the reader to report
       const isHash = at + LINE_AT <= data.length && data.readInt32BE(at + HASH_AT - 4) === HASH_BYTES;
       const length = isHash ? data.readInt32BE(at + LINE_AT - 4) : 0;
       if (isHash && this.#previous >= 0 && length >= 0 && length <= LANE_LINE_BYTES) {
@@ -76,11 +76,11 @@ export class Hashes {
     return following;
   }
 }
-/** Where the hash of a row begins, and where its line does, in the order of `selectRows`. */
+/** Where a row's hash begins, and where its line begins, in the column order of `selectRows`. */
 const HASH_AT = 2 + 12 + 4;
 const LINE_AT = HASH_AT + HASH_BYTES + 4;
 
-/** Rows of COPY (FORMAT binary) read in place. One row object is used for all; the verifier keeps nothing of it. */
+/** Rows of COPY (FORMAT binary), read in place. One row object is reused for all; the verifier keeps no part of it. */
 export class RowReader {
   readonly #decisions: boolean;
   readonly #hash = Buffer.alloc(32);
@@ -107,10 +107,10 @@ export class RowReader {
   }
 
   /**
-   * The row that begins at `at`, its columns in the order of `selectRows`.
+   * The row that begins at `at`, with its columns in the order of `selectRows`.
    *
-   * INVARIANT: a column of another length than its type has, or null, can only be tampering: it is read as a value that no text
-   * has, and never as a part of its bytes or of those behind it.
+   * INVARIANT: a column that is null, or whose length does not match its type, can only be tampering. It is read as a value that
+   * no text has, and never as a part of its own bytes or of those that follow.
    */
   read(data: Buffer, at: number) {
     const row = this.#row;
@@ -129,7 +129,7 @@ export class RowReader {
       columns.id = data.toString('utf8', this.#id.from, this.#id.to);
       for (const name of AUDIT_COLUMNS) {
         const length = this.#field();
-        // no text has that, while one may be empty
+        // no text has that value, whereas an empty one is possible
         columns[name] = length < 0 ? '\0' : data.toString('utf8', this.#end - length, this.#end);
       }
       return row;
@@ -142,7 +142,7 @@ export class RowReader {
     return row;
   }
 
-  /** Reads the next field, which ends at #end then. Its length; -1 stands for null. */
+  /** Reads the next field, after which #end is where it ends. Returns its length; -1 stands for null. */
   #field(): number {
     const length = this.#data.readInt32BE(this.#end);
     this.#end += 4 + Math.max(0, length);

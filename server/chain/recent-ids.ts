@@ -1,19 +1,19 @@
-/** A record that was written or is about to be. An event has the same content if it makes the same record, brought by the same key. */
+/** A written or pending record. An event has the same content if, with the same key, it makes the same record. */
 export interface RecentRecord {
   readonly seq: number;
   /** received_at in milliseconds. */
   readonly at: number;
   readonly previous: Buffer;
   readonly hash: Buffer;
-  /** The key that brought it. */
+  /** The key that it was sent with. */
   readonly key: string | undefined;
 }
 
 const HASH = 32;
 
 /**
- * The ids written last, by tenant. Two generations: when the younger is full it becomes the older, and the older is
- * forgotten. What a former owner wrote is kept aside, so that taking over many tenants at once forgets nothing of these.
+ * The most recently written ids, by tenant. Two generations: when the younger one is full it becomes the older, and the older is
+ * forgotten. What a former owner wrote is kept separately, so that taking over many tenants at once does not push out these ids.
  */
 export class RecentIds {
   readonly #half: number;
@@ -24,7 +24,7 @@ export class RecentIds {
   readonly #formers: Generation;
   #formerCount = 0;
 
-  /** `mostAtOnce` ids are added between two calls of `of` at most. */
+  /** At most `mostAtOnce` ids are added between two calls of `of`. */
   constructor(size: number, mostAtOnce: number) {
     this.#half = Math.ceil(size / 2);
     this.#mostAtOnce = mostAtOnce;
@@ -33,7 +33,7 @@ export class RecentIds {
     this.#formers = this.#generation();
   }
 
-  /** The ids of a tenant, which is about to add as many as `adding`. The answer is valid until the next call. */
+  /** The ids of a tenant to which up to `adding` ids are about to be added. The result is valid until the next call. */
   of(tenantId: string, adding: number): TenantIds {
     if (adding > this.#mostAtOnce) throw new RangeError(`more than ${this.#mostAtOnce} ids at once`);
     this.#count += adding;
@@ -47,7 +47,7 @@ export class RecentIds {
     return new TenantIds(tenantId, this.#young, this.#old, this.#formers);
   }
 
-  /** Adds what a former owner of the tenant wrote. When there is no place for more, all of that is forgotten first. */
+  /** Adds what a former owner of the tenant wrote. If there is no room, everything kept of former owners is forgotten first. */
   remember(tenantId: string, records: readonly (RecentRecord & { readonly id: string })[]): void {
     if (records.length > this.#mostAtOnce) throw new RangeError(`more than ${this.#mostAtOnce} ids at once`);
     this.#formerCount += records.length;
@@ -72,17 +72,17 @@ export class RecentIds {
 }
 
 /**
- * Records in rows of a few large arrays. Objects of their own would be most of what the garbage collector has to copy: each
- * lives for a while, and there are as many of them as events.
+ * Records as rows of a few large arrays. Individual objects would be most of what the garbage collector has to copy: each lives
+ * for a while, and there are as many of them as events.
  */
 class Generation {
   /** Tenant -> id -> row. */
   readonly rows = new Map<string, Map<string, number>>();
   readonly #seqs: Float64Array;
   readonly #ats: Float64Array;
-  /** Of each record the hash before it, then its own. */
+  /** For each record, the previous record's hash, then its own. */
   readonly #hashes: Buffer;
-  /** Of each record the place of its key among the keys, of which there are few. */
+  /** For each record, the index of its key among the keys, of which there are few. */
   readonly #keysOf: Uint32Array;
   readonly #keys: (string | undefined)[] = [];
   readonly #places = new Map<string | undefined, number>();
@@ -117,7 +117,7 @@ class Generation {
     return row;
   }
 
-  /** The hashes are views: valid as long as the generation. */
+  /** The hashes are views, valid as long as the generation. */
   at(row: number): RecentRecord {
     const begin = 2 * HASH * row;
     return {

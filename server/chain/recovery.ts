@@ -17,15 +17,15 @@ interface RecoveryOptions {
   readonly mailbox: Mailbox;
   readonly chains: OwnedChains;
   readonly connection: WriterConnection;
-  /** Aborted when the writer stops: the database is not waited for any longer. */
+  /** Aborted when the writer stops, which ends any wait for the database. */
   readonly stopping: AbortSignal;
-  /** Called whenever one has ended. */
+  /** Called whenever a recovery has ended. */
   readonly ended: () => void;
 }
 
 /**
- * The rare path of a writer: when a group failed, or may have, or there is no connection. While it runs it alone writes, one
- * transaction at a time, until everything that failed has its answer.
+ * The slow path of a writer: for when a group failed or may have failed, or there is no connection. While recovery runs, it is
+ * the only one writing, one transaction at a time, until everything that failed has its answer.
  */
 export class Recovery {
   readonly #options: AppenderOptions;
@@ -46,7 +46,7 @@ export class Recovery {
     this.#ended = ended;
   }
 
-  /** Resolves when it has ended. While there is one, no new transaction begins. */
+  /** Resolves when the recovery has ended. No new transaction begins while one is running. */
   get running(): Promise<void> | undefined {
     return this.#running;
   }
@@ -57,8 +57,9 @@ export class Recovery {
   }
 
   /**
-   * Answers each batch of the groups, of which none is under way any more and which are in the order in which they were sent: with
-   * what is durable, or with an error. Connects where there is no connection, also without any group. Must not be running yet.
+   * Answers every batch of these groups with what is durable, or with an error. The groups must be in the order in which they
+   * were sent, and none may still be under way. Connects if there is no connection, even without any group. Must not already be
+   * running.
    */
   begin(failed: readonly Group[]): void {
     this.#running = this.#recover(failed)
@@ -80,7 +81,7 @@ export class Recovery {
       if (!(await this.#reconnect(failed.flatMap((group) => group.batches)))) return;
     } else await this.#connection.rollBack();
     for (const [index, group] of failed.entries()) {
-      // of a lost connection's transactions each may be committed; otherwise only the first knows why it failed
+      // each transaction of a lost connection may have been committed; otherwise only the first knows why it failed
       const cause = index === 0 || error instanceof ConnectionLost ? error : undefined;
       await this.#redo(group.batches, undefined, cause);
       for (const batch of group.batches) {
@@ -91,8 +92,8 @@ export class Recovery {
   }
 
   /**
-   * Gives every event of the batches (or only `pick`) its final result, or rejects the batch. `error` is why the last
-   * attempt failed; that attempt is undone and rolled back.
+   * Gives every event of the batches (or only `pick`) its final result, or rejects the batch. `error` is why the last attempt
+   * failed; that attempt has been undone and rolled back.
    */
   async #redo(batches: readonly Batch[], pick?: number, error?: Error): Promise<void> {
     let cause = error;
@@ -107,7 +108,7 @@ export class Recovery {
           await this.#lookUp(open, pick);
         } else if (remedy === 'duplicate') {
           if ((await this.#lookUp(open, pick)) === 0) {
-            // no id of ours is there: a record exists beyond the head of one of the chains, or an input without its record
+            // none of our ids is there: a record exists beyond one of the chains' heads, or an input without its record
             const [chain, ...others] = new Set(open.map((batch) => batch.chain));
             if (chain && others.length === 0) {
               const tenant = chain.tenantId;
@@ -148,8 +149,8 @@ export class Recovery {
   }
 
   /**
-   * The database refuses for a reason that lies in no event. Of several chains only one may be affected, for example when
-   * its shard is away or its head is locked, so each is tried by itself. A single chain is given up.
+   * The database refuses for a reason unrelated to any one event. Of several chains only one may be affected, for example if its
+   * shard is away or its head is locked, so each is tried on its own. A single chain is given up.
    */
   async #isolate(batches: readonly Batch[], pick: number | undefined, cause: Error): Promise<void> {
     const chains = [...Map.groupBy(batches, (batch) => batch.chain).values()];
@@ -159,7 +160,7 @@ export class Recovery {
     for (const one of chains) await this.#redo(one);
   }
 
-  /** The data of one event is at fault: finds it by batch, then by event. */
+  /** The data of one event is at fault: finds it, first by batch, then by event. */
   async #divide(batches: readonly Batch[], pick: number | undefined): Promise<void> {
     if (pick !== undefined) {
       const batch = batches[0]!;
@@ -177,7 +178,9 @@ export class Recovery {
     }
   }
 
-  /** Settles the events whose ids are in the chain by now, which counts as acknowledged as far as they are. Returns how many it found. */
+  /**
+   * Settles the events whose ids are in the chain by now; the chain counts as acknowledged up to them. Returns how many it found.
+   */
   async #lookUp(batches: readonly Batch[], pick: number | undefined): Promise<number> {
     let found = 0;
     const byTenant = Map.groupBy(batches, (batch) => batch.chain);
@@ -194,7 +197,7 @@ export class Recovery {
         for (const [i, { event }] of events.entries()) {
           const row = stored.get(event.event_id);
           if (!row || final![i] || (pick !== undefined && pick !== i)) continue;
-          // the attempt before may itself have stored it: then it is where that attempt meant to put it
+          // the previous attempt may itself have stored it: then it is where that attempt meant to put it
           const meant = results[i];
           const ours =
             meant &&
@@ -225,14 +228,14 @@ export class Recovery {
   }
 
   /**
-   * Connects again and takes the fences of the batches' chains again, in a compare-and-swap so that a chain that
-   * another process took in the meantime is left to it. False when the database stays away: the batches are rejected
-   * then, and all that waits.
+   * Reconnects and takes the fences of the batches' chains again, in a compare-and-swap, so that a chain that another process has
+   * taken in the meantime is left to that process. Returns false if the database stays away: then the batches and everything that
+   * is waiting are rejected.
    *
-   * Every other chain is released and opened again on its next use: the database that answers now may be an older
-   * copy of the one that was lost, and each chain has to be compared with what was acknowledged before it is believed.
+   * Every other chain is released and opened again on its next use: the database that answers now may be an older copy of the one
+   * that was lost, so each chain has to be compared with what was acknowledged before it is trusted.
    *
-   * INVARIANT: fences first, look-ups after (see OwnedChains): the lost connection's transaction may still be running.
+   * INVARIANT: fences first, lookups after (see OwnedChains): the lost connection's transaction may still be running.
    */
   async #reconnect(batches: readonly Batch[]): Promise<boolean> {
     // what waits for the first connection was opened a moment ago
@@ -275,14 +278,14 @@ export class Recovery {
     for (const batch of batches) this.#giveUp(batch, error);
   }
 
-  /** Rejects the batch; the events of it that are still open are not tried again. */
+  /** Rejects the batch; its remaining events are not tried again. */
   #giveUp(batch: Batch, error: Error): void {
     batch.reject(error);
     batch.final?.fill(1);
   }
 }
 
-/** Does the event make this record, where the key that the record names brings it? */
+/** Whether the event makes this record when sent with the key that the record names. */
 function comparedWith(line: string, tenantId: string, event: DecisionEvent) {
   const { seq, received_at, key_id: key } = JSON.parse(line) as { seq: number; received_at: string; key_id?: string };
   return { key, same: decisionLine(tenantId, seq, received_at, { ...event, key_id: key }) === line };

@@ -41,7 +41,7 @@ const AuditRecordOut = z
 
 const chain = z.enum(['forensics', 'audit']).default('forensics');
 
-/** What the audit log is filtered by. */
+/** The filters of the audit log. */
 export const AUDIT_FILTER = {
   actor_id: text(200).optional(),
   action: z.enum(Object.keys(AUDIT_ACTIONS) as [AuditAction, ...AuditAction[]]).optional(),
@@ -59,7 +59,7 @@ interface CheckpointRow {
   created_at: Date;
 }
 
-/** The checkpoints of a chain, the newest first. */
+/** The checkpoints of a chain, newest first. */
 async function checkpoints(db: Database, tenantId: string, chain: ChainName, limit: number, before?: number) {
   const rows = await db.query<CheckpointRow>(
     tenantId,

@@ -4,18 +4,18 @@ import type { Database } from '../../db/index.ts';
 import { RECORDS } from './loss.ts';
 import type { ChainName } from './record.ts';
 
-/** Finding places in a chain as the role of requests, whose row level security keeps many an index from being used. */
+/** Finds positions in a chain using the role of requests, whose row level security prevents the use of many indexes. */
 
 /**
- * To be run first in a transaction whose every query has an index that gives its rows in order. Before its first ANALYZE
- * the planner sorts a chain.
+ * To be run first in a transaction in which every query has an index that returns its rows in order. Before the first ANALYZE,
+ * the planner would sort a whole chain.
  */
 export const PLAN = `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
   set_config('enable_sort', 'off', true)`;
 
 /**
- * The heads of the decision chains of these tenants, by tenant; a tenant without a record has none. On Citus, which has them on
- * several servers, each statement is for those of one shard.
+ * The heads of the decision chains of these tenants, by tenant. A tenant without a record is left out. On Citus, where they are
+ * on several servers, each statement is for the tenants of one shard.
  */
 export async function headsOf(
   db: Pick<Database, 'nearOf' | 'places'>,
@@ -33,7 +33,7 @@ export async function headsOf(
   return heads;
 }
 
-/** The seq of the chain's last record; 0 when it has none. */
+/** The seq of the chain's last record; 0 if it has none. */
 export async function lastSeq(client: pg.PoolClient, tenantId: string, chain: ChainName): Promise<number> {
   const { rows } = await client.query<{ seq: number }>(
     `select seq from ${RECORDS[chain].table} where tenant_id = $1 order by seq desc limit 1`,
@@ -44,13 +44,13 @@ export async function lastSeq(client: pg.PoolClient, tenantId: string, chain: Ch
 
 /**
  * A subquery with one row, `seq`: the first one, up to `last` + 1, of a record of tenant $1 that was received at `since` or
- * later. Both are expressions. Time never goes back within a chain, so this is a binary search over the primary key and
+ * later. Both are SQL expressions. Time never goes backwards within a chain, so this is a binary search over the primary key and
  * needs no index.
  */
 export const seqSince = (chain: ChainName, last: string, since: string): string =>
-  // The record is found by a column. With the sum in its place, which could fail, row level security has it
-  // compared with every record of the tenant instead of being found by the index (PostgreSQL 15). The offset keeps
-  // the record from being read for each use of it.
+  // The record is looked up by a column. If the sum were used directly, row level security would compare it with every record of
+  // the tenant instead of using the index, because the sum could fail (PostgreSQL 15). The offset keeps the record from being
+  // read once per use.
   `(with recursive search (low, high, middle) as (
       select 1::bigint, ${last}::bigint + 1, (${last}::bigint + 2) / 2
     union all

@@ -18,7 +18,7 @@ import type { ChainPosition } from './verify.ts';
 /** A known head that the chain does not have. */
 export interface Contradiction {
   readonly reason: string;
-  /** The highest head that is known to have been there. */
+  /** The highest head known to have existed. */
   readonly known: KnownHead;
   /** Up to this record the chain agrees with everything known. */
   readonly agreed: number;
@@ -28,36 +28,36 @@ export interface Contradiction {
 export interface Standing {
   /** As the head row states it. */
   readonly head: ChainPosition;
-  /** The last record that is there. */
+  /** The last record present. */
   readonly last: number;
-  /** How many losses were accepted, by the number of the last. */
+  /** How many losses were accepted, according to the number of the last one. */
   readonly generation: number;
   /** The highest generation that anything known names. */
   readonly knownGeneration: number;
   readonly losses: readonly AcceptedLoss[];
-  /** seq of the newest checkpoint in the database; 0 without one. */
+  /** seq of the newest checkpoint in the database; 0 if there is none. */
   readonly signed: number;
-  /** seq of the newest checkpoint that the file has and that no accepted loss revoked; 0 without one. */
+  /** seq of the newest checkpoint in the file that no accepted loss revoked; 0 if there is none. */
   readonly filed: number;
   readonly contradiction: Contradiction | undefined;
-  /** In words, what there is that claims to be a checkpoint of this chain and was not signed by any of the keys. */
+  /** Describes anything that claims to be a checkpoint of this chain but was not signed by any of the keys. */
   readonly unreadable: string | undefined;
 }
 
-/** All keys that ever signed a chain, retired ones included. */
+/** All keys that ever signed a chain, including retired ones. */
 export type KeysOf = (tenantId: string, chain: ChainName) => readonly NoteKey[];
 
-/** What is known of a chain outside its database. Gathered before the chain is read. */
+/** What is known about a chain outside its database. Gathered before the chain is read. */
 export interface Knowledge {
   readonly heads: readonly (KnownHead & { source: string; filed?: boolean })[];
   readonly unreadable: string | undefined;
 }
 
 /**
- * Compares chains with what is known about them. Known are the checkpoints in the database and in a file for each chain
- * (which is outside the database: an attacker who rewrites the one has not yet rewritten the other), and the heads that
- * were acknowledged, in this process's memory and in Redis. A hash stands for the whole history before it, so comparing
- * the highest head of each source compares with all of them.
+ * Compares chains with what is known about them: the checkpoints in the database and in a file per chain (outside the database:
+ * an attacker who rewrites one has not yet rewritten the other), and the heads that were acknowledged, in this process's memory
+ * and in Redis. A hash covers the entire history before it, so comparing the highest head of each source is enough to compare all
+ * of them.
  */
 export class Comparison {
   readonly #options: {
@@ -70,13 +70,13 @@ export class Comparison {
   constructor(options: {
     acknowledged: AcknowledgedHeads;
     keys: KeysOf;
-    /** Where the checkpoint files are; without it there are none. */
+    /** Where the checkpoint files are. If undefined, there are none. */
     directory: string | undefined;
   }) {
     this.#options = options;
   }
 
-  /** The chains about which something is known outside the database, so many at once. */
+  /** The chains about which something is known outside the database, in pages of about this size. */
   async *chains(many: number): AsyncGenerator<{ tenantId: string; chain: ChainName }[]> {
     const { acknowledged, directory } = this.#options;
     let page = [...acknowledged.chains()];
@@ -91,7 +91,7 @@ export class Comparison {
     if (page.length > 0) yield page;
   }
 
-  /** What is known of a chain outside its database. INVARIANT: gather it before the chain is read. */
+  /** What is known about a chain outside its database. INVARIANT: gather it before the chain is read. */
   async knowledge(tenantId: string, chain: ChainName): Promise<Knowledge> {
     const { acknowledged, directory, keys } = this.#options;
     const filed = async (): Promise<Knowledge> => {
@@ -112,7 +112,7 @@ export class Comparison {
     return { heads: [...known.map((head) => ({ ...head, source: 'acknowledged' })), ...heads], unreadable };
   }
 
-  /** Compares the chain with knowledge that the caller gathered before. The caller may hold the head, but need not. */
+  /** Compares the chain with knowledge that the caller gathered beforehand. The caller may hold the head, but need not. */
   async standing(
     client: Pick<pg.ClientBase, 'query'>,
     tenantId: string,
@@ -121,7 +121,7 @@ export class Comparison {
   ): Promise<Standing> {
     const keys = this.#options.keys(tenantId, chain);
     const { table } = RECORDS[chain];
-    // one statement, one moment; and one way to the database and back: who takes over waits for it
+    // one statement, so one moment in time and one round trip: a process that takes over waits for it
     const { rows } = await client.query<StandingRow>(
       `select h.seq, h.hash, c.seq as signed, c.note, to_jsonb(a) as alarm,
          (select max(seq) from ${table} where tenant_id = $1) as last,
@@ -210,7 +210,7 @@ interface StandingRow {
   signed: number | null;
   note: string | null;
   losses: LossRow[] | null;
-  /** The hashes, in hex, of records that something is known of. */
+  /** The hashes, in hex, of records about which something is known. */
   places: Record<string, string> | null;
   alarm: {
     known_seq: number;

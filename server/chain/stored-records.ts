@@ -9,11 +9,11 @@ export interface StoredRecord {
   received_at: string;
   line: string;
   hash: string;
-  /** Null where the record before is missing. */
+  /** Null if the previous record is missing. */
   computed_hash: string | null;
 }
 
-/** The records from `radius` before a position to `radius` after it. Nothing in them is trusted: they may be altered. */
+/** The records from `radius` before a position to `radius` after it. Nothing in them is trusted: they may have been altered. */
 export async function storedRecordsNear(
   db: Database,
   tenantId: string,

@@ -9,10 +9,10 @@ import { idHash } from './record.ts';
 
 /** The chain writer's transaction: its statements, its rows, and what its errors mean. */
 
-/** How long a writer waits for a connection, and for an answer beside those to its transactions. */
+/** How long a writer waits for a connection, and for answers other than those to its transactions. */
 export const ANSWER_MS = 5000;
 
-/** What a writer's session begins with. `spread`: where each tenant is on a node of its own, see moveOf. */
+/** How a writer's session begins. `spread`: each tenant is on one of several nodes, see moveOf. */
 export const session = (spread: boolean): string => `
 -- acknowledgements depend on it: the server flushes a commit before it answers, whatever its configuration says
 set synchronous_commit = on;
@@ -39,7 +39,7 @@ with moved as (
   returning 1)
 select 1 / (count(*) = cardinality($1))::int from moved`;
 
-/** A step of a chain's head under a fence. */
+/** A move of a chain's head under a fence. */
 export interface HeadMove {
   tenantId: string;
   fence: number;
@@ -48,8 +48,8 @@ export interface HeadMove {
 }
 
 /**
- * All that a group commits, as one simple query. The copies' data follow it in this order. `spread`: tenants are on several
- * servers, and these on the one that is asked.
+ * Everything that a group commits, as one simple query. The COPY data follows it in this order. `spread`: tenants are on several
+ * servers, and these are on the one being queried.
  */
 export function transaction(
   moves: readonly HeadMove[],
@@ -66,8 +66,8 @@ commit`;
 }
 
 /**
- * The same for a tenant on another server than the one that is asked. A COPY is committed in two phases then; these statements need
- * one.
+ * The same for a tenant on a server other than the one being queried. There, a COPY would be committed in two phases; these
+ * statements need only one.
  */
 export function spreadTransaction(
   moves: readonly HeadMove[],
@@ -82,7 +82,7 @@ ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
 commit`;
 }
 
-/** As move_heads, for one chain, whose tenant is in the text: so Citus knows its node. */
+/** Like move_heads, for one chain. The tenant is in the text, so that Citus knows its node. */
 function moveOf({ tenantId, fence, from, to }: HeadMove): string {
   return `with moved as (
   update chain_head set seq = ${to.seq}, hash = '\\x${to.hash.toString('hex')}', unsigned = true,
@@ -122,7 +122,7 @@ function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
 insert into event_outbox (tenant_id, id, event_type, payload, created_at) values ${events.join(', ')};`;
 }
 
-/** Adds a row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */
+/** Adds a row for COPY_RECORDS. Without an event, it is the genesis record's row, whose derived columns are 0. */
 export function addRecord(
   rows: Rows,
   record: { tenantId: string; seq: number; at: number; hash: Buffer; id: string; line: string },
@@ -133,7 +133,7 @@ export function addRecord(
   rows.timestamp(record.at);
   for (const { field, hashed, optional } of DERIVED_COLUMNS) {
     const value = event?.[field];
-    // an event that lacks what every record has throws here: no record can be made of it
+    // an event that lacks a required member throws here: no record can be made of it
     if (!event || (optional && value === undefined)) hashed ? rows.int4(0) : rows.int2(0);
     else if (hashed) rows.int4(idHash(value as string));
     else rows.int2(DECISIONS.indexOf(value as Decision));
@@ -172,7 +172,7 @@ export class BadEvent extends Error {
 export type Remedy =
   /** Find out whether it was committed. */
   | 'lost'
-  /** Look for the ids: some are stored already. */
+  /** Look up the ids: some are already stored. */
   | 'duplicate'
   /** See who moved the heads. */
   | 'head'
@@ -180,7 +180,7 @@ export type Remedy =
   | 'data'
   /** Try again. */
   | 'again'
-  /** Give up: the fault is the database's, or a lock that did not come (55P03), perhaps of one tenant alone. */
+  /** Give up: the fault is the database's, or a lock was not granted (55P03), perhaps for just one tenant. */
   | 'none';
 
 export function remedyFor(error: Error): Remedy {
@@ -189,9 +189,9 @@ export function remedyFor(error: Error): Remedy {
   const { code = '' } = error as ServerError;
   if (code === '23505') return 'duplicate';
   if (code === '22012') return 'head';
-  // 25P02: it followed one that failed. 40001, 40P01: it conflicted with another transaction
+  // 25P02: it followed a failed one. 40001, 40P01: it conflicted with another transaction
   if (['25P02', '40001', '40P01'].includes(code)) return 'again';
-  // 22, 23: a value that the table refuses; 54: one too large for it
+  // 22, 23: a value that the table refuses; 54: a value too large for it
   if (/^(22|23|54)/.test(code)) return 'data';
   return 'none';
 }

@@ -9,22 +9,22 @@ import type { VerificationJob, VerificationMessage } from './verification-worker
 import type { ChainPosition } from './verify.ts';
 
 export interface VerifyOptions {
-  /** The public keys that may have signed checkpoints, retired ones included. */
+  /** The public keys that may have signed checkpoints, including retired ones. */
   keys: readonly NoteKey[];
-  /** Where the checkpoint files are; every checkpoint there is compared with the chain too. */
+  /** Where the checkpoint files are. Every checkpoint there is compared with the chain as well. */
   directory?: string | undefined;
   /** What is known to have been acknowledged. */
   acknowledged?: ((tenantId: string, chain: ChainName) => Promise<readonly KnownHead[]>) | undefined;
-  /** Ends the work at once; the promise then rejects with the signal's reason. */
+  /** Stops the work immediately; the promise then rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
   onProgress?: ((progress: { checked: number; total: number }) => void) | undefined;
-  /** Records read by one statement. */
+  /** Records read per statement. */
   chunk?: number;
-  /** A chain of so many records or more is shared between two threads. */
+  /** A chain with this many records or more is shared between two threads. */
   sharedFrom?: number;
-  /** Of the heap of each thread: much more than a verification needs, however long the chain. */
+  /** Heap limit of each thread: much more than a verification needs, however long the chain. */
   heapMb?: number;
-  /** Whether this process is writing events now, which goes first. */
+  /** Whether this process is writing events, which takes precedence. */
   busy?: (() => boolean) | undefined;
 }
 
@@ -34,30 +34,30 @@ export interface VerifyResult {
   records_checked: number;
   head: ChainPosition;
   last_checkpoint: { seq: number; hash: string; created_at: string } | null;
-  /** The losses that an operator has accepted: what is known of the records between is not expected any more. */
+  /** The losses that an operator has accepted: what is known about the records in between is no longer expected to hold. */
   accepted_losses: { seq: number; kept_seq: number; lost_seq: number; accepted_at: string; reason: string }[];
-  /** The id of the record at which tampering starts, where that record is still there. */
+  /** The id of the record at which tampering starts, if that record is still there. */
   first_mismatch_id?: string;
   first_mismatch_seq?: number;
   reason?: string;
 }
 
 const HEAP_MB = 64;
-/** A small one is collected often: what is read lies outside of the heap, and goes with it. */
+/** A small one is collected often. What is read is stored outside the heap, and is freed with it. */
 const YOUNG_HEAP_MB = 2;
 const CHUNK = 50_000;
-/** Shorter chains are not worth a second thread. */
+/** Shorter chains do not justify a second thread. */
 const SHARED_FROM = 50_000;
 const MOST_THREADS = 2;
 
 /**
- * Recomputes a tenant's whole chain as it was when the call began, and compares it with the stored head, with every
- * signed checkpoint in the database and in the file, with what was acknowledged, with the columns beside the texts and
- * with the inputs that are kept. It works in a thread of its own, with a connection that can only read what is the
- * tenant's, and gives way to ingest: see lib/pace.ts.
+ * Recomputes a tenant's whole chain as it was when the call began, and compares it with the stored head, with every signed
+ * checkpoint in the database and in the file, with what was acknowledged, with the columns stored next to the texts, and with the
+ * inputs that are kept. It works in its own thread, with a connection that can only read the tenant's data, and yields to ingest:
+ * see lib/pace.ts.
  *
- * Resolves with what it found, a broken chain included. Rejects when the database fails, when the signal aborts, and when
- * the thread ends in any way before it has a verdict: INVARIANT: only a verdict that came from the end of the chain is one.
+ * Resolves with what it found, even for a broken chain. Rejects when the database fails, when the signal aborts, and when the
+ * thread ends in any way without a verdict. INVARIANT: a verdict counts only if it comes from the end of the chain.
  */
 export async function verifyChain(
   sessionUrl: string,
@@ -77,7 +77,7 @@ export async function verifyChain(
     heapMb = HEAP_MB,
   } = options;
   signal?.throwIfAborted();
-  // INVARIANT: what is known before the head, so that it cannot name a record that is newer than the end
+  // INVARIANT: read what is known before the head, so that it cannot name a record newer than the end
   const known = (await acknowledged?.(tenantId, chain)) ?? [];
   signal?.throwIfAborted();
   const shared = shareBusy(busy);

@@ -2,8 +2,8 @@ import type { ChainName } from './record.ts';
 import { type VerifyOptions, type VerifyResult, verifyChain } from './verification.ts';
 
 /**
- * Verifications, one at a time for each chain and a few at a time for all, because each keeps a thread, a connection
- * and a core busy, or two of each. A caller never gets the result of one that had begun before the call; those who wait share the next.
+ * Runs verifications one at a time per chain and a few at a time overall, because each keeps a thread, a connection and a core
+ * busy, or two of each. A caller never gets the result of one that began before the call; callers that wait share the next.
  */
 export class Verifications {
   readonly #sessionUrl: string;
@@ -12,14 +12,14 @@ export class Verifications {
   readonly #queue: (() => void)[] = [];
   #free: number;
 
-  /** `defaults` gives keys, directory and chunk at each start. */
+  /** `defaults` supplies keys, directory and chunk at each start. */
   constructor(sessionUrl: string, defaults: (tenantId: string, chain: ChainName) => VerifyOptions, atOnce = 2) {
     this.#sessionUrl = sessionUrl;
     this.#defaults = defaults;
     this.#free = atOnce;
   }
 
-  /** As verifyChain. The signal ends this caller's wait; the work ends when no caller waits for it any more. */
+  /** Like verifyChain. The signal ends this caller's wait; the work ends when no caller is waiting for it any longer. */
   verify(
     tenantId: string,
     chain: ChainName,
@@ -67,7 +67,7 @@ export class Verifications {
   }
 }
 
-/** One verification and those who wait for it. */
+/** One verification and the callers waiting for it. */
 class Shared {
   readonly #result = Promise.withResolvers<VerifyResult>();
   readonly #abort = new AbortController();
@@ -75,7 +75,7 @@ class Shared {
   #members = 0;
 
   constructor() {
-    // when all callers have left, nothing awaits its end
+    // if all callers have left, nothing awaits its result
     this.#result.promise.catch(() => undefined);
   }
 

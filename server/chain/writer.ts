@@ -13,12 +13,12 @@ import { Recovery } from './recovery.ts';
 
 /** Transactions under way at once. */
 const DEPTH = 2;
-/** A second transaction is begun beside the first for as many events as that has, or this many; fewer gather meanwhile. */
+/** A second transaction starts alongside the first once as many events as the first has, or this many, have gathered. */
 const SECOND_GROUP_EVENTS = 500;
 /** A caller whose events are not acknowledged by then gets an error: they may or may not be stored. */
 const ACKNOWLEDGE_MS = 5000;
 
-/** Where tenants are on several servers, each server has writers of its own: one that is away stops its own tenants alone. */
+/** If tenants are on several servers, each server has its own writers, so that one that is down stops only its own tenants. */
 export function openAppender(options: AppenderOptions): Appender {
   const { places } = options.db;
   const shards = options.shards ?? 1;
@@ -44,7 +44,7 @@ export function openAppender(options: AppenderOptions): Appender {
     },
     open: (tenantId) => of(tenantId).open(tenantId),
     release: (tenantId) => {
-      // it may have moved to another node since
+      // it may have moved to another node in the meantime
       for (const writers of byNode.values()) ofTenant(writers, tenantId).release(tenantId);
     },
     get waiting() {
@@ -63,14 +63,14 @@ export function openAppender(options: AppenderOptions): Appender {
   };
 }
 
-/** An appender with one connection, which takes the common path: what is accepted is sent, and answered once it is committed. */
+/** An appender with one connection. It handles the common path: what is accepted is sent, and answered once it is committed. */
 class Writer implements Appender {
   readonly #log: Log;
   readonly #mailbox: Mailbox;
   readonly #chains: OwnedChains;
   readonly #connection: WriterConnection;
   readonly #recovery: Recovery;
-  /** What was sent and is not answered, the oldest first. */
+  /** Groups that were sent and are not yet answered, oldest first. */
   #groups: Group[] = [];
   #scheduled = false;
   readonly #stopping = new AbortController();
@@ -79,7 +79,7 @@ class Writer implements Appender {
   );
 
   constructor(options: AppenderOptions) {
-    // INVARIANT: ids of records under way are never forgotten, or an id twice in one group would not be seen
+    // INVARIANT: ids of records under way are never forgotten; otherwise a repeated id within a group would go unnoticed
     const most = GROUP_EVENTS + GENESIS_RECORDS;
     const recent = new RecentIds(Math.max(options.recentIds ?? 50_000, 2 * (DEPTH + 1) * most), most);
     this.#log = options.log;
@@ -139,7 +139,7 @@ class Writer implements Appender {
   }
 
   async open(tenantId: string): Promise<void> {
-    // beside it, or the first records would wait for both
+    // in parallel with opening the chain, or the first records would wait for one after the other
     this.connect();
     await this.#chains.of(tenantId);
   }
@@ -196,7 +196,7 @@ class Writer implements Appender {
     );
   }
 
-  /** Answers committed groups in their order. A group behind one that failed has failed too. */
+  /** Answers committed groups in order. A group behind one that failed has failed too. */
   #drain(): void {
     while (this.#groups[0]?.state === 'committed') {
       const group = this.#groups.shift()!;
@@ -215,7 +215,8 @@ class Writer implements Appender {
     if (!this.#stopping.signal.aborted) {
       this.#log.warn({ err: error.cause ?? error }, 'the chain writer lost its connection');
     }
-    // also where nothing is to be written, since requests may fail before it: how long the database has been away is told
+    // even with nothing to write, since requests may fail before they get here: recovery tracks how long the database has been
+    // away
     if (this.#groups.length === 0) this.connect();
   }
 }
