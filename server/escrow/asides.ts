@@ -9,14 +9,14 @@ import type { Clock } from '../lib/clock.ts';
 import { lockHoldForRead } from './steps.ts';
 import { holdNotFound, showHold, shownHash, timeOf } from './view.ts';
 
-/** Holds that one person may have set aside at once. */
+/** Holds that one person may have set aside at the same time. */
 const MOST_ASIDE = 500;
 
 /**
- * Holds that people set aside for later, each for themselves: it changes what their own list shows and nothing else. A hold
- * is back when its time has come, which is well before it ends; as soon as its machine takes a step; and as soon as other
- * people may vote. `bringBack` deletes what is here in the transaction of the change. So nothing here outlives what a person
- * saw when they set it aside.
+ * Holds that people set aside for later, each for themselves: this changes what their own list shows and nothing else. A hold
+ * comes back when its time has come, well before it ends; as soon as its machine takes a step; and as soon as other people may
+ * vote. `bringBack` deletes the rows here in the transaction of the change. So nothing here outlives the state that the person
+ * saw when they set the hold aside.
  */
 export class Asides {
   readonly #db: Database;
@@ -28,9 +28,9 @@ export class Asides {
   }
 
   /**
-   * Sets a hold aside until a time, or without one until it changes; resolves to when it comes back at the latest. Again, the
-   * last call counts. With `seen`, the hash of the hold as the person read it, VERSION_CHANGED when it is another one by now.
-   * INVALID_STATUS where it does not wait, or ends too soon; CONFLICT where the person has set too many aside.
+   * Sets a hold aside until a time or, without one, until it changes. Resolves to when it comes back at the latest. If called
+   * again, the last call wins. With `seen`, the hash of the hold as the person read it, VERSION_CHANGED if it has changed since.
+   * INVALID_STATUS if it is not waiting or ends too soon; CONFLICT if the person has set too many aside.
    */
   put(
     tenantId: string,
@@ -39,13 +39,13 @@ export class Asides {
     { until, seen }: { until?: Date | undefined; seen?: string | undefined },
   ): Promise<Date> {
     return this.#db.transaction(tenantId, async (em) => {
-      // first, as everywhere: they may be removed now, and of two calls of theirs the later one counts the earlier
+      // the person first, as everywhere: they may be being removed, and of two calls of theirs the later must count the earlier
       const people = await em.execute(
         'select 1 from member where tenant_id = ? and id = ? and removed_at is null for no key update',
         [tenantId, userId],
       );
       if (people.length === 0) throw new AppError('FORBIDDEN');
-      // a step of the hold comes before this, and is seen, or after it, and deletes what is stored
+      // a step of the hold either precedes this and is visible here, or follows it and deletes what is stored
       const hold = await lockHoldForRead(em, id);
       const now = await timeOf(em, this.#clock);
       const view = await showHold(em, hold, now);
@@ -75,7 +75,7 @@ export class Asides {
     });
   }
 
-  /** Puts a hold back at once; nothing happens where it was not aside. NOT_FOUND when the tenant has no such hold. */
+  /** Brings a hold back immediately; does nothing if it was not set aside. NOT_FOUND when the tenant has no such hold. */
   async back(tenantId: string, userId: string, id: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
       if ((await em.count(Hold, { id })) === 0) throw holdNotFound();
@@ -87,7 +87,7 @@ export class Asides {
     });
   }
 
-  /** Until when a hold is aside for this person; undefined where it is not. */
+  /** Until when a hold is set aside for this person; undefined if it is not. */
   async of(tenantId: string, userId: string, id: string): Promise<Date | undefined> {
     const [row] = await this.#db.query<{ back_at: Date }>(
       tenantId,
@@ -98,7 +98,7 @@ export class Asides {
     return row?.back_at;
   }
 
-  /** Deletes what is back by its time. */
+  /** Deletes the rows of holds whose time to come back has passed. */
   forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock?.now() ?? Date.now());
     return forgetEnded(this.#db, [{ table: 'escrow_aside', key: 'user_id, hold_id', time: 'back_at', before }], signal);

@@ -32,7 +32,7 @@ export async function electorateOf(
   if (people.length > 0) {
     const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
     for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
-    // a key that was created for the agent since then bars its people too
+    // a key created for the agent since then also bars its people
     const { all, owners: owning } = await keyPeople(em, hold.agentId, hold.createdBy);
     for (const id of all) ofKeys.add(id);
     for (const id of owning) owners.add(id);
@@ -79,14 +79,18 @@ export async function keyPeople(
   return { all: people.map(({ id }) => id), owners };
 }
 
-/** Everyone who knows or knew an API key of this one's line: who made the first one, and who rotated it since. */
+/**
+ * Everyone who knows or knew an API key in this key's line: the person who made the first one, and those who rotated it since.
+ */
 export async function peopleOfKey(em: EntityManager, id: string): Promise<string[]> {
   const key = await em.findOne(ApiKey, { id });
   const line = key ? await em.find(ApiKey, { lineId: key.lineId }) : [];
   return [...new Set(line.flatMap(({ createdBy }) => createdBy ?? []))].sort();
 }
 
-/** Who may vote and report on a hold now, of those who did and of `others`, and what counts of what was said by now. */
+/**
+ * Which of those who voted or reported, and of `others`, may vote and report on a hold now, and which votes and reports count.
+ */
 export async function countOf(
   em: EntityManager,
   hold: HoldRow,
@@ -115,16 +119,16 @@ export async function countOf(
 
 type Condition = HoldContext['conditions'][number];
 
-/** Whether a person said it, and not a key. */
+/** Whether a person made the report, not a key. */
 const isOfPerson = ({ reportedBy, behind }: Condition) => reportedBy !== undefined && !!behind?.includes(reportedBy);
 
-/** Whether the report counts still: a person may have lost the right to report since. */
+/** Whether the report still counts: a person may have lost the right to report since. */
 const counts = (one: Condition, voters: Voters): boolean =>
   (one.behind ?? []).every((id) => (isOfPerson(one) ? voters.has(id) : !voters.involved(id)));
 
 const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
-/** Why this person may not vote so; undefined if they may. */
+/** Why this person may not cast this vote; undefined if they may. */
 export function voteBar(
   hold: HoldRow,
   { conditions }: HoldContext,
@@ -142,8 +146,8 @@ export function voteBar(
 }
 
 /**
- * Why this report may not be made; undefined if it may. That something is met is said by none who approved the hold, not with a
- * key that they made either; and a person says it of one condition only, and not against the word of a system.
+ * Why this report may not be made; undefined if it may. No one who approved the hold may report a condition as met, not even with
+ * a key that they made. A person may do so for only one condition, and not against a system's report.
  */
 export function reportBar(
   hold: HoldRow,

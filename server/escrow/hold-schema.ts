@@ -109,13 +109,13 @@ export const HoldOut = z
   })
   .meta({ id: 'EscrowHold' });
 
-/** What approvers compare a hold with; neither what was asked for nor what the agent said of it. */
+/** What approvers compare a hold with; neither the requested action nor what the agent said about it. */
 export const SimilarOut = HoldOut.pick({
   ...{ id: true, status: true, agent_id: true, agent_role: true, rule_ids: true },
   ...{ estimated_value: true, value_currency: true, created_at: true, votes: true },
 });
 
-/** What became of a hold and through whom, for the story of the session that it is of. */
+/** What became of a hold and through whom, for the story of its session. */
 export const HoldStoryOut = HoldOut.pick({
   ...{ id: true, status: true, hold_type: true, required_approvals: true, current_approvals: true, reason: true },
   ...{ estimated_value: true, value_currency: true, action_summary: true, votes: true, conditions: true },
@@ -123,7 +123,7 @@ export const HoldStoryOut = HoldOut.pick({
   ...{ expired_at: true, cancelled_at: true, consumed_at: true },
 }).meta({ id: 'HoldStory' });
 
-/** What approvers are told of each of several holds before they reject them together. */
+/** What approvers see of each of several holds before rejecting them together. */
 export const RejectableOut = HoldOut.pick({
   ...{
     id: true,

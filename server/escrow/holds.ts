@@ -18,9 +18,9 @@ import { type Change, HoldSteps, lockHold, SYSTEM } from './steps.ts';
 import { type HoldRequest, holdFaults } from './terms.ts';
 import { type HoldView, holdNotFound, holdView, showHold, stopOn, timeOf } from './view.ts';
 
-/** Open holds of one action that are looked at; there is more than one only where rules changed meanwhile. */
+/** Open holds of one action to look at. There is more than one only if rules changed in the meantime. */
 const MOST_RELEASED = 20;
-/** Pairs of reason and credential for which the refused uses of one hold are counted. */
+/** Pairs of reason and credential for which refused uses of a hold are counted. */
 const MOST_COUNTED = 32;
 const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
   'AGENT_MISMATCH',
@@ -32,12 +32,12 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
 ]);
 
 /**
- * The life of holds. Each change is one transaction: the hold's row is locked, whatever time has done to it by now is
- * applied, the machine takes the event or the refusal table says why not, and state, timers, vote, audit records and
+ * The life cycle of holds. Each change is one transaction: the hold's row is locked, whatever time has done to it by now is
+ * applied, the machine takes the event or the refusal table gives the reason why not, and state, timers, vote, audit records and
  * outbox rows are stored together. All of it is durable when a method resolves, and none of it when it rejects.
  *
- * Time is the database's, read after the lock was taken, so that the processes of a cluster agree. A given clock
- * replaces it everywhere here, in SQL too: for tests that move it.
+ * Time is the database's, read after taking the lock, so that the processes of a cluster agree. A given clock replaces it
+ * everywhere here, in SQL too: for tests that move it.
  */
 export class Holds {
   readonly #db: Database;
@@ -51,7 +51,7 @@ export class Holds {
     db: Database;
     audit: WriteAudit;
     settings: (tenantId: string) => Promise<VoteSettings>;
-    /** Which stop reaches an action, as of the transaction. */
+    /** Finds the stop that reaches an action, as of the transaction. */
     stops: (em: EntityManager, tenantId: string) => Promise<StopLookup>;
     clock?: Clock | undefined;
   }) {
@@ -63,7 +63,7 @@ export class Holds {
     this.#clock = parts.clock;
   }
 
-  /** Throws when a stored hold has a machine version that this program cannot read: it must not start then. */
+  /** Throws if a stored hold has a machine version that this program cannot read; the program must not start then. */
   async assertReadable(): Promise<void> {
     const { rows } = await this.#db.owner.query<{ version: number; state: string }>(
       'select distinct machine_version as version, status as state from escrow_hold',
@@ -74,9 +74,9 @@ export class Holds {
   }
 
   /**
-   * Holds an agent's action, or finds the hold that is still open for the same agent and action: one that was released and
-   * covers the rules that would hold it now, else one that waits. However many identical requests arrive together, they
-   * share one hold. What `beside` stores is committed with it.
+   * Holds an agent's action, or finds the hold that is still open for the same agent and action: one that was released and covers
+   * the rules that would hold it now, or else one that is waiting. However many identical requests arrive together, they share
+   * one hold. What `beside` stores is committed with it.
    */
   async open(
     tenantId: string,
@@ -119,7 +119,7 @@ export class Holds {
     );
   }
 
-  /** The hold of this action that was released, covers these rules and ends first; undefined when there is none. */
+  /** The released hold of this action that covers these rules and ends first; undefined if there is none. */
   async #released(em: EntityManager, r: HoldRequest, now: number): Promise<HoldView | undefined> {
     const holds = await em.find(
       Hold,
@@ -140,8 +140,8 @@ export class Holds {
   }
 
   /**
-   * Opens a hold that a proxy asks for. With an idempotency key, a repeated call with the same API key, or another one of
-   * its line, returns the same hold, as it is now, with `opened` false; CONFLICT when it was used for another request.
+   * Opens a hold that a proxy asks for. With an idempotency key, a repeated call with the same API key, or another key of its
+   * line, returns the same hold as it is now, with `opened` false; CONFLICT if the idempotency key was used for another request.
    */
   async create(
     tenantId: string,
@@ -177,14 +177,14 @@ export class Holds {
     try {
       await this.cancel(tenantId, id, reason, SYSTEM);
     } catch (error) {
-      // it has ended on its own
+      // the hold has ended on its own
       if (!(error instanceof AppError) || error.problem !== 'INVALID_STATUS') throw error;
     }
   }
 
   /**
-   * One vote of a signed-in person. INVALID_STATUS, ALREADY_VOTED, or FORBIDDEN for a person who may not vote on this hold.
-   * With `seen`, the hash of the hold as they read it, VERSION_CHANGED when it is another one by now.
+   * One vote of a signed-in person. INVALID_STATUS, ALREADY_VOTED, or FORBIDDEN for a person who may not vote on this hold. With
+   * `seen`, the hash of the hold as they read it, VERSION_CHANGED if it has changed since.
    */
   async vote(
     tenantId: string,
@@ -216,9 +216,9 @@ export class Holds {
   }
 
   /**
-   * A report on one condition. The last report counts; the hold is released once nothing else is missing. With `userId` it is
-   * that of a signed-in person, else that of a key, for which the people who made it answer. FORBIDDEN for a person who may not
-   * vote on this hold, and for everyone who may not say that the condition is met: see `reportBar`.
+   * A report on one condition. The last report counts; the hold is released once nothing else is missing. With `userId`, the
+   * report is by a signed-in person; otherwise it is by a key, and the people who made the key answer for it. FORBIDDEN for a
+   * person who may not vote on this hold, and for anyone who may not report that the condition is met: see `reportBar`.
    */
   async satisfy(
     tenantId: string,
@@ -258,9 +258,9 @@ export class Holds {
   }
 
   /**
-   * Consumes a released hold. Of any number of calls, in any number of processes, one resolves; the others get
-   * ALREADY_CONSUMED. The caller that gets the answer may act once; when the answer is lost, the hold is consumed all
-   * the same. STOPPED, and nothing is consumed, while a stop reaches the action that was not in force when it was held.
+   * Consumes a released hold. Of any number of calls, in any number of processes, one resolves; the others get ALREADY_CONSUMED.
+   * The caller that gets the answer may act once; if the answer is lost, the hold is consumed all the same. STOPPED, and nothing
+   * is consumed, while the action is under a stop that was not in force when it was held.
    */
   async consume(
     tenantId: string,
@@ -273,7 +273,7 @@ export class Holds {
       return await this.#change(tenantId, id, by, {
         ...more,
         beside: async (em) => {
-          // the same action is another call from now on, and counts again
+          // from now on the same action is a new call, and counts again
           const take = heldTakeId(heldTake(input.agent_id, input.action_hash));
           await em.execute('delete from limit_take where tenant_id = ? and id = ?', [tenantId, take]);
           await more.beside?.(em);
@@ -297,9 +297,9 @@ export class Holds {
   }
 
   /**
-   * Leaves an audit record of a refused attempt to use a hold. Attempts may never stop: for each reason and credential
-   * the first, second, fourth, eighth … attempt is recorded with its number, so that the records grow with the logarithm
-   * of the attempts. Where there are many credentials, the later ones share a count.
+   * Writes an audit record for a refused attempt to use a hold. Attempts may never stop: for each reason and credential, the
+   * first, second, fourth, eighth … attempt is recorded with its number, so that the number of records grows with the logarithm
+   * of the number of attempts. If there are many credentials, the later ones share a count.
    */
   async refusedUse(tenantId: string, id: string, by: Doer, refusal: AppError): Promise<void> {
     await this.#db.transactionNear(tenantId, async (em) => {
@@ -343,8 +343,8 @@ export class Holds {
   }
 
   /**
-   * Counts the approvals and reports of every held hold again. Call it after roles, members, groups or vote settings changed: it
-   * corrects what is shown. Decisions are right without it, since each event counts again. Resolves to how many holds it
+   * Counts the approvals and reports of every held hold again. Call it after roles, members, groups or vote settings change, to
+   * correct what is shown. Decisions are right without it, since each event counts again. Resolves to the number of holds
    * changed.
    */
   async recount(tenantId: string): Promise<number> {
@@ -376,7 +376,7 @@ export class Holds {
     return changed;
   }
 
-  /** The tenants with a held hold of which a condition was reported as met. */
+  /** The tenants that have a held hold with a condition reported as met. */
   async reported(): Promise<string[]> {
     const rows = await across<{ tenant_id: string }>(
       this.#db,
@@ -387,21 +387,21 @@ export class Holds {
     return rows.map(({ tenant_id }) => tenant_id);
   }
 
-  /** The given clock's time for SQL; null where the database's time counts. */
+  /** The given clock's time for SQL; null if the database's time applies. */
   #fixed(): Date | null {
     return this.#clock ? new Date(this.#clock.now()) : null;
   }
 
   /**
-   * The holds of all tenants whose time has come, the most overdue first, except for these holds and those of these tenants; where
-   * there are none, the milliseconds until the next one's time. They are not locked: `wake` checks again.
+   * The holds of all tenants whose time has come, most overdue first, excluding these holds and the holds of these tenants. If
+   * there are none, the number of milliseconds until the next one is due. They are not locked: `wake` checks again.
    */
   async due(
     limit: number,
     except: readonly string[] = [],
     exceptOf: readonly string[] = [],
   ): Promise<{ holds: DueHold[]; next: number | null }> {
-    // now() and not clock_timestamp(): only a stable value is looked up in the index
+    // now(), not clock_timestamp(): only a stable value can be looked up in the index
     const holds = await across<DueHold>(
       this.#db,
       `select tenant_id, id from escrow_hold where wake_at <= coalesce($1::timestamptz, now())
@@ -420,13 +420,13 @@ export class Holds {
   }
 
   /**
-   * Applies what time has done to these holds, in one transaction. A locked hold is left out: the one that holds the lock
-   * does the same. Resolves to how many changed. May run twice, and in several processes at once.
+   * Applies what time has done to these holds, in one transaction. Locked holds are skipped: whoever holds the lock does the
+   * same. Resolves to the number of holds changed. May run twice, and in several processes at once.
    */
   async wake(tenantId: string, ids: readonly string[]): Promise<number> {
     const settings = await this.#settings(tenantId);
     return this.#db.transactionNear(tenantId, async (em, notify) => {
-      // in the order of the ids, so that two of these never wait for each other
+      // in id order, so that two of these transactions never wait for each other
       const holds = await em.find(
         Hold,
         { id: { $in: [...ids] }, wakeAt: { $ne: null } },
@@ -437,8 +437,8 @@ export class Holds {
   }
 
   /**
-   * Erases the arguments and the context of some of the holds from before a time, open ones too, also in the events for
-   * subscribers, on a connection of the owner's. Resolves to how many holds and events it changed; zero when nothing is left.
+   * Erases the arguments and the context of some of the holds from before a given time, including open ones, and in the events
+   * for subscribers, on a connection of the owner. Resolves to the number of holds and events changed; zero when nothing is left.
    */
   async forget(tenantId: string, before: Date, client: Pick<pg.ClientBase, 'query'>): Promise<number> {
     const { rowCount: holds } = await client.query(
@@ -458,7 +458,7 @@ export class Holds {
     return (holds ?? 0) + (events ?? 0);
   }
 
-  /** When the oldest action was held that `forget` has not erased. */
+  /** When the oldest action that `forget` has not yet erased was held. */
   async oldestShown(tenantId: string): Promise<Date | null> {
     const { rows } = await this.#db.nearOf(tenantId).query<{ at: Date | null }>(
       `select least(
@@ -469,7 +469,7 @@ export class Holds {
     return rows[0]!.at;
   }
 
-  /** The hold as it is by now. NOT_FOUND when the tenant has no such hold. */
+  /** The hold as of now. NOT_FOUND when the tenant has no such hold. */
   async get(tenantId: string, id: string): Promise<HoldView> {
     return this.#db.transactionNear(tenantId, async (em) => {
       const hold = await em.findOne(Hold, { id });
@@ -479,8 +479,7 @@ export class Holds {
   }
 
   /**
-   * The loser of a race to open the same hold tries again: the winner's hold may have ended by then, and it is the
-   * loser's turn.
+   * The loser of a race to open the same hold tries again: by then the winner's hold may have ended, and it is the loser's turn.
    */
   async #retry<T>(attempt: () => Promise<T>): Promise<T> {
     for (let tries = 0; tries < 5; tries++) {
@@ -493,7 +492,7 @@ export class Holds {
     throw new AppError('UNAVAILABLE', 'the hold could not be opened', { headers: { 'retry-after': '1' } });
   }
 
-  /** One event for one hold. Rejects with the reason in the refusal table when the machine does not take it. */
+  /** One event for one hold. If the machine does not take it, rejects with the reason in the refusal table. */
   async #change(tenantId: string, id: string, by: Doer, change: Change): Promise<HoldView> {
     const settings = await this.#settings(tenantId);
     return this.#db.transactionNear(tenantId, async (em, notify) => {

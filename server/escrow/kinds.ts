@@ -1,18 +1,18 @@
 import type { Requirement } from '../../machines/escrow.ts';
 import type { HoldKind } from '../domain/hold-kinds.ts';
 
-/** What a hold of any kind may list. */
+/** What a hold of any kind may require. */
 export interface Terms {
-  /** With every seat of the quorum in it. */
+  /** Includes every seat of the quorum. */
   approvals: number;
   conditions: readonly string[];
-  /** Milliseconds since the epoch; only where the kind takes a delay. */
+  /** Milliseconds since the epoch; only for kinds that take a delay. */
   releaseAt: number | undefined;
 }
 
 /**
- * What releases a hold of each kind. Whatever the kind, an approver's rejection ends the hold, and everything that the hold
- * lists must be there before it is released.
+ * What releases a hold of each kind. Whatever the kind, one approver's rejection ends the hold, and everything that the hold
+ * lists must be satisfied before it is released.
  */
 export const RELEASES = {
   single: everythingListed,
@@ -20,8 +20,8 @@ export const RELEASES = {
   conditional: everythingListed,
 
   /**
-   * Released by time unless an approver rejects it before. Approvals do nothing, unless the hold names a number of them:
-   * then they release it before its time. Conditions must be satisfied in either case.
+   * Released by time unless an approver rejects it first. Approvals have no effect unless the hold names a number of them; then
+   * they release it early. Conditions must be satisfied in either case.
    */
   time_delayed: (terms) => {
     const { approvals, releaseAt } = terms;
@@ -36,7 +36,7 @@ function everythingListed(terms: Terms): Requirement {
   return { all: listed(terms) };
 }
 
-/** The approvals, where there are any, and each condition. */
+/** The approvals, if any, and each condition. */
 function listed(terms: Terms): Requirement[] {
   const conditions = terms.conditions.map((condition) => ({ condition }));
   return terms.approvals > 0 ? [{ approvals: terms.approvals }, ...conditions] : conditions;

@@ -10,16 +10,16 @@ import { countOf, electorateOf, reportBar, type VoteSettings, voteBar } from './
 import { summarizeHolds } from './summary.ts';
 import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
 
-/** A hold's machine, and why each event would be refused now; null when it would not. */
+/** The state of a hold's machine and, for each event, why it would be refused now; null if it would not be. */
 interface Standing {
   state: HoldState;
   version: number;
   refusals: Record<'vote' | 'satisfy' | 'consume' | 'cancel', { code: string; detail: string } | null>;
-  /** Why the person may send the event only in some form: a rejection, and no approval. */
+  /** Why the person may send the event only in some form, such as a rejection but not an approval. */
   limits: { vote?: string };
 }
 
-/** Questions about holds; none of them changes one. Holds are shown as of now, by the same time as in `Holds`. */
+/** Queries about holds; none of them changes one. Holds are shown as of now, by the same clock as in `Holds`. */
 export class HoldQueries {
   readonly #db: Database;
   readonly #clock: Clock | undefined;
@@ -36,10 +36,10 @@ export class HoldQueries {
   }
 
   /**
-   * The newest first, the soonest to expire first, or the highest value or risk first. A status is the one that a hold has by
-   * now, whether or not its timer has run. `asker`: see readEntities. `next` is the cursor of the following
-   * page: a position in the order, so that holds which are opened or end meanwhile neither repeat nor hide another one. Reads
-   * few holds at a time: no more than it returns.
+   * Ordered by newest, soonest to expire, or highest value or risk first. A status is the one that a hold has by now, whether or
+   * not its timer has run. `asker`: see readEntities. `next` is the cursor of the following page: a position in the order, so
+   * that holds opened or ended in the meantime neither repeat nor hide another one. Reads few holds at a time, and no more than
+   * it returns.
    */
   async list(
     tenantId: string,
@@ -56,7 +56,7 @@ export class HoldQueries {
       max_value?: number | undefined;
       /** Held holds that wait for this person's vote, or holds that they voted on. */
       mine?: { of: string; which: Mine } | undefined;
-      /** What this person has set aside is in `asides`, and in the list, alone in it or not in it. */
+      /** What this person has set aside is in `asides`. In the list it is included, left out, or the only thing shown. */
       aside?: { of: string; which: WithAside } | undefined;
       order: HoldOrder;
       after?: string | undefined;
@@ -118,8 +118,8 @@ export class HoldQueries {
   }
 
   /**
-   * The held holds in groups, the largest first. `mine`: only those that wait for this person's vote; `aside`: without what
-   * this person has set aside. Each group is what a list with the same filter has, so that its pages are right.
+   * The held holds in groups, largest first. `mine`: only those that wait for this person's vote; `aside`: without those that
+   * this person has set aside. Each group contains exactly what a list with the same filter does, so that its pages match.
    */
   groups(
     tenantId: string,
@@ -144,8 +144,8 @@ export class HoldQueries {
   }
 
   /**
-   * The last holds with the same tool that came from the same agent, or that the same rule held, without those that are still
-   * held: the newest first, with what became of them. NOT_FOUND where the tenant has no such hold.
+   * The latest holds with the same tool that came from the same agent, or were held by the same rule, excluding those still held:
+   * newest first, with what became of them. NOT_FOUND if the tenant has no such hold.
    */
   async similar(tenantId: string, asker: Asker, id: string): Promise<{ holds: HoldView[]; looked_at: number }> {
     return this.#db.readEntities(tenantId, asker, async (em) => {
@@ -155,7 +155,7 @@ export class HoldQueries {
       const { toolServer, toolName, actionType, agentId, ruleId } = hold;
       const tool: QBFilterQuery<HoldRow>[] = [{ toolServer, toolName }, { id: { $ne: id } }];
       if (toolName === '') tool.push({ actionType });
-      // each finds its rows by an index, the newest first, however many there are
+      // each query finds its rows by an index, newest first, however many there are
       const like = (same: QBFilterQuery<HoldRow>) =>
         em.find(Hold, { $and: [...tool, same] }, { orderBy: { createdAt: 'desc', id: 'desc' }, limit: SIMILAR });
       const found = [...(await like({ agentId })), ...(ruleId === '' ? [] : await like({ ruleId }))];
@@ -177,8 +177,8 @@ export class HoldQueries {
   }
 
   /**
-   * The state of a hold's machine, and for each event that a person or a proxy can send, why it would be refused now.
-   * With `userId` null, `vote` is judged without a person.
+   * The state of a hold's machine and, for each event that a person or a proxy can send, why it would be refused now. If `userId`
+   * is null, `vote` is judged without a person.
    */
   async standing(tenantId: string, id: string, userId: string | null): Promise<Standing> {
     const settings = await this.#settings(tenantId);
@@ -223,7 +223,10 @@ export class HoldQueries {
     });
   }
 
-  /** What a rejection by the person who asks would meet now at each of these holds; one that the tenant does not have is left out. */
+  /**
+   * How a rejection by the asking person would fare now, for each of these holds. Holds that the tenant does not have are left
+   * out.
+   */
   async rejectable(
     tenantId: string,
     asker: Asker,
@@ -251,13 +254,13 @@ export class HoldQueries {
     });
   }
 
-  /** These holds without what was asked for, in any order; one that the tenant does not have is left out. */
+  /** These holds without the arguments and context, in any order. Holds that the tenant does not have are left out. */
   ofIds(tenantId: string, asker: Asker, ids: readonly string[]): Promise<HoldView[]> {
     if (ids.length === 0) return Promise.resolve([]);
     return this.#db.readEntities(tenantId, asker, async (em) => {
       const now = await timeOf(em, this.#clock);
       const holds: HoldView[] = [];
-      // few at a time: of each, most is what approvers read, which is not kept in memory here
+      // few at a time: most of each hold is what approvers read, which is not kept in memory here
       for (let n = 0; n < ids.length; n += PAGE_STEP) {
         const step = await em.find(Hold, { id: { $in: ids.slice(n, n + PAGE_STEP) } }, { orderBy: { id: 'asc' } });
         const votes = await votesOn(em, step);
@@ -270,7 +273,7 @@ export class HoldQueries {
     });
   }
 
-  /** The agent of each of these holds; one that the tenant does not have is left out. */
+  /** The agent of each of these holds. Holds that the tenant does not have are left out. */
   async holders(
     tenantId: string,
     ids: readonly string[],
@@ -291,7 +294,7 @@ const MOST_GROUPS = 100;
 export const GROUPS = ['agent', 'rule', 'tool'] as const;
 export type GroupedBy = (typeof GROUPS)[number];
 
-/** The held holds of one agent, rule or tool: null where they are not grouped by it, empty where they have none. */
+/** The held holds of one agent, rule or tool: null if they are not grouped by it, empty if they have none. */
 export interface HoldGroup {
   agent_id: string | null;
   rule_id: string | null;
@@ -307,12 +310,12 @@ const GROUPED_BY: Record<GroupedBy, string> = {
   tool: 'null as agent_id, null as rule_id, tool_server, tool_name',
 };
 
-/** What the machine of a hold has where this person reported a condition as met, or a key that they made did. */
+/** What a hold's machine contains if this person, or a key that they made, reported a condition as met. */
 const reportedAsMetBy = (person: string) => ({ conditions: [{ satisfied: true, behind: [person] }] });
 
 /**
- * The holds that wait for the vote of an approver: held, without it, not of an agent that they answer for, and not with a
- * condition that they reported as met.
+ * The holds that wait for an approver's vote: held, without a vote of theirs, not of an agent that they answer for, and not with
+ * a condition that they reported as met.
  */
 export async function neededFrom(
   em: EntityManager,
@@ -327,7 +330,7 @@ export async function neededFrom(
   };
 }
 
-/** The held holds of which this person, or a key that they made, reported a condition as met. */
+/** The held holds in which this person, or a key that they made, reported a condition as met. */
 async function reportedBy(em: EntityManager, tenantId: string, person: string): Promise<string[]> {
   const rows = await em.execute<{ id: string }[]>(
     `select id from escrow_hold where tenant_id = ? and status = 'held' and machine_context @> ?::jsonb
@@ -340,7 +343,7 @@ async function reportedBy(em: EntityManager, tenantId: string, person: string): 
 /** The votes of a person that a list looks at. */
 const MOST_VOTES = 5_000;
 
-/** The holds that a person voted on: of those that are still held, or their latest ones. */
+/** The holds that a person voted on: those still held, or their latest ones. */
 async function votedBy(em: EntityManager, tenantId: string, person: string, which: Mine): Promise<string[]> {
   const held = which === 'needed' ? "and h.status = 'held'" : '';
   const rows = await em.execute<{ hold_id: string }[]>(
@@ -351,7 +354,7 @@ async function votedBy(em: EntityManager, tenantId: string, person: string, whic
   return rows.map(({ hold_id }) => hold_id);
 }
 
-/** The rows with this status by `now`: what time will do to a hold is in its row in advance. */
+/** The rows with this status by `now`. What time will do to a hold is stored in its row in advance. */
 function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
   switch (status) {
     case 'held':
@@ -365,23 +368,25 @@ function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
   }
 }
 
-/** Holds that are read at once. */
+/** Holds read at once. */
 const PAGE_STEP = 20;
 /** A page ends before the hold that would make it longer than this; it has at least one. */
 const PAGE_BYTES = 2 * 1024 * 1024;
 
-/** How a person is concerned by a hold: their vote is still open, or cast. */
+/** How a hold concerns a person: their vote is still open, or cast. */
 export const MINE = ['needed', 'voted'] as const;
 type Mine = (typeof MINE)[number];
 
-/** What a list does with the holds that a person has set aside: beside the others, not in it, or alone in it. */
+/**
+ * What a list does with the holds that a person has set aside: shows them with the others, leaves them out, or shows only them.
+ */
 const WITH_ASIDE = { with: undefined, without: '$nin', only: '$in' } as const;
 export const ASIDE = ['with', 'without', 'only'] as const satisfies (keyof typeof WITH_ASIDE)[];
 type WithAside = (typeof ASIDE)[number];
 
 export const HOLD_ORDERS = ['created_at', 'expires_at', 'value', 'risk'] as const;
 export type HoldOrder = (typeof HOLD_ORDERS)[number];
-/** The position of the last hold of a page in the order of the list: milliseconds, a value or a risk, null where it has none. */
+/** The position of a page's last hold in the list's order: milliseconds, a value or a risk; null if it has none. */
 interface Position {
   at: number | null;
   id: string;
@@ -404,7 +409,7 @@ function positionIn(order: HoldOrder, { id, createdAt, expiresAt, estimatedValue
   return { at: at[order], id };
 }
 
-/** The holds after a position. The bound on the time alone is there for the index. */
+/** The holds after a position. The separate bound on the time is only there for the index. */
 function after({ at, id }: Position, order: HoldOrder): QBFilterQuery<HoldRow> {
   if (order === 'expires_at') {
     const time = new Date(at!);

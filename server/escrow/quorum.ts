@@ -8,10 +8,10 @@ export interface Electorate {
 }
 
 /**
- * Counts the approvals of those who may vote now, each person once, and says whether they can take every seat of the
- * quorum, each at most one. It is exact: a person in two groups is moved to the other group's seat where that helps
- * (augmenting paths), so an order of votes never keeps a quorum from being met. One approval for each seat reported as
- * missing fills them all. A person without a seat still counts toward the approvals that any approver may give.
+ * Counts the approvals of those who may vote now, each person once, and determines whether they can fill every seat of the
+ * quorum, each person at most one. It is exact: a person in two groups is moved to the other group's seat if that helps
+ * (augmenting paths), so the order of votes never keeps a quorum from being met. One approval for each seat reported as missing
+ * fills them all. A person without a seat still counts toward the approvals that any approver may give.
  */
 export function tally(approvedBy: readonly string[], quorum: readonly Seats[], electorate: Electorate): Tally {
   const people = [...new Set(approvedBy)].filter((userId) => electorate.has(userId));

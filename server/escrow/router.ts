@@ -96,7 +96,7 @@ const CreateIn = z.strictObject({
   notify_targets: z.array(HttpUrl).max(20).optional(),
 });
 
-/** The person, where one is signed in; a filter by what they did is for nobody else. */
+/** The signed-in person, if any. Only a signed-in person may filter by what they did. */
 function signedIn(principal: Principal, { mine, aside }: { mine?: string | undefined; aside: string }) {
   if (principal.kind === 'session') return principal.userId;
   if (mine !== undefined) throw invalid('?mine', 'is for signed-in people');
@@ -129,7 +129,7 @@ function idempotencyKey(ctx: Context): string | undefined {
   throw new AppError('VALIDATION_FAILED', 'the header Idempotency-Key must be 1 to 255 printable characters');
 }
 
-/** What an agent sees of its hold: neither the votes nor the evidence of conditions. */
+/** What an agent sees of its hold: not the votes, nor the evidence of conditions. */
 function forAgent({
   votes: _votes,
   barred_voters: _barred,
@@ -152,7 +152,7 @@ export function escrowRouter(
   signedRules: SignedRules,
   stopsOf: StopsOf,
 ) {
-  /** Holds that may still be used, with the stop that is in their way. */
+  /** Holds, with the stop that keeps those that are still open from being used. */
   const withStops = async <T extends HoldView>(tenantId: string, found: readonly T[]) => {
     const stopOf = await stopsOf(tenantId);
     return found.map((hold) => {
@@ -196,7 +196,7 @@ export function escrowRouter(
       .output(HoldOut)
       .mutation(async ({ ctx, input }) => {
         const request = await requested(signedRules, stopsOf, ctx.tenantId, input);
-        // the proxy's own span, which is the parent of the hold's
+        // the proxy's own span, which is the hold's parent
         const more = { idempotencyKey: idempotencyKey(ctx), traceparent: cameWith(ctx.headers.traceparent) };
         const { hold, opened } = await holds.create(ctx.tenantId, request, by(ctx), more);
         if (!opened) ctx.answer['idempotent-replayed'] = 'true';
@@ -396,7 +396,7 @@ export function escrowRouter(
       .query(async ({ ctx, input }) => {
         const { tenantId, principal } = ctx;
         let found = await holds.get(tenantId, input.id);
-        // another agent's hold is not found rather than forbidden: the agent must not learn that it exists
+        // another agent's hold is reported as not found, not forbidden: the agent must not learn that it exists
         if (
           principal.kind === 'agent_key' &&
           (found.agent_id !== principal.agentId || found.agent_role !== principal.agentRole)
@@ -406,7 +406,7 @@ export function escrowRouter(
         if (input.wait > 0) {
           const hold = { tenantId, id: input.id };
           found = await waiters.untilNot(input.status ?? found.status, hold, principal.id, input.wait, ctx.gone());
-          // the credential may have ended during the wait
+          // the credential may have ended while waiting
           if (!(await ctx.stillValid())) throw new AppError('UNAUTHENTICATED', 'the credential is no longer valid');
         }
         const [hold] = await withStops(tenantId, [found]);
@@ -559,7 +559,7 @@ export function escrowRouter(
   });
 }
 
-/** What a proxy asks for, completed by the rules that it names. TERMS_REFUSED when it asks for less than they do. */
+/** A proxy's request, completed by the rules that it names. TERMS_REFUSED if it asks for less than they do. */
 async function requested(
   signedRules: SignedRules,
   stopsOf: StopsOf,
@@ -581,7 +581,7 @@ async function requested(
   };
   const refused = (...faults: Fault[]) => new AppError('TERMS_REFUSED', undefined, { faults });
   const action = exact(() => {
-    // what is shown is well formed; what was sent must be as well
+    // what is shown is well formed; what was sent must be, too
     canonicalJson([arguments_preview ?? null, context_preview ?? null]);
     return approverView(
       {
@@ -605,9 +605,9 @@ async function requested(
       message: 'is required with the rule of the tool registry: it holds for one definition',
     });
   }
-  // what the tool registry asks for is in no bundle: it follows from the call
+  // what the tool registry requires is in no bundle: it follows from the call
   const ofRegistry = tool_name === undefined ? undefined : definitionRule({ tool_server, tool_name, tool_pin });
-  // and neither is that of a stop, which must be in force
+  // neither is the rule of a stop, which must be in force
   const stop = (await stopsOf(tenantId))(input);
   const ofStop = stop && stopRule(stop);
   const more = new Map([
@@ -635,7 +635,7 @@ async function requested(
 }
 type CreateInput = z.output<typeof CreateIn>;
 
-/** Refuses what has no exact canonical form: a vote is bound to the hash of what is shown. */
+/** Refuses anything without an exact canonical form: a vote is bound to the hash of what is shown. */
 function exact<T>(made: () => T): T {
   try {
     return made();

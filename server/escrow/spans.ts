@@ -12,15 +12,15 @@ const ENDS: Partial<Record<HoldState, SpanEventName>> = {
 };
 
 /**
- * A span for each hold that this process has seen end, from when it was opened, in the trace of the decision that opened
- * it. A hold that still waits is seen there by that decision's own span.
+ * Adds a span for each hold that this process has seen end, starting when it was opened, to the trace of the decision that opened
+ * it. A hold that is still waiting is represented there by that decision's own span.
  */
 export function holdSpans(db: Database, add: (span: Span) => void, log: Log): void {
   db.notices.on('holds', ({ tenantId, id, steps }, own) => {
     const last = own ? steps?.at(-1) : undefined;
     const end = last && ENDS[last.state as HoldState];
     if (!end) return;
-    // nobody waits for it
+    // no one waits for it
     spanOf(db, tenantId, id, end, last.context as HoldContext).then(
       (span) => span && add(span),
       (err) => log.debug({ err, hold: id }, 'a hold has no span'),

@@ -26,10 +26,10 @@ import { RELEASES } from './kinds.ts';
 import type { HoldRequest } from './terms.ts';
 import { eventPayload, holdNotFound, holdView, restore, showHold, shownHash } from './view.ts';
 
-/** Who does what time does. */
+/** The actor for what time does. */
 export const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
 
-/** One event for one hold, as far as it depends on the hold. */
+/** One event for one hold, to the extent that it depends on the hold. */
 export interface Change {
   event: (
     em: EntityManager,
@@ -38,7 +38,7 @@ export interface Change {
     at: number,
     settings: VoteSettings,
   ) => Promise<HoldEvent>;
-  /** What is stored with the hold; `shown` is the hash of the hold as it was before. */
+  /** Stored together with the hold; `shown` is the hash of the hold as it was before. */
   beside?: (em: EntityManager, shown: string, at: number) => Promise<unknown>;
   /** The hash of the hold that the actor has read. */
   seen?: string | undefined;
@@ -46,7 +46,7 @@ export interface Change {
   detail?: string | undefined;
 }
 
-/** Effects, who caused them, and what the audit chain says about it. */
+/** Effects, who caused them, and what the audit chain records about them. */
 interface Outcome {
   effects: readonly HoldEffect[];
   by: Doer;
@@ -57,8 +57,8 @@ interface Outcome {
 }
 
 /**
- * The steps of holds within transactions of the caller's: the machine takes an event or says why not, and the hold, its
- * timer, audit records and outbox rows are stored together. Each but `insert` needs the hold's row locked.
+ * The steps of holds within the caller's transactions: the machine takes an event or gives the reason why not, and the hold, its
+ * timer, audit records and outbox rows are stored together. All but `insert` need the hold's row to be locked.
  */
 export class HoldSteps {
   readonly #audit: WriteAudit;
@@ -161,8 +161,8 @@ export class HoldSteps {
   }
 
   /**
-   * Applies what time has done by `now`, then the event. Rejects with the reason in the refusal table when the machine does
-   * not take it, and with VERSION_CHANGED when the hold is not the one that the actor has `seen`.
+   * Applies what time has done by `now`, then the event. Rejects with the reason in the refusal table if the machine does not
+   * take it, and with VERSION_CHANGED if the hold is no longer as the actor has `seen` it.
    */
   async take(
     em: EntityManager,
@@ -196,7 +196,7 @@ export class HoldSteps {
     ]);
   }
 
-  /** Stores what time has done to locked holds of a tenant by now. Resolves to how many changed. */
+  /** Stores what time has done by now to locked holds of a tenant. Resolves to the number of holds changed. */
   async elapse(
     em: EntityManager,
     notify: Notify,
@@ -213,7 +213,7 @@ export class HoldSteps {
     }
     if (changed.length === 0) return 0;
     await em.flush();
-    // of all of them first: each one's audit records lock the chain
+    // for all of them first, because each hold's audit records lock the chain
     await bringBack(em, changed[0]!.hold.tenantId, { holds: changed.map(({ hold }) => hold.id) });
     for (const { hold, steps, effects } of changed) {
       const afterHash = shownHash(await showHold(em, hold, now));
@@ -272,8 +272,9 @@ async function locked(em: EntityManager, id: string, lockMode: LockMode): Promis
 }
 
 /**
- * What time has done to a hold by `now`. Before time releases a hold with reports, they are counted again, as with every event:
- * whose they are may have lost the right to them since. Where the hold waits on for that, the count is stored in it.
+ * What time has done to a hold by `now`. Before time releases a hold with reports, the reports are counted again, as with every
+ * event, because the people behind them may have lost the right to report. If the hold keeps waiting as a result, the count is
+ * stored in it.
  */
 async function pass(
   em: EntityManager,
@@ -315,7 +316,7 @@ function store(hold: HoldRow, snapshot: HoldSnapshot, effects: readonly HoldEffe
   if (wake !== undefined) hold.wakeAt = wake;
 }
 
-/** The timer that the effects set; undefined when they leave it as it was. */
+/** The timer that the effects set; undefined if they leave it unchanged. */
 function wakeOf(effects: readonly HoldEffect[]): Date | null | undefined {
   const last = effects.findLast((effect) => effect.type === 'wakeAt');
   if (!last) return undefined;

@@ -2,9 +2,9 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
 import { HOLD_STATES, type HoldState } from '../../machines/escrow.ts';
 
-/** Of each state, the newest so many holds are looked at. */
+/** How many of the newest holds of each state are looked at. */
 const MOST_OF_A_STATE = 2_000;
-/** Agents name currencies; the ones that most holds have are listed. */
+/** Agents name currencies freely; those that the most holds have are listed. */
 const MOST_CURRENCIES = 6;
 
 export const HoldSummary = z
@@ -41,14 +41,14 @@ type HoldSummary = z.output<typeof HoldSummary>;
 interface Row {
   status: HoldState;
   created_at: Date | string;
-  /** From its opening to the vote that ended it; null where time or nothing did. */
+  /** From its opening to the vote that ended it; null if time ended it or nothing has. */
   decided_seconds: number | null;
   currency: string | null;
   value: number | null;
 }
 
 /**
- * What became of the holds that were opened since then, by `now`.
+ * What has become by `now` of the holds opened since then.
  *
  * INVARIANT: it reads a bounded number of holds, found by an index.
  */
@@ -88,7 +88,7 @@ export async function summarizeHolds(
   const times = rows.flatMap(({ decided_seconds: seconds }) => (seconds === null ? [] : [seconds]));
   times.sort((a, b) => a - b);
   const at = (part: number) => times[Math.max(0, Math.ceil(part * times.length) - 1)] ?? null;
-  // a state of which not all were read is complete since the oldest that was
+  // a state that was not read in full is complete since the oldest hold that was read
   const cut = [...Map.groupBy(rows, (row) => row.status).values()]
     .filter((own) => own.length >= MOST_OF_A_STATE)
     .map((own) => Math.min(...own.map((row) => new Date(row.created_at).getTime())));

@@ -10,11 +10,11 @@ export interface HoldRequest {
   /** The action as approvers see it; `action_hash` binds it. */
   action: ActionView;
   action_hash: string;
-  /** The agent's own description. Approvers see it apart from the action. */
+  /** The agent's own description. Approvers see it separately from the action. */
   action_summary: string;
   risk_score?: number | undefined;
   hold_type: HoldKind;
-  /** At least what the hold kind and the quorum need. */
+  /** At least what the hold kind and the quorum require. */
   required_approvals: number;
   quorum?: Seats[] | undefined;
   conditions?: { condition_id: string; description?: string | undefined }[] | undefined;
@@ -22,7 +22,7 @@ export interface HoldRequest {
   ttl_seconds: number;
   execute_within_seconds?: number | undefined;
   policy_id: string | null;
-  /** The statements that it covers; may be none. */
+  /** The statements that it covers, possibly none. */
   rules: RuleReference[];
   reason?: string | undefined;
   session_id?: string | undefined;
@@ -41,9 +41,9 @@ type Asked = Pick<
 >;
 
 /**
- * Where a request for a hold asks for less than the rules that it names; empty when it asks for as much or more. It may
- * be of another kind than theirs only where people approve instead: to a proxy that reports conditions itself, a
- * condition would be less than a delay.
+ * The points on which a request for a hold asks for less than the rules that it names; empty if it asks for as much or more. Its
+ * kind may differ from theirs only if people approve instead: for a proxy that reports conditions itself, a condition would be
+ * less than a delay.
  */
 export function looserThan(terms: HoldTerms, asked: Asked): Fault[] {
   const faults: Fault[] = [];
@@ -54,7 +54,7 @@ export function looserThan(terms: HoldTerms, asked: Asked): Fault[] {
   const kinds = [terms.hold_type, ...stricter];
   if (!kinds.includes(asked.hold_type)) fault('hold_type', `the rules ask for ${kinds.join(' or ')}`);
 
-  // approvals release a delayed hold early: requiring none is the strictest
+  // approvals release a delayed hold early, so requiring none is the strictest
   const delayed = holdKind(asked.hold_type).takesDelay;
   const never = delayed && asked.required_approvals === 0;
   if (delayed && terms.required_approvals === 0 && !never) {

@@ -5,22 +5,22 @@ import type { Log } from '../lib/log.ts';
 import { pause } from '../lib/pause.ts';
 import type { DueHold, Holds } from './holds.ts';
 
-/** Holds of one tenant that change in one transaction. */
+/** Holds of one tenant changed in one transaction. */
 const BATCH = 50;
-/** Due holds that are looked up together. */
+/** Due holds looked up together. */
 const LOOK_UP = 500;
 const LONGEST_SLEEP_MS = 1000;
-/** The same hold may be another loop's to wake, which has not done it yet. */
+/** Another loop may be about to wake the same hold and has not done so yet. */
 const SHORTEST_SLEEP_MS = 20;
 /** When a hold that could not be woken is tried again, so that it does not delay the others. */
 const RETRY_MS = 60_000;
-/** After so many holds in a row that could not be woken the fault is taken to be of all of their tenant, which is left alone. */
+/** After this many consecutive failures to wake a hold, the fault is assumed to affect the whole tenant, which is left alone. */
 const MOST_IN_A_ROW = 3;
 
 /**
- * Releases and expires holds by time. It runs in each worker process; any number may run at once, and each may be killed
- * at any point: a hold's time stays in its row until the transaction that acts on it commits. Nothing depends on it being
- * punctual, since every reader and every change goes by the time itself; it only causes the events.
+ * Releases and expires holds by time. It runs in every worker process; any number may run at once, and each may be killed at any
+ * point: a hold's time stays in its row until the transaction that acts on it commits. Nothing depends on its punctuality, since
+ * every reader and every change goes by the time itself; it only causes the events.
  */
 export function holdTimers(holds: Holds, log: Log): Job {
   const retryAt = new Map<string, number>();
@@ -50,7 +50,7 @@ export function holdTimers(holds: Holds, log: Log): Job {
     return changed;
   };
 
-  /** Wakes the holds that are due once. Resolves to the milliseconds until there is something to do again. */
+  /** Wakes the holds that are due, once. Resolves to the number of milliseconds until there is more to do. */
   const look = async (signal: AbortSignal): Promise<number> => {
     for (const [id, at] of retryAt) if (at <= performance.now()) retryAt.delete(id);
     const { holds: due, next } = await holds.due(LOOK_UP, [...retryAt.keys()], backOff.left());
@@ -61,7 +61,7 @@ export function holdTimers(holds: Holds, log: Log): Job {
         changed += await wake(tenantId, ids.slice(at, at + BATCH));
       }
     }
-    // other processes have all of them locked and need a moment
+    // other processes have locked all of them and need a moment
     return changed > 0 ? 0 : 50;
   };
 
@@ -77,12 +77,12 @@ export function holdTimers(holds: Holds, log: Log): Job {
 }
 
 /**
- * Counts approvals again after roles, members or settings changed, so that what is shown is soon correct. Decisions do not
- * wait for it: each event counts again.
+ * Counts approvals again after roles, members or settings changed, so that what is shown is soon correct. Decisions do not wait
+ * for it, because each event counts again.
  */
 export function holdRecounts(holds: Holds, notices: Notices): Job {
-  // `*` is a time without notices, as it was before this process began: approvals are then counted with the next event, but time
-  // alone may come to release a hold whose report counts no longer
+  // `*` stands for a period without notices, such as before this process started: approvals are then counted with the next event,
+  // but time alone may be about to release a hold whose report no longer counts
   const changed = new Set<string>(['*']);
   const backOff = new BackOff();
   for (const topic of ['members', 'settings'] as const) notices.on(topic, ({ tenantId }) => changed.add(tenantId));
@@ -95,7 +95,7 @@ export function holdRecounts(holds: Holds, notices: Notices): Job {
       for (const tenantId of changed) {
         if (signal.aborted) return;
         if (left.includes(tenantId)) continue;
-        // before it is counted: what changes meanwhile is counted again
+        // before counting, so that anything that changes in the meantime is counted again
         changed.delete(tenantId);
         try {
           if (tenantId === '*') for (const id of await holds.reported()) changed.add(id);

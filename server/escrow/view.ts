@@ -11,19 +11,19 @@ export interface VoteView {
   user_id: string;
   decision: 'approve' | 'reject';
   reason: string;
-  /** sha256 of the hold as it was shown when the vote was cast. */
+  /** sha256 of the hold as shown when the vote was cast. */
   shown_hash: string;
   at: string;
 }
 
 export type HoldView = ReturnType<typeof holdView>;
 
-/** A hold as it is shown at `now`: with what time has done to it, whether or not its timer has run. */
+/** A hold as shown at `now`: including what time has done to it, whether or not its timer has run. */
 export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
   const { details } = hold;
   const { shown } = details;
   const [{ value: status, context }] = elapse(restore(hold), now);
-  // before the first vote nothing was counted
+  // before the first vote, nothing has been counted
   const missing = context.votes.length === 0 ? (details.quorum ?? []) : (context.tally.missing ?? []);
   const time = (at: number | null) => (at === null ? undefined : new Date(at).toISOString());
   const ended = time(context.endedAt);
@@ -94,7 +94,7 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
   };
 }
 
-/** The stop that keeps a hold from being used now: not the freeze that opened it. */
+/** The stop that keeps a hold from being used now, other than the freeze that opened it. */
 export function stopOn(hold: HoldView, stopOf: StopLookup): Stop | undefined {
   const { agent_id, agent_role, tool_name, tool_server, session_id } = hold;
   const named = { tool_name: tool_name ?? undefined, tool_server: tool_server ?? undefined };
@@ -102,17 +102,17 @@ export function stopOn(hold: HoldView, stopOf: StopLookup): Stop | undefined {
   return stop?.mode === 'freeze' && hold.rule_ids.includes(stopRule(stop).id) ? undefined : stop;
 }
 
-/** The hash of a hold as it is shown: what a vote and an audit record are bound to. */
+/** The hash of a hold as shown, to which a vote and an audit record are bound. */
 export function shownHash(view: HoldView): string {
   return sha256Tag(canonicalJson(view));
 }
 
-/** The hold with its votes, as it is shown at `now`. */
+/** The hold with its votes, as shown at `now`. */
 export async function showHold(em: EntityManager, hold: HoldRow, now: number): Promise<HoldView> {
   return holdView(hold, now, (await votesOn(em, [hold])).get(hold.id));
 }
 
-/** The votes on each of these holds, the oldest first; a hold without votes is not in it. */
+/** The votes on each of these holds, oldest first. Holds without votes are left out. */
 export async function votesOn(em: EntityManager, holds: readonly HoldRow[]): Promise<Map<string, VoteView[]>> {
   const ids = holds.filter((hold) => hold.machineContext.votes.length > 0).map(({ id }) => id);
   if (ids.length === 0) return new Map();
@@ -125,10 +125,10 @@ function voteView({ userId, decision, reason, shownHash, createdAt }: InferEntit
   return { user_id: userId, decision, reason, shown_hash: shownHash, at: createdAt.toISOString() };
 }
 
-/** Characters of the arguments, and of the context, in a message to subscribers. */
+/** Maximum characters of the arguments, and of the context, in a message to subscribers. */
 const MOST_CHARACTERS = 300;
 
-/** What a message to subscribers says about a hold. */
+/** What a message to subscribers contains about a hold. */
 export function eventPayload(hold: HoldRow) {
   const { shown, reason, notify_targets } = hold.details;
   return {
@@ -157,7 +157,7 @@ export function eventPayload(hold: HoldRow) {
   };
 }
 
-/** The beginning of a value as JSON; null when there is nothing. */
+/** The beginning of a value as JSON; null if there is nothing. */
 function beginning(value: unknown): string | null {
   if (value === null || value === undefined) return null;
   const text = [...JSON.stringify(value)];
@@ -165,8 +165,9 @@ function beginning(value: unknown): string | null {
 }
 
 /**
- * The time by which holds are judged, in milliseconds: the database's, so that the processes of a cluster agree. Beside a node of Citus
- * it is the node's, elsewhere the coordinator's, so their clocks must agree. With a clock given, that clock's: for tests that move it.
+ * The time by which holds are judged, in milliseconds: the database's, so that the processes of a cluster agree. Next to a Citus
+ * node it is the node's time, elsewhere the coordinator's, so their clocks must agree. If a clock is given, its time: for tests
+ * that move it.
  */
 export async function timeOf(em: EntityManager, clock: Clock | undefined): Promise<number> {
   if (clock) return clock.now();

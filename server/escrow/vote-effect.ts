@@ -4,7 +4,7 @@ import type { HoldKind } from '../domain/hold-kinds.ts';
 import { RELEASES } from './kinds.ts';
 import { tally } from './quorum.ts';
 
-/** A hold as the API shows it, as far as it decides what a vote does. */
+/** The part of a hold, as the API shows it, that determines what a vote does. */
 interface VotedHold {
   hold_type: HoldKind;
   required_approvals: number;
@@ -23,7 +23,7 @@ export type VoteEffect =
   | { outcome: 'releases' }
   | {
       outcome: 'waits';
-      /** The approval brings the release nearer; without it, the hold stands as before. */
+      /** The approval brings the release closer; otherwise it changes nothing. */
       counts: boolean;
       /** What is missing after the vote. */
       approvals: number;
@@ -34,9 +34,9 @@ export type VoteEffect =
     };
 
 /**
- * What the vote of a person would do to a hold that is held, so that they are told before they cast it. It follows the
- * machine's own requirement and the count of the quorum. Where an earlier approval no longer counts, which the API does not
- * name, it assumes that the new one takes a missing seat of any group that the person is in, and no other.
+ * What a person's vote would do to a held hold, to show them before they cast it. It follows the machine's own requirement and
+ * the quorum count. If an earlier approval no longer counts (the API does not say which), it assumes that the new one takes a
+ * missing seat of any group that the person is in, and no other.
  */
 export function voteEffect(
   hold: VotedHold,
@@ -57,7 +57,7 @@ export function voteEffect(
   });
 }
 
-/** What the report that a condition is met would do to a hold that is held. */
+/** What a report that a condition is met would do to a held hold. */
 export function reportEffect(hold: VotedHold, condition: string): VoteEffect {
   return effectOf(hold, {
     conditions: conditionsOf(hold).map((one) => (one.id === condition ? { ...one, satisfied: true } : one)),
@@ -70,7 +70,7 @@ export function reportEffect(hold: VotedHold, condition: string): VoteEffect {
 const conditionsOf = ({ conditions }: VotedHold) =>
   conditions.map(({ condition_id, satisfied }) => ({ id: condition_id, satisfied }));
 
-/** Where a hold stands with these conditions, approvals and missing seats. */
+/** The state of a hold with these conditions, approvals and missing seats. */
 function effectOf(
   hold: VotedHold,
   {
@@ -103,7 +103,7 @@ function effectOf(
   };
 }
 
-/** The seats of the quorum that are missing with one more approval. */
+/** The seats of the quorum still missing after one more approval. */
 function seatsAfter(hold: VotedHold, voter: string, groups: Readonly<Record<string, readonly string[]>>) {
   const people = (hold.votes ?? []).filter(({ decision }) => decision === 'approve').map(({ user_id }) => user_id);
   if (people.length === hold.current_approvals) {

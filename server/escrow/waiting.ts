@@ -4,12 +4,12 @@ import { Waiters } from '../lib/waiters.ts';
 import { AtOnce } from '../rpc/at-once.ts';
 import type { HoldView } from './view.ts';
 
-/** Waits of one credential at a time. */
+/** Waits per credential at a time. */
 const MOST_WAITS = 100;
 
-/** Callers that wait for a hold to change: agents that poll for an approval. */
+/** Callers waiting for a hold to change: agents that poll for an approval. */
 export class HoldWaiters {
-  /** Of single holds: a change of one has nobody look again who waits for another. */
+  /** Keyed by hold, so that a change of one hold does not make callers that wait for another look again. */
   readonly #waiters = new Waiters();
   readonly #atOnce = new AtOnce(MOST_WAITS);
   readonly #look: (tenantId: string, id: string) => Promise<HoldView>;
@@ -20,8 +20,8 @@ export class HoldWaiters {
   }
 
   /**
-   * The hold as soon as it has another status than this one; as it is after `seconds`, or on `signal`, otherwise. Rejects
-   * with RATE_LIMITED when the same credential waits too often already.
+   * Resolves with the hold as soon as its status is not this one, or as it is after `seconds` or on `signal`. Rejects with
+   * RATE_LIMITED if the same credential already has too many waits.
    */
   async untilNot(
     status: HoldState,
