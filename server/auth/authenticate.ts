@@ -20,7 +20,7 @@ export interface ValidCredential {
   until: number;
 }
 
-/** A credential of a tenant that has moved to another installation, which would be valid here. */
+/** A credential that would be valid here if its tenant had not moved to another installation. */
 interface MovedCredential {
   tenantId: string;
   movedTo: string;
@@ -34,36 +34,36 @@ const CACHE_MS = 60_000;
 /** `last_used_at` is coarse: at most one write per minute and credential. */
 const TOUCH_MS = 60_000;
 const CACHE_SIZE = 20_000;
-/** Secrets that one statement asks for. */
+/** Secrets per statement. */
 const AT_ONCE = 500;
-/** After this long each of them is looked up by itself: one connection that hangs must not keep everybody out. */
+/** After this long, each of them is looked up individually: one hanging connection must not lock everyone out. */
 const ANSWER_MS = 2000;
 
 /**
- * Resolves a request's credential to a principal. Lookups are cached under the SHA-256 of the credential until a notice
- * says that the credential, or the members of its tenant, changed. Such a change is answered only after every process
- * has received the notice, so a key revoked in one process is refused by all on its next use; see Lookups and Notices.
- * With several processes, Redis caches lookups too, trusted only as far as Lookups describes.
+ * Resolves a request's credential to a principal. Lookups are cached under the SHA-256 of the credential until a notice reports
+ * that the credential, or the members of its tenant, changed. The response to such a change is sent only after every process has
+ * received the notice, so a key revoked in one process is refused by all on its next use; see Lookups and Notices. With several
+ * processes, Redis caches lookups too, trusted only as far as Lookups describes.
  *
- * Anyone can make up secrets of the right form, for any tenant. Whether there is such a credential at all is asked first, for all
- * that wait in one statement, one after the other. On Citus the statement is of the tenants of one shard, and of those of a node two
- * statements run at once, those of different shards by turns. So strangers keep one connection busy, or two for each node, however
- * many requests they send and tenants they name, and nobody is refused who has a credential. Nothing is counted that a stranger could
- * use up for others.
+ * Anyone can make up secrets of the right form, for any tenant. So the first query is whether such a credential exists at all.
+ * All waiting requests share one statement, and one statement runs at a time. On Citus a statement covers the tenants of one
+ * shard, and two statements run at once per node, with its shards taking turns. So strangers keep one connection busy, or two per
+ * node, however many requests they send and tenants they name, and no one who has a credential is refused. There is no count that
+ * a stranger could use up for others.
  */
 export class Authenticator {
   readonly #db: Database;
   readonly #sessions: Sessions;
   readonly #clock: Clock;
   readonly #log: Log;
-  /** Whether a tenant leaves for another installation; without it none does. */
+  /** A tenant's departure to another installation. Without it, no tenant departs. */
   readonly #departure: ((tenantId: string) => Promise<Departure | undefined>) | undefined;
   readonly #lookups: Lookups<FoundCredential | null>;
-  /** What asks whether there are credentials: one for all tenants, or on Citus for those of each shard. */
+  /** The batchers that query whether credentials exist: one for all tenants, or on Citus one for each shard. */
   readonly #asking = new Map<string, { known: Groups<Asked, boolean>; waiting: number }>();
-  /** The statements of those on each node, so that no tenant waits for the node of another. */
+  /** Their statements on each node, so that no tenant waits for another tenant's node. */
   readonly #statements = new Turns({ atOnce: 2, mostWaiting: Number.POSITIVE_INFINITY });
-  /** When the next use of each credential is stored, oldest first. */
+  /** When the next use of each credential is due to be stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
 
   constructor(
@@ -119,16 +119,16 @@ export class Authenticator {
   }
 
   /**
-   * What `lookUp` finds, unless the tenant leaves this installation or has left it: then a valid credential is refused as
-   * UNAVAILABLE, so that anyone who holds it tries again, and reads where the tenant is. Nobody else learns of it. That a
-   * tenant has left is kept as any other answer: its clients may go on asking here for long.
+   * What `lookUp` finds, unless the tenant is leaving this installation or has left it. Then a valid credential is refused as
+   * UNAVAILABLE, so that its holder retries and learns where the tenant is. No one else does. That a tenant has left is cached
+   * like any other result, because its clients may keep asking here for a long time.
    */
   async #here(secret: string, lookUp: () => Promise<ValidCredential | null>): Promise<FoundCredential | null> {
     const tenantId = readSecret(secret)?.tenantId;
     if (tenantId === undefined) return null;
     if (!(await this.#mayBeKnown({ tenantId, hash: secretHash(secret).toString('hex') }))) return null;
     const found = await lookUp();
-    // asked afterwards: it may have been lifted out in between
+    // checked afterwards: the tenant may have been moved out in between
     const departure = await this.#departure?.(tenantId);
     if (!departure) return found;
     const now = this.#clock.now();
@@ -156,8 +156,8 @@ export class Authenticator {
   }
 
   /**
-   * Of each of these whether it may be a credential: see `known`. Where the database does not say, or not in time, each of them is
-   * looked up by itself: nobody has to wait for another, or fails with it.
+   * For each of these, whether it may be a credential: see `known`. If the database does not answer, or not in time, each of them
+   * is looked up individually, so that no one waits for another or fails with it.
    */
   async #askFor(all: readonly Asked[], place: string): Promise<boolean[]> {
     const unsure = all.map(() => true);
@@ -180,7 +180,7 @@ export class Authenticator {
     });
   }
 
-  /** The principal of a credential that is valid now. Throws UNAVAILABLE when its tenant has moved. */
+  /** The principal of a credential that is valid now. Throws UNAVAILABLE if its tenant has moved. */
   #used(found: FoundCredential | null): Principal | null {
     const now = this.#clock.now();
     if (!found || found.until <= now) return null;
@@ -209,7 +209,7 @@ export class Authenticator {
 
   async #lookUp(tenantId: string, secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
-    // only admins create keys and trust workloads, and neither ever has more rights than the current roles of its creator
+    // only admins create keys and trust workloads, and neither ever has more rights than its creator's current roles
     const { rows } = await this.#db.nearOf(tenantId).query<{
       kind: string;
       tenant_id: string;
@@ -258,15 +258,15 @@ export class Authenticator {
   }
 }
 
-/** A secret by its hash, in hex. */
+/** A secret, identified by its hash in hex. */
 interface Asked {
   tenantId: string;
   hash: string;
 }
 
 /**
- * Of each of these whether it is, or in a tenant that has left was, a credential of its tenant, valid or not. On Citus, all are of
- * tenants of one shard.
+ * For each of these, whether it is a credential of its tenant (or was, in a tenant that has left), valid or not. On Citus, all of
+ * them belong to tenants of one shard.
  */
 async function known(db: Pick<Database, 'nearOf' | 'citus'>, asked: readonly Asked[]): Promise<boolean[]> {
   const [{ tenantId }] = asked as [Asked];

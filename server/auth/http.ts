@@ -9,10 +9,9 @@ import type { MagicLinks } from './magic-links.ts';
 import { readScopes, type Workloads } from './workloads.ts';
 
 /**
- * Throws, before anything is used up, unless a one-time link was opened as a page by a person or fetched by a program
- * that is not a browser. Refused is everything else that a browser fetches: prefetches, images, frames, scripts.
- * Browsers declare the kind of request (Fetch Metadata), but not to a server on plain http; there, images and styles
- * are recognized by the types they accept.
+ * Throws, before anything is used up, unless a one-time link was opened as a page by a person or fetched by a program that is not
+ * a browser. Everything else that a browser fetches is refused: prefetches, images, frames, scripts. Browsers declare the kind of
+ * request (Fetch Metadata), but not to a server on plain http; there, images and styles are recognized by the types they accept.
  */
 export function assertOpenedAsPage({ request: { headers } }: PlainCall): void {
   const header = (name: string) => headers[name] as string | undefined;

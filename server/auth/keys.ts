@@ -146,8 +146,8 @@ export class Keys {
   }
 
   /**
-   * Makes a key with the rights of another one, which works on for `overlapSeconds` at most and never longer than it would
-   * have. The new one is valid for as long as the old one was when it was made. NOT_FOUND if there is no such key that works.
+   * Creates a key with the rights of another one, which keeps working for `overlapSeconds` at most, and never longer than it
+   * would have. The new key's lifetime is the one the old key had when it was created. NOT_FOUND if there is no such working key.
    */
   async rotateApiKey(
     tenantId: string,
@@ -176,7 +176,7 @@ export class Keys {
     });
   }
 
-  /** The same for the key of an agent, which keeps its owner. */
+  /** The same for an agent's key, which keeps its owner. */
   async rotateAgentKey(
     tenantId: string,
     id: string,
@@ -211,8 +211,8 @@ export class Keys {
   }
 
   /**
-   * What keys are called, also those that ended: the label of an API key, the agent of an agent key. The newest thousand, since
-   * keys that are rotated leave one behind each time.
+   * The names of keys, including those that have ended: the label of an API key, the agent of an agent key. Only the newest
+   * thousand, since each rotation leaves a key behind.
    */
   async names(
     tenantId: string,
@@ -262,7 +262,7 @@ export class Keys {
     });
   }
 
-  /** Reactivates one key or all keys of a restored backup, and what is trusted of workloads. Resolves to their ids. */
+  /** Reactivates one key or all keys of a restored backup, and the workload trusts. Resolves to their ids. */
   async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const ids: string[] = [];
@@ -359,12 +359,12 @@ export class Keys {
     return row;
   }
 
-  /** Not by `expiresAt`, which an earlier rotation may have brought forward. */
+  /** Not based on `expiresAt`, which an earlier rotation may have brought forward. */
   #sameLife({ lifeMs }: ApiKeyRow | AgentKeyRow): Date | undefined {
     return lifeMs == null ? undefined : new Date(Math.min(this.#clock.now() + lifeMs, LAST_TIME));
   }
 
-  /** When a new key is made, when it ends, and how long that is. */
+  /** A new key's creation time, its expiry, and the time between the two. */
   #life(expiresAt: Date | undefined) {
     const now = this.#clock.now();
     return {

@@ -34,7 +34,7 @@ const EXPIRED_LINK_SECONDS = 24 * 3600;
 
 export type Redeemed =
   | ({ kind: 'session'; tenantId: string } & OpenedSession)
-  /** The link works, and the person must first confirm with a button that they want to sign in as this person. */
+  /** The link works, but the person must first confirm with a button that they want to sign in as this person. */
   | { kind: 'confirm'; email: string; tenantName: string }
   | { kind: 'refused' };
 
@@ -80,8 +80,8 @@ export class MagicLinks {
   }
 
   /**
-   * Creates a link that an operator hands over. The token is returned only here. With `only`, the links that were handed
-   * over before for this person end in the same transaction.
+   * Creates a link that an operator hands over. The token is returned only here. With `only`, links that were handed over earlier
+   * for this person end in the same transaction.
    */
   async create(
     tenantId: string,
@@ -94,7 +94,7 @@ export class MagicLinks {
     const token = newSecret('link', tenantId);
     await db.transaction(tenantId, async (em) => {
       if (only) {
-        // the person first, as a use of the link does: it either comes before this, or finds no link
+        // the person first, as when a link is used: that use either comes before this, or finds no link
         await em.execute('select 1 from member where tenant_id = ? and id = ? for update', [tenantId, userId]);
         const gone = await em.execute<{ id: string }[]>(
           `delete from sign_in_link where tenant_id = ? and user_id = ? and source = 'operator' returning id`,
@@ -120,7 +120,7 @@ export class MagicLinks {
     // a browser that requests twice keeps its nonce, so that the first link still recognizes it
     const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
     const address = email.toLowerCase();
-    // one after the other: a network that has used up its own limit must not use up that of other people's addresses
+    // one after the other: a network that has exhausted its own limit must not exhaust that of other people's addresses
     const mayAsk =
       (await limits.ip.take(networkOf(origin.ip))).allowed &&
       (await limits.address.take(sha256(address).toString('base64url'))).allowed;
@@ -300,7 +300,7 @@ export class MagicLinks {
         served.add(member.tenant_id);
       });
     } catch (error) {
-      // the fault of one tenant keeps no mail of the others back, and does not repeat them
+      // one tenant's failure neither holds back the mail of the others nor repeats it
       await db.owner.query('update sign_in_request set sealed = $2 where id = $1', [
         row.id,
         this.#seal(row.id, { ...request, served: [...served] }),
@@ -332,7 +332,7 @@ export class MagicLinks {
       if (!member) return;
       const reason = linkRefused(member.email);
       if (reason !== undefined) {
-        // the mailbox of a lost domain is told nothing
+        // a mailbox in a lost domain gets no mail
         if (reason === 'single sign-on only')
           await queueMail(em, tenantId, ssoLetter(member.email, to.tenant_name, baseUrl), until);
         await audit(em, tenantId, { ...common, action: 'magic_link.withheld', reason });
@@ -397,7 +397,7 @@ interface Request {
   nonce_hash: string;
   ip: string;
   request_id: string;
-  /** The tenants whose mail is queued, after the attempt for another one failed. */
+  /** The tenants whose mail was already queued when the attempt for another one failed. */
   served?: string[];
 }
 

@@ -1,9 +1,9 @@
 import type { Clock } from '../lib/clock.ts';
 
-/** Refusals of one name that are recorded, per process and hour. */
+/** Refusals recorded per name, process and hour. */
 const AN_HOUR = 60;
 
-/** Bounds the records that a stranger can write into a tenant's audit chain by having themselves refused. */
+/** Bounds the records that a stranger can write into a tenant's audit chain by getting themselves refused. */
 export class RefusalLimit {
   readonly #clock: Clock;
   readonly #counts = new Map<string, number>();
@@ -13,7 +13,7 @@ export class RefusalLimit {
     this.#clock = clock;
   }
 
-  /** Counts one more refusal; whether it is to be recorded. */
+  /** Counts one more refusal; returns whether it is to be recorded. */
   mayRecord(name: string): boolean {
     const hour = Math.floor(this.#clock.now() / 3_600_000);
     if (hour !== this.#hour) this.#counts.clear();

@@ -296,7 +296,7 @@ function trustOut(row: WorkloadTrustRow): z.input<typeof WorkloadTrustOut> {
 
 const claimName = z.string().regex(/^[a-z][a-z0-9_]{0,63}$/, 'must be the name of a claim');
 
-/** Pipelines and other workloads that sign in with a token of their platform. */
+/** Pipelines and other workloads that sign in with a token from their platform. */
 export function workloadTrustRouter(workloads: Workloads) {
   return trpc.router({
     list: route(

@@ -23,7 +23,7 @@ declare module 'lucia' {
 type SessionAttributes = Pick<SessionRow, 'authMethod' | 'ip' | 'userAgent' | 'createdAt'> & { endsAt: Date };
 type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
-/** The name of the cookie; on https one that no other host of the domain can plant. */
+/** The name of the cookie; on https, one that no other host of the domain can plant. */
 export const sessionCookie = (https: boolean) => (https ? '__Host-svc_session' : 'svc_session');
 /** A session ends this long after sign-in, regardless of activity. */
 const SESSION_SECONDS = 24 * 3600;

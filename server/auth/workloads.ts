@@ -40,7 +40,7 @@ export interface TrustInput {
   policies?: string | undefined;
 }
 
-/** What was issued for a token of a platform. */
+/** What was issued in exchange for a platform's token. */
 export interface Exchanged {
   token: string;
   seconds: number;
@@ -49,14 +49,14 @@ export interface Exchanged {
 
 const TOKEN_SECONDS = 900;
 const MAX_PER_TENANT = 100;
-/** A platform's token that is valid for longer is not meant for one run. */
+/** A platform's token that is valid for longer than this is not meant for a single run. */
 const MAX_SUBJECT_SECONDS = 86_400;
-/** A used token is remembered for this long after it has expired, whatever the clocks of processes say. */
+/** A used token is remembered for this long after it has expired, whatever the processes' clocks say. */
 const MARGIN_MS = 600_000;
 
 /**
- * What a tenant trusts of the tokens that a platform gives its workloads, and the exchange of such a token for one of
- * this server (RFC 8693). No key is stored anywhere for it.
+ * What a tenant trusts of the tokens that a platform gives its workloads, and the exchange of such a token for one issued by this
+ * server (RFC 8693). No key is stored anywhere for it.
  */
 export class Workloads {
   readonly #db: Database;
@@ -65,7 +65,7 @@ export class Workloads {
   readonly #audit: WriteAudit;
   readonly #oidc: OpenIdConnect;
   readonly #base: string;
-  /** Of tokens of known issuers; anybody can have GitHub sign one. */
+  /** For tokens of known issuers; anyone can have GitHub sign one. */
   readonly #refusals: RefusalLimit;
 
   constructor(parts: {
@@ -85,7 +85,7 @@ export class Workloads {
     this.#base = `${parts.baseUrl.replace(/\/+$/, '')}/tenants/`;
   }
 
-  /** The audience that a token for this tenant has, unless a trust names a longer one. It is of this tenant alone. */
+  /** The audience of a token for this tenant, unless a trust names a longer one. It belongs to this tenant alone. */
   audienceOf(tenantId: string): string {
     return `${this.#base}${tenantId}`;
   }
@@ -97,8 +97,8 @@ export class Workloads {
   }
 
   /**
-   * Trusts tokens from now on. VALIDATION_FAILED if they could be those of somebody else, or if the keys of the issuer
-   * cannot be fetched; that is recorded too.
+   * Trusts tokens from now on. VALIDATION_FAILED if they could belong to someone else, or if the issuer's keys cannot be fetched;
+   * that is recorded too.
    */
   async create(tenantId: string, input: TrustInput, maker: string | null, by: Doer): Promise<WorkloadTrustRow> {
     const own = this.audienceOf(tenantId);
@@ -137,7 +137,7 @@ export class Workloads {
         ...by,
         action: 'workload_trust.created',
         target: { type: 'workload_trust', id: row.id },
-        // it decides who can change policies
+        // a trust decides who can change policies
         severity: 'warning',
         detail: inWords(row),
         afterHash: sha256Tag(canonicalJson(inHash(row))),
@@ -146,7 +146,7 @@ export class Workloads {
     });
   }
 
-  /** When this resolves, no process accepts a token that was issued for it. NOT_FOUND if there is no such trust. */
+  /** Once this resolves, no process accepts a token that was issued for the trust. NOT_FOUND if there is no such trust. */
   async remove(tenantId: string, id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const now = new Date(this.#clock.now());
@@ -168,9 +168,9 @@ export class Workloads {
   }
 
   /**
-   * Exchanges a platform's token, which names the tenant by its audience, for a token of this server with the scopes that
-   * are asked for; without any, for reading alone. A token is exchanged once. UNAUTHENTICATED for a token that nothing
-   * trusts, KEY_SCOPE for a scope that it does not have, UNAVAILABLE if the issuer's keys cannot be fetched.
+   * Exchanges a platform's token, which names the tenant by its audience, for a token of this server with the requested scopes;
+   * without any, for reading only. A token is exchanged once. UNAUTHENTICATED for a token that nothing trusts, KEY_SCOPE for a
+   * scope that it does not have, UNAVAILABLE if the issuer's keys cannot be fetched.
    */
   async exchange(subject: string, asked: readonly WorkloadScope[], origin: Origin): Promise<Exchanged> {
     const read = this.#read(subject);
@@ -202,7 +202,7 @@ export class Workloads {
       const detail = `what is trusted of this token does not have the scope ${scopes.join(' ')}`;
       throw await refuse(new AppError('KEY_SCOPE', detail), detail);
     }
-    // the signature is left out: one of ECDSA can be written in two ways
+    // the signature is left out, because an ECDSA signature can be written in two ways
     const unique = typeof jti === 'string' && jti !== '' ? `jti ${jti}` : subject.slice(0, subject.lastIndexOf('.'));
     const subjectHash = sha256Tag(JSON.stringify([issuer, unique]));
     const secret = newSecret('token', tenantId);
@@ -268,7 +268,7 @@ export class Workloads {
     );
   }
 
-  /** Whose token it claims to be. Nothing is fetched before a trust names the issuer: this server asks no other address. */
+  /** Whose token it claims to be. Nothing is fetched until a trust names the issuer: this server contacts no other address. */
   #read(subject: string): { tenantId: string; issuer: string; audience: string } | undefined {
     let claims: Record<string, unknown>;
     try {
@@ -298,7 +298,7 @@ export class Workloads {
       );
   }
 
-  /** The claims, and the trusts whose key set signed them: those of one issuer may name several. */
+  /** The claims, and the trusts whose key set signed them: trusts of one issuer may name several key sets. */
   async #verified(subject: string, token: { issuer: string; audience: string }, all: readonly WorkloadTrustRow[]) {
     for (const [jwksUri, trusts] of Map.groupBy(all, (trust) => trust.jwksUri ?? undefined)) {
       try {
@@ -338,7 +338,7 @@ export class Workloads {
     }
   }
 
-  /** A refusal that names no tenant whose chain could be believed to be meant. */
+  /** A refusal that names no tenant, so there is no chain that it could plausibly belong to. */
   #refuse(origin: Origin, reason: string): AppError {
     this.#log.warn({ ip: origin.ip, reqId: origin.requestId, reason }, 'a token of a workload was refused');
     return notAccepted();
@@ -391,7 +391,7 @@ function inWords({ issuer, match, scopes, policies }: WorkloadTrustRow): string 
   return `issuer ${issuer}, ${claims.join(', ')}, scopes ${scopes.join(' ')}${which}`;
 }
 
-/** The claims that an admin recognizes a run by, quoted and bounded. */
+/** The claims by which an admin recognizes a run, quoted and bounded. */
 const SHOWN = ['sub', 'repository', 'project_path', 'ref', 'event_name', 'pipeline_source', 'actor', 'user_login'];
 
 function sourceOf(claims: Readonly<Record<string, unknown>>): string {
@@ -410,7 +410,7 @@ function quoted(value: unknown): string {
   return text.length > 200 ? `${text.slice(0, 200).toWellFormed()}…` : text;
 }
 
-/** The scopes of a request (RFC 6749, section 3.3). VALIDATION_FAILED for one that there is not. */
+/** The scopes of a request (RFC 6749, section 3.3). VALIDATION_FAILED for a scope that does not exist. */
 export function readScopes(text: string | undefined): WorkloadScope[] {
   const words = (text ?? '').split(' ').filter((word) => word !== '');
   for (const word of words) {

@@ -278,9 +278,9 @@ export class Connections {
   }
 
   /**
-   * Throws CONFLICT if single sign-on is enforced and the change that the caller's transaction makes next would shut out the
-   * last admins who can sign in. Where none can by now, because their domain was lost, it refuses nothing: who came in
-   * with a link from the operator must be able to put things right. `shutOut`: whom the change shuts out.
+   * Throws CONFLICT if single sign-on is enforced and the change that the caller's transaction makes next would shut out the last
+   * admins who can sign in. If none can sign in any more, because their domain was lost, nothing is refused: someone who came in
+   * with a link from the operator must be able to put things right. `shutOut`: whether the change shuts out this admin.
    */
   async assertAdminStays(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean): Promise<void> {
     const error = await this.#objectionToShutOut(em, tenantId, shutOut);
@@ -290,7 +290,7 @@ export class Connections {
   async #objectionToShutOut(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean) {
     if (!(await lockTenant(em, tenantId))) return undefined;
     const all = await em.execute<SignedAdmin[]>(adminsWhoCanSignIn('?'), [tenantId]);
-    // a domain without its record may be lost within the week, and its admins with it
+    // a domain without its record may be lost within a week, along with its admins
     const safe = all.filter(({ missing_since }) => missing_since === null);
     const admins = safe.length > 0 ? safe : all;
     if (admins.length === 0 || !admins.every(shutOut)) return undefined;
@@ -357,15 +357,15 @@ export class Connections {
   }
 }
 
-/** An admin who can sign in through the provider, and the domain of their address. */
+/** An admin who can sign in through the provider, and their address's domain. */
 export interface SignedAdmin {
   id: string;
   domain: string;
-  /** Since when the record of the domain has been missing. */
+  /** Since when the domain's record has been missing. */
   missing_since: Date | null;
 }
 
-/** Those who did, of one tenant: an address alone does not say that the provider has an account for it. */
+/** The admins of one tenant who have signed in: an address alone does not prove that the provider has an account for it. */
 export const adminsWhoCanSignIn = (
   tenant: '?' | 't.tenant_id',
 ) => `select m.id, d.domain, d.missing_since from sso_connection c

@@ -15,12 +15,12 @@ import { assertEntitled } from '../../rpc/entitled.ts';
 
 const DAY = 24 * 3600 * 1000;
 /**
- * After its record has been missing for this long, a verified domain may be verified by another organization. A record
- * counts as missing when no name server has answered for as long.
+ * After its record has been missing for this long, a verified domain may be verified by another organization. A record also
+ * counts as missing if no name server has answered for this long.
  */
 const LAPSE_MS = 7 * DAY;
 const MAX_PER_TENANT = 100;
-/** Domains that are looked up at a time. */
+/** Domains looked up at a time. */
 const RECHECKED = 1000;
 const SYSTEM: Doer = { actor: { type: 'system', id: 'domains' } };
 
@@ -48,7 +48,7 @@ interface Row {
   lost_at: Date | null;
 }
 
-/** Ends what is mailed to a member, in the caller's transaction. */
+/** Stops everything that is mailed to a member, in the caller's transaction. */
 export type StopMail = (em: EntityManager, tenantId: string, userId: string) => Promise<void>;
 
 const txtName = (domain: string) => `_svc-verification.${domain}`;
@@ -253,7 +253,10 @@ export class Domains {
     return rows[0]?.tenant_id;
   }
 
-  /** Tells whether an address is in a domain that another organization took over and that the tenant has not removed since. */
+  /**
+   * Returns a check for whether an address is in a domain that another organization took over and the tenant has not removed
+   * since.
+   */
   async lostOf(tenantId: string): Promise<(email: string) => boolean> {
     const rows = await this.#db.query<{ domain: string }>(
       tenantId,
@@ -261,16 +264,16 @@ export class Domains {
       [tenantId],
     );
     const lost = new Set(rows.map(({ domain }) => domain));
-    // of any address that a mail server may take, also of one that no provider may name
+    // for any address that a mail server may accept, even one that no provider may name
     return (email) => lost.has(normalDomain(email.slice(email.lastIndexOf('@') + 1)) ?? '');
   }
 
   /**
-   * Checks once a day that each verified domain still has its record. Those whose accounts are bound keep signing in
-   * without it, so that a zone cleanup locks nobody out, but nobody is bound anew: an address may be somebody else's by
-   * now. Admins see it, the audit chain records it, subscribers are told, and after a week another organization that proves
-   * control may take the domain over. A DNS server that does not answer proves nothing for a week, and keeps no other
-   * domain from its turn. `most`: how many are looked up.
+   * Checks once a day that each verified domain still has its record. Without the record, people whose accounts are bound can
+   * still sign in, so that a zone cleanup locks no one out, but no one new is bound: by now an address may belong to someone
+   * else. Admins see it, the audit chain records it, subscribers are notified, and after a week another organization that proves
+   * control may take the domain over. A DNS server that does not answer proves nothing for a week, and does not delay other
+   * domains. `most`: how many are looked up.
    */
   async recheck(log: Log, signal: AbortSignal, most = RECHECKED): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string; checked_at: Date }>(
@@ -302,8 +305,8 @@ export class Domains {
   }
 
   /**
-   * Resolves to since when no name server has answered at any check. While this program did not look, nobody can say: after
-   * two days without a check it begins now.
+   * Resolves to the time since which no name server has answered any check. Nothing is known for periods in which this program
+   * did not check, so after two days without a check the time starts over.
    */
   async #noteFailure(tenantId: string, domain: string): Promise<Date> {
     const now = new Date(this.#clock.now());
@@ -318,7 +321,7 @@ export class Domains {
     return rows[0] ? new Date(rows[0].failing_since) : now;
   }
 
-  /** Resolves to whether it was otherwise before. */
+  /** Resolves to whether the result was different before. */
   async #noteCheck(tenantId: string, domain: string, found: boolean, why?: string): Promise<boolean> {
     const now = new Date(this.#clock.now());
     return this.#changeHolder(tenantId, async (em) => {
@@ -367,8 +370,8 @@ export class Domains {
   }
 
   /**
-   * Takes the domain from another tenant whose record has been missing for a week. CONFLICT if `texts`, which DNS returned
-   * for the one who verifies it now, have that record too: it was published again since the last check.
+   * Takes the domain from another tenant whose record has been missing for a week. CONFLICT if `texts`, which DNS just returned
+   * for the tenant verifying it, contain that record too: it was published again since the last check.
    */
   async #releaseLapsed(tenantId: string, domain: string, by: Doer, texts: readonly string[]): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; token: string }>(
@@ -384,7 +387,7 @@ export class Domains {
       await this.#refuseTaken(tenantId, domain, by);
     }
     await this.#changeHolder(before, async (em) => {
-      // in the order of others who lock them: people, then the domain
+      // in the same order as others that lock them: people, then the domain
       const people = await em.execute<{ id: string }[]>(
         `select id from member where tenant_id = ? and removed_at is null
            and split_part(email, '@', -1) collate "C" = ? order by id for update`,
@@ -401,7 +404,7 @@ export class Domains {
         before,
         domain,
       ]);
-      // their mailboxes are another organization's now
+      // their mailboxes now belong to another organization
       for (const { id } of people) await this.#stopMail(em, before, id);
       await this.#tell(em, before, 'sso.domain_lost', domain);
       await this.#audit(em, before, {
@@ -414,7 +417,7 @@ export class Domains {
     });
   }
 
-  /** With Citus every server has a copy of `verified_domain`, so all of them commit such a change. */
+  /** With Citus, every server has a copy of `verified_domain`, so all of them take part in committing such a change. */
   async #changeHolder<T>(tenantId: string, work: (em: EntityManager) => Promise<T>): Promise<T> {
     this.#db.replication?.assertEverywhere();
     return this.#db.transaction(tenantId, work);

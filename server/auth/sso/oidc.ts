@@ -136,16 +136,16 @@ export class OpenIdConnect {
     return options.fresh ? this.#providers.ask(issuer, fetch) : this.#providers.get(issuer, fetch);
   }
 
-  /** Where an issuer of agent tokens publishes its keys. It need not support signing in people. */
+  /** Where an issuer of agent tokens publishes its keys. It need not support sign-in for people. */
   async discoverKeys(issuer: string): Promise<{ jwksUri: string; algorithms: Algorithm[] }> {
     const document = await this.#document(issuer, KeyDiscovery);
     return { jwksUri: document.jwks_uri, algorithms: algorithmsOf(document) };
   }
 
   /**
-   * The claims of a token that this issuer signed for this audience, and that is valid now. Undefined for any other token.
-   * INVARIANT: only asymmetric algorithms, and only keys that the issuer publishes: what a token says about its own key
-   * has no effect. Throws SsoRefusal when the keys cannot be fetched.
+   * The claims of a token that this issuer signed for this audience and that is valid now. Undefined for any other token.
+   * INVARIANT: only asymmetric algorithms, and only keys that the issuer publishes: what a token says about its own key has no
+   * effect. Throws SsoRefusal if the keys cannot be fetched.
    */
   async verify(
     token: string,
@@ -174,7 +174,7 @@ export class OpenIdConnect {
         return newer && (await attempt(newer));
       }
     } catch (error) {
-      // a key that is too short is a TypeError of jose's
+      // jose throws a TypeError for a key that is too short
       if (error instanceof errors.JOSEError || error instanceof TypeError) return undefined;
       throw error;
     }
@@ -221,7 +221,7 @@ export class OpenIdConnect {
     const attempt = async (current: Provider, keys: openid.JWKS) => {
       const config = this.#configure(current, client, keys, async (endpoint, options) => {
         if (options.method !== 'POST') return this.#fetch('userinfo', endpoint, options);
-        // a code works once: an attempt with newer keys reuses the first attempt's answer
+        // a code works once, so an attempt with newer keys reuses the first attempt's response
         answer ??= this.#fetch('token', endpoint, options);
         return (await answer).clone();
       });
@@ -255,7 +255,7 @@ export class OpenIdConnect {
       try {
         profile = await openid.fetchUserInfo(config, tokens.access_token, claims.sub).catch(throwUserinfoRefusal);
       } catch (error) {
-        // a missing name does not prevent signing in, but an answer about another person does
+        // a missing name does not prevent signing in, but a response about another person does
         if (!ownAddress || !(error instanceof SsoRefusal) || error.reason === 'sso.userinfo_subject_mismatch') {
           throw error;
         }
@@ -267,7 +267,7 @@ export class OpenIdConnect {
       issuer: provider.issuer,
       subject: claims.sub,
       email,
-      // Entra ID has no email_verified; xms_edov says that the owner of the address's domain was verified
+      // Entra ID has no email_verified; xms_edov states that the owner of the address's domain was verified
       emailVerified: isAffirmed(email_verified) || (email_verified === undefined && isAffirmed(xms_edov)),
       name: claims.name ?? profile.name,
       picture: claims.picture ?? profile.picture,
@@ -384,7 +384,7 @@ export class OpenIdConnect {
     });
   }
 
-  /** An answer with status 200, or, from the token endpoint, a refusal with status 400 to 499. */
+  /** A response with status 200 or, from the token endpoint, a refusal with status 400 to 499. */
   async #send(
     what: FetchedResource,
     url: string,
@@ -520,7 +520,7 @@ function refusalOfResponse(error: unknown): SsoRefusal {
 function throwUserinfoRefusal(error: unknown): never {
   const { code, own } = findingOf(error);
   if (own) throw own;
-  // 5.3.2: if tokens were substituted, the answer may be about another person
+  // 5.3.2: if tokens were substituted, the response may be about another person
   throw code === 'OAUTH_JSON_ATTRIBUTE_COMPARISON_FAILED'
     ? new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token')
     : malformedAnswer('userinfo');
@@ -529,7 +529,7 @@ function throwUserinfoRefusal(error: unknown): never {
 /** The codes that openid-client gives an unreadable token: missing parts, invalid JSON, invalid base64url. */
 const MALFORMED = new Set<unknown>(['OAUTH_INVALID_RESPONSE', 'OAUTH_PARSE_ERROR', 'ERR_INVALID_ARG_VALUE']);
 
-/** Why the token endpoint's answer, or the ID token in it, was refused. */
+/** Why the token endpoint's response, or the ID token in it, was refused. */
 async function refusalOfGrant(error: unknown, answer: Response, provider: Provider): Promise<SsoRefusal> {
   const { code, own, facts } = findingOf(error);
   if (own) return own;

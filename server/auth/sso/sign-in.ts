@@ -263,7 +263,7 @@ export class SingleSignOn {
         if (added.length === 0) {
           throw refuse('sso.subject_changed', 'the member is bound to another account of the provider');
         }
-        // whoever has the name by now has its addresses at every provider that believes in mailboxes
+        // whoever holds the domain now has its addresses at every provider that takes a mailbox as proof
         if (own.missing_since) {
           throw refuse(
             'sso.email_of_doubtful_domain',
@@ -303,8 +303,8 @@ export class SingleSignOn {
   }
 
   /**
-   * Runs `work`; a refusal is in the tenant's audit chain before the caller sees it. Not all of one kind, see RefusalLimit:
-   * anybody can have themselves refused.
+   * Runs `work`. A refusal is in the tenant's audit chain before the caller sees it, though not every refusal of a kind (see
+   * RefusalLimit), because anyone can get themselves refused.
    */
   async #audited<T>(
     tenantId: string,
