@@ -4,10 +4,10 @@ const FORM = /^[A-Za-z0-9][A-Za-z0-9._:@/+=|~-]{0,199}$/;
 const PATTERN = /^(?=.{1,200}$)[A-Za-z0-9._:@/+=|~-]*\*?[A-Za-z0-9._:@/+=|~-]*$/;
 
 /**
- * The id of an agent and the name of its role. INVARIANT: nothing else is taken anywhere: 1 to 200 ASCII letters, digits
- * and `. _ : @ / + = | ~ -`, the first a letter or digit. So no two ids look alike to a person, and none can be read as
- * something else in a policy, a log, a card or a cell of a table. Names of workload identities (SPIFFE ids, service
- * accounts, addresses, UUIDs) fit.
+ * The id of an agent and the name of its role. INVARIANT: nothing else is accepted anywhere: 1 to 200 ASCII letters, digits and
+ * `. _ : @ / + = | ~ -`, starting with a letter or digit. So no two ids look alike to a person, and none can be read as something
+ * else in a policy, a log, a card or a table cell. Names of workload identities (SPIFFE ids, service accounts, addresses, UUIDs)
+ * fit.
  */
 export function isAgentName(value: unknown): value is string {
   return typeof value === 'string' && FORM.test(value);
@@ -17,12 +17,12 @@ export const AGENT_NAME_RULE =
   'must be 1 to 200 letters, digits and . _ : @ / + = | ~ - in ASCII, and begin with a letter or digit';
 export const AgentName = z.string().regex(FORM, AGENT_NAME_RULE);
 
-/** A name, or many: one `*` in it matches any text. */
+/** A name, or a pattern for many names, in which one `*` matches any text. */
 export const AgentNamePattern = z
   .string()
   .regex(PATTERN, 'must be a name of letters, digits and . _ : @ / + = | ~ - in which one * may stand for any text');
 
-/** Whether one of the patterns names it. Linear in their length, however they are made. */
+/** Whether one of the patterns matches the name. Linear in their length, whatever their form. */
 export function isNamedBy(patterns: readonly string[], name: string): boolean {
   return patterns.some((pattern) => {
     const star = pattern.indexOf('*');

@@ -1,54 +1,54 @@
 /**
- * The annotations of the policy language: their typed values and what is said of each. How a value is read from a policy
- * text is in `server/policy/language/annotations.ts`.
+ * The annotations of the policy language: their typed values and a description of each. How a value is read from a policy text is
+ * in `server/policy/language/annotations.ts`.
  */
 import { HOLD_KIND_NAMES, type HoldKind, holdKindsWith } from './hold-kinds.ts';
 import type { FactDeclaration } from './session-facts.ts';
 
-/** Approvals that one rule may ask for, and seats of its quorum. */
+/** Maximum approvals that one rule may require, and seats in its quorum. */
 export const MAX_APPROVALS = 20;
 export const DAY_SECONDS = 86_400;
 export const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;
-/** How long a hold waits when its rule has no `@ttl`. */
+/** How long a hold waits if its rule has no `@ttl`. */
 export const DEFAULT_TTL_SECONDS = DAY_SECONDS;
 
 export const SEVERITIES = ['low', 'medium', 'high', 'critical'] as const;
 
-/** The seats of a quorum that one group of approvers takes. */
+/** The seats of a quorum that one group of approvers fills. */
 export interface Seats {
   group: string;
   count: number;
 }
 
-/** How many people a quorum asks for. */
+/** How many people a quorum requires. */
 export function seatsOf(quorum: readonly Seats[]): number {
   return quorum.reduce((sum, { count }) => sum + count, 0);
 }
 
-/** What a limit counts apart: each agent by itself where nothing else is said. */
+/** What a limit counts separately; each agent by default. */
 export const LIMIT_KEYS = ['agent', 'owner', 'session', 'role', 'tool', 'tenant'] as const;
-/** One of `LIMIT_KEYS`, or an argument whose values are counted apart: `arguments.order_id`, `context.ticket`. */
+/** One of `LIMIT_KEYS`, or an argument whose values are counted separately: `arguments.order_id`, `context.ticket`. */
 export type LimitKey = (typeof LIMIT_KEYS)[number] | `arguments.${string}` | `context.${string}`;
 
-/** How often something may be done in a window, which begins with its first call. */
+/** How often something may be done in a window, which begins with the first call. */
 export interface Rate {
   limit: number;
   window_seconds: number;
-  /** `agent` when absent. */
+  /** `agent` if absent. */
   per?: LimitKey;
 }
 
-/** How much may be spent in a window, which begins with what is first spent. */
+/** How much may be spent in a window, which begins with the first spending. */
 export interface Budget {
-  /** A decimal of at most four fractional digits, greater than zero. */
+  /** A decimal with at most four fractional digits, greater than zero. */
   amount: string;
   currency: string;
   window_seconds: number;
-  /** The argument with the amount; the value of the action when absent. */
+  /** The argument with the amount; if absent, the value of the action. */
   of?: `arguments.${string}` | `context.${string}`;
-  /** The argument with the currency. Absent beside `of`: the amount is in the currency of the budget. */
+  /** The argument with the currency. If absent while `of` is given, the amount is in the budget's currency. */
   in?: `arguments.${string}` | `context.${string}`;
-  /** `agent` when absent. */
+  /** `agent` if absent. */
   per?: LimitKey;
 }
 
@@ -79,12 +79,12 @@ interface AnnotationRow {
   example: string;
   /** The value in two or three words. */
   value: string;
-  /** The value exactly; it follows "expected" in a message. */
+  /** The exact form of the value; it follows "expected" in a message. */
   form: string;
   meaning: string;
-  /** A forbid with it is a guardrail: it denies nothing, and binds what something else permits. */
+  /** A forbid with it is a guardrail: it denies nothing, and attaches to what something else permits. */
   obligation: boolean;
-  /** The `@escrow` that the statement must have one of; null where it needs none. */
+  /** The `@escrow` kinds of which the statement must have one; null if it needs none. */
   kinds: readonly HoldKind[] | null;
 }
 
@@ -93,8 +93,8 @@ const anyHold = { obligation: false, kinds: HOLD_KIND_NAMES };
 const duration = { value: 'a duration', form: 'a duration such as "30s", "15m", "4h" or "7d", at most 30d' };
 
 /**
- * Every annotation, once. The list is closed: the engine accepts any annotation name, so a typing error in `@escrow` would
- * silently leave an action unguarded.
+ * Every annotation, once. The list is closed: the engine accepts any annotation name, so a typo in `@escrow` would silently leave
+ * an action unguarded.
  */
 export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
   id: {
@@ -230,7 +230,7 @@ export function isAnnotationName(name: string): name is AnnotationName {
   return Object.hasOwn(ANNOTATIONS, name);
 }
 
-/** The `@escrow` that an annotation needs, as it is written in a policy; undefined where it needs none. */
+/** The `@escrow` that an annotation needs, as written in a policy; undefined if it needs none. */
 export function escrowNeededBy(name: AnnotationName): string | undefined {
   const { kinds } = ANNOTATIONS[name];
   if (!kinds) return undefined;

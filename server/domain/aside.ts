@@ -1,18 +1,20 @@
-/* When a hold comes back that a person set aside. */
+/* When a hold that a person set aside comes back. */
 
-/** A hold is back while at least this much of its time is left, and at least a quarter of what was left when it was set aside. */
+/**
+ * A hold comes back while at least this much of its time is left, and at least a quarter of what was left when it was set aside.
+ */
 const LAST_MS = 15 * 60_000;
 const LAST_PART = 4;
 /** Setting a hold aside for less than this is not worth it. */
 const LEAST_MS = 5 * 60_000;
 
 /**
- * When a hold comes back at the latest that is set aside at `now`: before time ends it or releases it, whichever is first,
- * and early enough to decide. Undefined where it ends too soon to be set aside.
+ * The latest time at which a hold set aside at `now` comes back: before time ends or releases it, whichever is first, and early
+ * enough to decide. Undefined if it ends too soon to be set aside.
  */
 export function latestReturn(hold: { expires_at: string; release_at?: string | undefined }, now: number) {
   const times = [hold.expires_at, hold.release_at].map((at) => (at === undefined ? Number.NaN : Date.parse(at)));
-  // a time of release that has passed waits for something else, and releases nothing by itself
+  // a hold whose release time has passed is waiting for something else: that time no longer releases anything
   const left = Math.min(...times.filter((at) => at > now)) - now;
   if (!Number.isFinite(left)) return undefined;
   const most = left - Math.max(LAST_MS, left / LAST_PART);

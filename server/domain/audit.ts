@@ -1,6 +1,6 @@
 import type { Principal } from './principal.ts';
 
-/** Who did something, as the audit chain names them. */
+/** Who did something, as identified in the audit chain. */
 export interface Actor {
   type: 'user' | 'api_key' | 'agent_key' | 'workload_token' | 'operator' | 'system';
   id: string;
@@ -8,7 +8,7 @@ export interface Actor {
   ip?: string | undefined;
 }
 
-/** Anyone with access to the database and the settings, as the audit chain names them. */
+/** Anyone with access to the database and the settings, as identified in the audit chain. */
 export const OPERATOR: Actor = { type: 'operator', id: 'operator' };
 
 /** Who did something and in which request. */
@@ -17,7 +17,7 @@ export interface Doer {
   requestId?: string | undefined;
 }
 
-/** Where a request that signs in came from. */
+/** Where a sign-in request came from. */
 export interface Origin {
   ip: string;
   requestId: string;
@@ -34,8 +34,8 @@ export function originOf(context: {
 }
 
 /**
- * Every action that the audit chain knows, with its stable code: the letters of the area, a number, and I for done or E
- * for refused. A code never changes its meaning.
+ * Every action in the audit chain, with its stable code: the letters of the area, a number, and I for done or E for refused. A
+ * code never changes meaning.
  */
 export const AUDIT_ACTIONS = {
   'tenant.created': 'TEN001I',
@@ -240,17 +240,17 @@ export interface AuditEntry {
   target: { type: string; id: string };
   severity?: Severity | undefined;
   reason?: string | undefined;
-  /** What else a reader must know, in plain words; never a secret. */
+  /** Anything else a reader must know, in plain words; never a secret. */
   detail?: string | undefined;
-  /** Hashes of what the target was before and is now. */
+  /** Hashes of the target's state before and after. */
   beforeHash?: string | undefined;
   afterHash?: string | undefined;
   requestId?: string | undefined;
-  /** A signed note that the record is to hold. */
+  /** A signed note for the record to hold. */
   note?: string | undefined;
 }
 
-/** The caller of a request, as actor. */
+/** The caller of a request, as an actor. */
 export function actorOf(principal: Principal, ip?: string): Actor {
   switch (principal.kind) {
     case 'session':
@@ -262,7 +262,7 @@ export function actorOf(principal: Principal, ip?: string): Actor {
   }
 }
 
-/** The caller of a request, with the request. */
+/** The caller of a request, together with the request. */
 export function doerOf(context: { principal: Principal; ip: string; requestId: string }): Doer {
   return { actor: actorOf(context.principal, context.ip), requestId: context.requestId };
 }

@@ -1,8 +1,8 @@
-/** The decisions, in the order in which the chain's derived column numbers them: it never changes. */
+/** The decisions, in the order in which the chain's derived column numbers them. The order never changes. */
 export const DECISIONS = ['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited'] as const;
 export type Decision = (typeof DECISIONS)[number];
 
-/** The decisions by which the action may happen now. */
+/** The decisions that let the action happen now. */
 export type Permit = Extract<Decision, `allow${string}`>;
 
 export function permits(decision: Decision): decision is Permit {
@@ -10,33 +10,33 @@ export function permits(decision: Decision): decision is Permit {
 }
 
 /**
- * What a decision was taken on besides the request and the policies. Each member is absent where it played no part. With
- * the request, or its projection, and the bundle, these facts give the same decision again (policy/evaluation/rederive.ts).
+ * What a decision was based on besides the request and the policies. Each member is absent if it played no part. Together with
+ * the request (or its projection) and the bundle, these facts reproduce the decision (policy/evaluation/rederive.ts).
  */
 export interface DecisionFacts {
-  /** The rules that a released hold covered: ids of hits, sorted. */
+  /** The rules covered by a released hold: ids of hits, sorted. */
   covered?: readonly string[] | undefined;
-  /** The argument, such as `arguments.amount`, that the decision point itself could not read for certain. */
+  /** The argument, such as `arguments.amount`, that the decision point itself could not read with certainty. */
   doubt?: string | undefined;
   /** The limits that the action would have exceeded: the rule, and the seconds until there is room again. */
   exceeded?: readonly LimitFact[] | undefined;
   /** The facts of the session that policies read, by name, sorted. */
   session?: readonly string[] | undefined;
-  /** Why no policy was asked: a code such as `no_bundle`. */
+  /** Why no policy was evaluated: a code such as `no_bundle`. */
   standstill?: string | undefined;
   /** The id of the stop that denied the action, or because of which it was to be held. */
   stop?: string | undefined;
-  /** Nobody could tell how much of a limit was left. */
+  /** It could not be determined how much of a limit was left. */
   uncounted?: true | undefined;
-  /** A policy would have held the action, and it could not be held. */
+  /** A policy would have held the action, but it could not be held. */
   unholdable?: true | undefined;
 }
 type LimitFact = readonly [rule_id: string, retry_after: number];
 
-/** The most entries of each list in `facts`, and of `hits`. */
+/** Maximum number of entries in each list in `facts`, and in `hits`. */
 export const MOST_FACTS = 64;
 
-/** The types of a field's values, as they are in the record. */
+/** The types of a field's values, as stored in the record. */
 interface ValueTypes {
   decision: Decision;
   /** Well-formed text without NUL. */
@@ -58,45 +58,45 @@ interface ValueTypes {
 
 interface RecordField {
   type: keyof ValueTypes;
-  /** Of a text, or of each of several texts, in UTF-16 code units. */
+  /** For a text, or for each of several texts, in UTF-16 code units. */
   length?: readonly [min: number, max: number];
-  /** Of a text. */
+  /** For a text. */
   form?: RegExp;
-  /** Of several texts. */
+  /** For several texts. */
   most?: number;
   /**
-   * `required`: no event is taken without it. `empty`: absent counts as empty text or 0, and the record has it.
-   * `optional`: absent is left out of the record.
+   * `required`: no event is accepted without it. `empty`: if absent, it counts as empty text or 0, and the record has that value.
+   * `optional`: if absent, it is left out of the record.
    */
   presence: 'required' | 'empty' | 'optional';
-  /** Filled in by the server: what a proxy says of it is ignored. */
+  /** Filled in by the server; a proxy's value is ignored. */
   byServer?: true;
   /**
-   * Where the API has it: in lists and details (`list`), in details only (`detail`), or in the details' `policy_snapshot`
+   * Where the API returns it: in lists and details (`list`), in details only (`detail`), or in the details' `policy_snapshot`
    * under another name.
    */
   shown: 'list' | 'detail' | { policySnapshot: string };
-  /** The API has null where the record leaves it out. Otherwise the API leaves it out too. */
+  /** The API returns null if the record leaves it out. Otherwise the API leaves it out too. */
   nullable?: true;
   /** A filter of the list. Fields with a column are looked up by its index; the others in the summaries of blocks. */
   filter?: true;
-  /** The derived column beside the record's text: the decision's number, or a 32-bit hash of the text (idHash). */
+  /** The derived column next to the record's text: the decision's number, or a 32-bit hash of the text (idHash). */
   column?: string;
-  /** The index of the column has only the records whose decision is not `allow`. */
+  /** The index of the column contains only the records whose decision is not `allow`. */
   indexed?: 'unless_allowed';
-  /** What people call it. */
+  /** The name that people see. */
   label: string;
-  /** Of a number. */
+  /** For a number. */
   unit?: string;
-  /** What the API document says of it. */
+  /** Its description in the API document. */
   description?: string;
 }
 
 /**
- * The fields of a decision record beside what every record has (`v`, `alg`, `id`, `event_type`, `tenant_id`, `seq`,
- * `received_at`). The type of events, ingest, the derived columns with their COPY, entity and verification, the filters,
- * the API's schemas, the dashboard and the generators of the tests read this table; the literal that writes the record's
- * line (chain/record.ts) is checked against it by the compiler. The order is the one in which people read them.
+ * The fields of a decision record in addition to those that every record has (`v`, `alg`, `id`, `event_type`, `tenant_id`, `seq`,
+ * `received_at`). The event type, ingest, the derived columns with their COPY, entity and verification, the filters, the API's
+ * schemas, the dashboard and the test generators read this table; the compiler checks the literal that writes the record's line
+ * (chain/record.ts) against it. The order is the one in which people read them.
  */
 export const RECORD_FIELDS = {
   decision: {
@@ -336,42 +336,42 @@ type Fields = typeof RECORD_FIELDS;
 export type FieldName = keyof Fields;
 export const FIELD_NAMES = Object.keys(RECORD_FIELDS) as FieldName[];
 
-/** The definition of a field, without what is particular to it. */
+/** The definition of a field, without the parts specific to it. */
 export function fieldOf(name: FieldName): RecordField {
   return RECORD_FIELDS[name];
 }
 
-/** The names of the fields whose definition has these properties. */
+/** The names of the fields whose definitions have these properties. */
 export type FieldsWith<Properties> = { [K in FieldName]: Fields[K] extends Properties ? K : never }[FieldName];
-/** The value of a field where it is there. */
+/** The value of a field that is present. */
 export type FieldValue<K extends FieldName> = ValueTypes[Fields[K]['type']];
 
 type OptionalField = FieldsWith<{ presence: 'optional' }>;
 
-/** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
+/** The content of a decision event, as it came from a proxy or from evaluate; already validated, with well-formed strings. */
 export type DecisionEvent = { event_id: string } & {
   [K in Exclude<FieldName, OptionalField>]: FieldValue<K>;
 } & { [K in OptionalField]?: FieldValue<K> | undefined };
 
 /**
- * An event in which every field is named, one that does not apply as undefined. Decision points make their events in this
- * form, so that a new field does not compile until each of them says what it records there.
+ * An event in which every field is named; a field that does not apply is undefined. Decision points build their events in this
+ * form, so that after a new field is added nothing compiles until each of them states what it records there.
  */
 export type CompleteEvent = { [K in keyof Required<DecisionEvent>]: DecisionEvent[K] };
 
 export type FilterField = FieldsWith<{ filter: true }>;
 export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) as FilterField[];
 
-/** The filter that leaves out what has one of several values of a field. What lacks the field stays. */
+/** The filter that excludes records with one of several values of a field. Records without the field stay. */
 export type NotFilter = `not_${FilterField}`;
 export const notOf = <F extends FilterField>(field: F) => `not_${field}` as const;
-/** How many values may be left out, of each field and of all together: each is compared with every record looked at. */
+/** How many values may be excluded, per field and in total: each is compared with every record looked at. */
 export const MOST_LEFT_OUT = { field: 20, all: 40 };
 
-/** The filters that summaries of blocks know (chain/blocks.ts): not the trace, since nearly every decision has its own. */
+/** The filters that block summaries support (chain/blocks.ts): not the trace, since nearly every decision has its own. */
 export type BlockField = Exclude<FilterField, 'trace_id'>;
 export const BLOCK_FIELDS = FILTER_FIELDS.filter((name): name is BlockField => name !== 'trace_id');
-/** The fields by whose values decisions are grouped: the same, for the same reason. */
+/** The fields by whose values decisions are grouped: the same ones, for the same reason. */
 export type GroupField = BlockField;
 export const GROUP_FIELDS: readonly GroupField[] = BLOCK_FIELDS;
 
@@ -381,7 +381,7 @@ export type DerivedColumn = Fields[FieldWithColumn]['column'];
 interface Derived {
   field: FieldWithColumn;
   column: DerivedColumn;
-  /** It holds the idHash of a text, as a 32-bit integer; otherwise the number of the decision, as a 16-bit one. */
+  /** Holds the idHash of a text as a 32-bit integer; otherwise the number of the decision as a 16-bit one. */
   hashed: boolean;
   /** An event may lack the field; the column then holds 0. */
   optional: boolean;

@@ -6,22 +6,22 @@
 export interface DestinationKind {
   /** Its name in the dashboard. */
   readonly label: string;
-  /** What it receives. */
+  /** What is sent to it. */
   readonly description: string;
   /** Which address the form asks for. */
   readonly address: string;
   /**
-   * How the receiver knows that a message is genuine. `signature`: by a signature that the subscription's secret makes.
-   * `url`: by being sent to an address that nobody else knows; it takes no secret, and shows only the beginning of the
-   * address.
+   * How the receiver knows that a message is genuine. `signature`: by a signature made with the subscription's secret. `url`:
+   * because it is sent to an address that no one else knows. Such a destination takes no secret, and only the beginning of the
+   * address is shown.
    */
   readonly proof: 'signature' | 'url';
   /**
-   * `people` receive cards with links to the dashboard, whose address a subscription can set, and events for programs
-   * only when the subscription names them.
+   * `people` receive cards with links to the dashboard, whose address a subscription can set. They receive events meant for
+   * programs only if the subscription names them.
    */
   readonly readers: 'programs' | 'people';
-  /** The least time between two messages to one destination, in milliseconds. */
+  /** The minimum time between two messages to one destination, in milliseconds. */
   readonly paceMs: number;
 }
 
@@ -40,7 +40,7 @@ export const DESTINATIONS = {
     address: 'The incoming webhook URL: https://hooks.slack.com/services/…',
     proof: 'url',
     readers: 'people',
-    // Slack takes one message per second and webhook
+    // Slack accepts one message per second and webhook
     paceMs: 1000,
   },
   teams: {
@@ -57,5 +57,5 @@ export const DESTINATIONS = {
 export type DestinationType = keyof typeof DESTINATIONS;
 export const DESTINATION_TYPES = Object.keys(DESTINATIONS) as [DestinationType, ...DestinationType[]];
 
-/** The row of a type. */
+/** The table row of a destination type. */
 export const kindOf = (type: DestinationType): DestinationKind => DESTINATIONS[type];

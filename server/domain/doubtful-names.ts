@@ -8,12 +8,12 @@ const NAMES = [
   ['resource', 'the resource'],
 ] as const;
 
-/** The names of an action: agents and tools chose them, and people know by them what it is. */
+/** The names in an action, chosen by agents and tools, by which people recognize what it is. */
 export type ActionNames = { readonly [K in (typeof NAMES)[number][0]]?: unknown };
 
 /**
- * Which of the names of an action have letters that can be taken for others, and in which words. One line for each name, the
- * server's first, so that none can push the words of another one out of sight.
+ * Which names in an action have letters that can be mistaken for others, and in which words. One line for each name, the server's
+ * first, so that no name can push another's words out of sight.
  */
 export function doubtfulNames(action: ActionNames): [label: string, words: string][] {
   return NAMES.flatMap(([field, of]) => {

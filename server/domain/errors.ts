@@ -1,6 +1,6 @@
 /**
- * The closed table of errors: code -> HTTP status and what it means. A code never changes its meaning, and nothing
- * answers with a code that does not stand here; the proxy adds a few of its own, see proxy/problem.ts.
+ * The closed table of errors: code -> HTTP status and meaning. A code never changes meaning, and no response uses a code that is
+ * not listed here; the proxy adds a few of its own, see proxy/problem.ts.
  */
 export const ERRORS = {
   VALIDATION_FAILED: { status: 400, title: 'The request is malformed' },

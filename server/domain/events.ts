@@ -4,8 +4,8 @@ import { STOP_KIND_NAMES, STOP_MODE_NAMES } from './stops.ts';
 import { CHANGE_REASONS, type ChangeCode } from './tools.ts';
 
 /*
- * The events that subscribers receive. A new one is a row of EVENTS, with its payload where no other event has the same,
- * and an `addEvent` where it happens; the API document, the cards of chats and the dashboard read the row.
+ * The events that subscribers receive. To add one, add a row to EVENTS, with a payload if no other event has the same one, and an
+ * `addEvent` where it happens. The API document, the chat cards and the dashboard read the row.
  */
 
 const common = {
@@ -156,7 +156,7 @@ const LossAcceptedPayload = z
 
 const tool_server = z.string().describe('with what cannot be seen in a form that can, as every name of a tool here');
 
-/** Names of tools are written by anyone who runs their server, and descriptions are not told at all. */
+/** Anyone who runs a tool server writes its tools' names. Descriptions are not sent at all. */
 const ToolsPayload = z
   .object({
     ...common,
@@ -248,15 +248,15 @@ const TestPayload = z
   .object({ ...common, subscription_id: z.string(), message: z.string() })
   .meta({ id: 'TestPayload' });
 
-/** What is known of a type of event. */
+/** The definition of an event type. */
 export interface EventDefinition {
   readonly description: string;
   /** The heading of its card in a chat. */
   readonly title: string;
   readonly payload: z.ZodObject;
-  /** What it reports can still be voted on: its card has buttons for that. */
+  /** The reported item can still be voted on, so its card has buttons for that. */
   readonly votable?: true;
-  /** Meant for programs: people in a chat receive it only when their subscription names it. */
+  /** Meant for programs: people in a chat receive it only if their subscription names it. */
   readonly forPrograms?: true;
 }
 
@@ -470,14 +470,14 @@ export const EVENTS = {
 export type EventType = keyof typeof EVENTS;
 export const EVENT_TYPES = Object.keys(EVENTS) as [EventType, ...EventType[]];
 
-/** What is known of a type; undefined for one that only a newer program writes. */
+/** The definition of a type; undefined for one that only a newer program writes. */
 export function definitionOf(type: string): EventDefinition | undefined {
   return isEventType(type) ? EVENTS[type] : undefined;
 }
 
 export const isEventType = (type: string): type is EventType => Object.hasOwn(EVENTS, type);
 
-/** What its writer gives of an event's payload: everything but the members that every payload begins with. */
+/** What the writer supplies for an event's payload: everything except the members that every payload begins with. */
 export type EventPayload<T extends EventType> = Omit<
   z.input<(typeof EVENTS)[T]['payload']>,
   'event' | 'event_id' | 'tenant_id'

@@ -1,33 +1,33 @@
 /** Everything about a hold kind except how it is released, which is in `server/escrow/kinds.ts`. */
 interface HoldKindRow {
-  /** How the dashboard and messages name it. */
+  /** Its name in the dashboard and in messages. */
   label: string;
   /** What ends the wait, for the API document. */
   description: string;
   /** What an agent reads after "Held". */
   heldFor: string;
   /**
-   * The hold that a rule asks for, in the summary of a policy. `{approvals}`, `{conditions}` and `{delay}` stand for what
-   * the rule names.
+   * How a policy summary describes the hold that a rule asks for. `{approvals}`, `{conditions}` and `{delay}` stand for what the
+   * rule names.
    */
   summary: string;
-  /** What the summary adds when a rule names approvals that the kind does not need. */
+  /** What the summary adds if a rule names approvals that the kind does not need. */
   summaryWithApprovals: string;
   /** Rules that hold the same action share one hold, of the strictest kind. No two kinds are equally strict. */
   strictness: number;
-  /** The approvals that it needs at least, which are also those of a request that names none. */
+  /** The minimum number of approvals, which is also the number for a request that names none. */
   leastApprovals: number;
-  /** Its name promises one approver: a rule that asks for more is better off with another kind. */
+  /** Its name promises one approver, so a rule that asks for more should use another kind. */
   oneApprover: boolean;
-  /** It needs at least one condition. A rule names conditions only for such a kind. */
+  /** It needs at least one condition. Only for such a kind does a rule name conditions. */
   needsConditions: boolean;
-  /** Time releases it: it needs a delay, and approvals only release it earlier. Only such a kind takes a delay. */
+  /** Time releases it: it needs a delay, and approvals can only release it earlier. Only such a kind takes a delay. */
   takesDelay: boolean;
 }
 
 /**
- * Every hold kind, once: the policy language, evaluation, the API, the database, the messages and the dashboard read these
- * rows. A new kind is a row here, its release in `server/escrow/kinds.ts`, and a model and a life in
+ * Every hold kind, once: the policy language, evaluation, the API, the database, the messages and the dashboard read these rows.
+ * To add a kind, add a row here, its release in `server/escrow/kinds.ts`, and a model and a life in
  * `test/vectors/escrow/kinds.ts`.
  */
 export const HOLD_KINDS = {
@@ -90,12 +90,12 @@ export function holdKind(name: HoldKind): HoldKindRow {
   return HOLD_KINDS[name];
 }
 
-/** The row of a name that came from elsewhere: another version of the program may know other kinds. */
+/** The row for a name from elsewhere; another version of the program may know other kinds. */
 export function knownHoldKind(name: unknown): HoldKindRow | undefined {
   return HOLD_KIND_NAMES.includes(name as HoldKind) ? HOLD_KINDS[name as HoldKind] : undefined;
 }
 
-/** The kinds of which this is true, in the order of the rows. */
+/** The kinds for which this is true, in the order of the rows. */
 export function holdKindsWith(is: (row: HoldKindRow) => boolean): HoldKind[] {
   return HOLD_KIND_NAMES.filter((name) => is(HOLD_KINDS[name]));
 }

@@ -1,11 +1,11 @@
 import { randomFew, sha256Tag } from '../lib/crypto.ts';
 
 /**
- * What a decision was taken on, kept beside the chain so that it can be erased. A record has only salted hashes of it: once
- * salt and text are gone, they say nothing, not even of an amount that could be guessed.
+ * What a decision was based on, kept outside the chain so that it can be erased. A record has only salted hashes of it: once salt
+ * and text are gone, they reveal nothing, not even an amount that could be guessed.
  *
- * The two halves are erased by clocks of their own: `input` is the whole request, `projection` the part of it that the
- * policies read. Salts are 16 bytes in hex, the texts are canonical JSON.
+ * The two halves are erased on separate schedules: `input` is the whole request, `projection` the part of it that the policies
+ * read. Salts are 16 bytes in hex; the texts are canonical JSON.
  */
 export interface KeptInput {
   salt_a?: string | undefined;
@@ -21,7 +21,7 @@ export interface Commitments {
   action_ref?: string | undefined;
 }
 
-/** The most bytes of a text that proxies keep and ingest takes. */
+/** Maximum size in bytes of a text that proxies keep and ingest accepts. */
 export const MOST_KEPT_BYTES = 256 * 1024;
 
 const SALT_BYTES = 16;
@@ -33,10 +33,10 @@ export function commitment(salt: string, text: string): string {
   const begin = bytes.write(salt, 'hex');
   return sha256Tag(bytes.subarray(0, begin + bytes.write(text, begin)));
 }
-/** One call that hashes joined bytes takes half as long as a hash object. */
+/** A single call that hashes concatenated bytes takes half as long as a hash object. */
 const scratch = Buffer.allocUnsafe(16 * 1024);
 
-/** Commits to the texts that are given, each with a fresh salt. */
+/** Commits to the given texts, each with a fresh salt. */
 export function commit(
   { projection, input }: { projection: string | undefined; input: string | undefined },
   actionHash: string,
@@ -55,7 +55,7 @@ export function commit(
   };
 }
 
-/** Which half of what is kept is not what the record commits to; undefined when all that is there fits. */
+/** Which half of the kept data does not match the record's commitment; undefined if everything that is there matches. */
 export function unfitting(
   { salt_a, projection, salt_b, input }: KeptInput,
   { ask_commit, input_hash }: Commitments,

@@ -2,23 +2,23 @@
 export const LIST_NAME = /^[a-z0-9][a-z0-9_-]{0,63}$/;
 
 export const LIST_LIMITS = {
-  /** Values of one list. */
+  /** Values per list. */
   values: 50_000,
-  /** Characters of one value, in UTF-16 units after normalization. */
+  /** Characters per value, in UTF-16 units after normalization. */
   characters: 512,
-  /** Bytes of one list, as its values stand in a bundle. */
+  /** Bytes per list, in the form its values have in a bundle. */
   bytes: 4 * 1024 * 1024,
-  /** Lists of a tenant. */
+  /** Lists per tenant. */
   lists: 50,
-  /** Bytes of all lists of a tenant together, because every enforcement point holds them in memory. */
+  /** Total bytes of a tenant's lists, because every enforcement point holds them in memory. */
   tenantBytes: 32 * 1024 * 1024,
 } as const;
 
-/** A reference list as bundles carry it. */
+/** A reference list as it appears in bundles. */
 export interface BundleList {
   name: string;
   version: number;
-  /** In NFC, in ascending code units, none twice. */
+  /** In NFC, in ascending code unit order, without duplicates. */
   values: string[];
 }
 

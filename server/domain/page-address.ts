@@ -1,7 +1,7 @@
 /**
- * The address of a page of the dashboard, for a message that people read elsewhere. It names the tenant: anyone who is signed
- * in to another one is asked to sign in to this one, and the dashboard never looks for the hold of one tenant in another.
- * `path` and the names in `query` are ours; the values are encoded here.
+ * The address of a dashboard page, for a message that people read elsewhere. It names the tenant: anyone signed in to another
+ * tenant is asked to sign in to this one, and the dashboard never looks for one tenant's hold in another tenant. `path` and the
+ * names in `query` are ours; the values are encoded here.
  */
 export function pageAddress(
   appUrl: string,

@@ -7,10 +7,10 @@ import type { BundleList } from './lists.ts';
 import type { SessionState } from './session-facts.ts';
 import type { BundleRegistry } from './tools.ts';
 
-/** What the id of a policy is made of, beside its length. */
+/** The characters of a policy's id; its length is checked separately. */
 export const POLICY_ID = /^[A-Za-z0-9][A-Za-z0-9._-]*$/;
 
-/** One statement of a bundle. The Cedar text is authoritative, the rest is derived from it. */
+/** One statement of a bundle. The Cedar text is authoritative; the rest is derived from it. */
 export interface BundleStatement {
   /** The rule id: `<policy_id>#<@id or 0-based position>`. */
   id: string;
@@ -34,11 +34,11 @@ export function byRuleId(a: { id: string }, b: { id: string }): number {
   return a.id < b.id ? -1 : a.id > b.id ? 1 : 0;
 }
 
-/** The hold that an escrow decision asks for. */
+/** The hold that an escrow decision requires. */
 export interface HoldTerms {
   hold_type: HoldKind;
   required_approvals: number;
-  /** Each group must give its count; further approvals up to `required_approvals` may come from anybody. */
+  /** Each group must give its count of approvals; the rest, up to `required_approvals`, may come from anyone. */
   quorum?: Seats[];
   conditions?: string[];
   delay_seconds?: number;
@@ -67,16 +67,16 @@ export interface BundleContent {
   lists: BundleList[];
 }
 
-/** A place in a policy text with what is wrong there. Line and column are 1-based, columns count UTF-16 units. */
+/** A position in a policy text and what is wrong there. Line and column are 1-based; columns count UTF-16 units. */
 export interface Diagnostic {
   line: number;
   column: number;
   message: string;
-  /** What obviously fixes it. */
+  /** An obvious fix. */
   fix?: Fix;
 }
 
-/** A change of a text: so many UTF-16 units from this place on become this text. */
+/** A change to a text: this many UTF-16 units from this position on are replaced with this text. */
 export interface Fix {
   title: string;
   line: number;
@@ -86,9 +86,9 @@ export interface Fix {
 }
 
 /**
- * Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). Those
- * after the first line of each group are of MCP: what a client asks a server for besides tools, what a server asks its
- * client for (`roots_list`, `sampling`, `elicitation`), and any other method (`mcp_request`).
+ * Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). Those after the
+ * first line of each group come from MCP: what a client asks of a server besides tools, what a server asks of its client
+ * (`roots_list`, `sampling`, `elicitation`), and any other method (`mcp_request`).
  */
 export const ACTION_TYPES = {
   write: [
@@ -98,7 +98,7 @@ export const ACTION_TYPES = {
   read: [...['db_query', 'file_read'], ...['resource_read', 'prompt_get', 'completion', 'task_read', 'roots_list']],
 } as const;
 
-/** Actions of MCP that call no tool: a method stands in the place of its name. */
+/** MCP actions that do not call a tool: the method takes the place of the tool's name. */
 export const METHOD_ACTIONS: ReadonlySet<string> = new Set([
   ...['resource_read', 'prompt_get', 'completion', 'task_read', 'task_update'],
   ...['sampling', 'elicitation', 'roots_list', 'mcp_request'],
@@ -111,7 +111,7 @@ export interface ActionRequest {
   action_type: string;
   tool_name: string;
   tool_server?: string | undefined;
-  /** The definition of the tool that the caller sees: undefined where nobody says, null where it has none. */
+  /** The definition of the tool that the caller sees: undefined if unknown, null if it has none. */
   tool_pin?: string | null | undefined;
   method?: string | undefined;
   /** A URL (its host and path become context.host and context.path) or a plain path. */
@@ -120,12 +120,12 @@ export interface ActionRequest {
   session_id?: string | undefined;
   estimated_value?: number | undefined;
   value_currency?: string | undefined;
-  /** 0 to 1; absent counts as 1: in doubt the risk is high. */
+  /** 0 to 1; if absent, 1: in doubt the risk is high. */
   risk_score?: number | undefined;
   source_ip?: string | undefined;
-  /** Further facts of the caller; they are seen as `context.<key>` among the flattened arguments. */
+  /** Further facts from the caller; they appear as `context.<key>` among the flattened arguments. */
   context?: unknown;
-  /** The owner of the agent key, where there is one. */
+  /** The owner of the agent key, if there is one. */
   owner?: string | undefined;
   /** ISO 8601, the time of the decision. */
   now: string;
@@ -136,18 +136,18 @@ export interface ActionRequest {
 export interface HeldContent {
   tool_server: string | null;
   tool_name: string | null;
-  /** The hash of the definition that the agent saw, or that was seen last where only that one is released. */
+  /** The hash of the definition that the agent saw, or of the one last seen if only that one is released. */
   tool_pin: string | null;
   method: string | null;
   resource: string | null;
   arguments: unknown;
   context: unknown;
-  /** What was too long to be shown whole: its long texts are shortened, or it is the beginning of its canonical JSON. */
+  /** What was too long to be shown in full: either its long texts are shortened, or it is the beginning of its canonical JSON. */
   cut: HeldPart[];
   /** Retention has erased arguments and context. */
   erased?: true;
 }
-/** What of a held action may be long. */
+/** The parts of a held action that may be long. */
 export type HeldPart = 'arguments' | 'context';
 
 /** The action as approvers see it. */

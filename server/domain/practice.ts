@@ -1,5 +1,5 @@
 /**
- * The agent in whose name people practice, see practiceProcedure. INVARIANT: it is no agent name (agent-names.ts), so nobody
- * else has it: no key and no token is for it, and no proxy can hold, consume or record anything in its name.
+ * The agent in whose name people practice, see practiceProcedure. INVARIANT: it is not a valid agent name (agent-names.ts), so no
+ * one else has it: no key or token is for it, and no proxy can hold, consume or record anything in its name.
  */
 export const PRACTICE_AGENT = '~practice';

@@ -1,8 +1,8 @@
 import type { StatedSource, WorkloadScope } from './workload.ts';
 
 /**
- * Who may call what: three key scopes, four escalating roles, agent keys, tokens of workloads. Pure: rules and principals in, a refusal or
- * nothing out.
+ * Who may call what: four key scopes, four escalating roles, agent keys, workload tokens. Pure: takes rules and principals,
+ * returns a refusal or nothing.
  */
 export const SCOPES = ['proxy', 'pipeline', 'stop', 'admin'] as const;
 export type Scope = (typeof SCOPES)[number];
@@ -11,14 +11,14 @@ export type Scope = (typeof SCOPES)[number];
 export const ROLES = ['viewer', 'author', 'approver', 'admin'] as const;
 export type Role = (typeof ROLES)[number];
 
-/** Who is calling, after the credential was checked. Everything in it is of one tenant. */
+/** The caller, after the credential was checked. Everything in it belongs to one tenant. */
 export type Principal =
   | {
       readonly kind: 'api_key';
       readonly tenantId: string;
       readonly id: string;
       readonly scopes: readonly Scope[];
-      /** The person who made the key; null for keys that an operator made. */
+      /** The person who made the key; null for keys made by an operator. */
       readonly ownerId: string | null;
     }
   | {
@@ -45,33 +45,33 @@ export type Principal =
       readonly kind: 'workload_token';
       readonly tenantId: string;
       readonly id: string;
-      /** The trust that it was issued for. */
+      /** The trust for which it was issued. */
       readonly trustId: string;
       readonly scopes: readonly WorkloadScope[];
-      /** The policies that it reaches: an id, or a prefix and `*`; null for all. */
+      /** The policies that it reaches: an id, or a prefix followed by `*`; null for all. */
       readonly policies: string | null;
-      /** What the platform's token proved of the run. */
+      /** What the platform's token proved about the run. */
       readonly source: StatedSource;
       readonly ownerId: null;
     };
 
 /**
- * The access rule of a route. A kind of credential that is not named cannot call it.
- * `keys`: the scopes that reach it beside `admin`, which reaches every route that any key can.
+ * The access rule of a route. A kind of credential that is not named cannot call it. `keys`: the scopes that reach it besides
+ * `admin`, which reaches every route that any key can.
  */
 export interface Access {
   readonly public?: true;
   readonly keys?: readonly Exclude<Scope, 'admin'>[];
-  /** The lowest role of a signed-in person; `any`: every signed-in person, also without a role. */
+  /** The lowest role of a signed-in person; `any`: every signed-in person, even without a role. */
   readonly role?: Role | 'any';
   readonly agent?: true;
-  /** The scope with which the token of a workload reaches it. */
+  /** The scope that a workload's token needs to reach it. */
   readonly workload?: WorkloadScope;
 }
 
 export type Refusal = { code: 'UNAUTHENTICATED' | 'KEY_SCOPE' | 'FORBIDDEN'; detail: string };
 
-/** Why this principal may not call a route with this rule; undefined when it may. */
+/** Why this principal may not call a route with this rule; undefined if it may. */
 export function refusal(access: Access, principal: Principal | null): Refusal | undefined {
   if (access.public) return undefined;
   if (!principal) return { code: 'UNAUTHENTICATED', detail: 'no valid credential was given' };
@@ -94,7 +94,7 @@ export function refusal(access: Access, principal: Principal | null): Refusal | 
   }
 }
 
-/** Which credentials a route takes: what to try next after using one of another kind. */
+/** Which credentials a route accepts: what to try next after using one of another kind. */
 function callers({ keys, role, agent, workload }: Access): string {
   const kinds = [
     agent && 'an agent key',
@@ -110,26 +110,28 @@ export function hasRole(roles: readonly Role[], least: Role): boolean {
   return roles.some((role) => ROLES.indexOf(role) >= ROLES.indexOf(least));
 }
 
-/** Why no link is mailed to an address whose mailbox was the tenant's, and is somebody else's now. */
+/** Why no link is mailed to an address whose mailbox used to be the tenant's and now belongs to someone else. */
 export const LOST_DOMAIN = 'another organization has the domain';
 
 /** How the people of a tenant may sign in. */
 export interface SignInPolicy {
-  /** Why a link that was mailed to this address lets nobody in; undefined where it does. */
+  /** Why a link mailed to this address lets no one in; undefined if it does. */
   linkRefused(email: string): 'single sign-on only' | typeof LOST_DOMAIN | undefined;
-  /** Whether a link that is opened elsewhere than where it was asked for shows a button first. */
+  /** Whether a link first shows a button if it is opened somewhere other than where it was requested. */
   confirm: boolean;
 }
 export type SignInPolicyOf = (tenantId: string) => Promise<SignInPolicy>;
 
-/** The person who answers for a credential; null for a key that an operator made, which belongs to nobody. */
+/** The person responsible for a credential; null for a key made by an operator, which belongs to no one. */
 export function ownerOf(principal: Principal): string | null {
   return principal.kind === 'session' ? principal.userId : principal.ownerId;
 }
 
-/** Who is meant by author or requester, whichever key or session is used: the person, or the key of nobody itself. */
+/**
+ * Who is meant by author or requester, whichever key or session is used: the person, or the key itself if it belongs to no one.
+ */
 export function personOf(principal: Principal): string {
-  // a token lives for minutes: what was trusted is its author
+  // a token lives for minutes, so the trust itself is the author
   if (principal.kind === 'workload_token') return principal.trustId;
   return ownerOf(principal) ?? principal.id;
 }

@@ -1,9 +1,9 @@
-/** The `proxy_id` of what the control plane decided itself. */
+/** The `proxy_id` of decisions that the control plane made itself. */
 export const CONTROL_PLANE = 'control-plane';
 
-/** Would people take this for the id of the control plane? No proxy may go by it. */
+/** Whether people would take this for the control plane's id. No proxy may use it. */
 export function isReservedProxyId(id: string): boolean {
-  // nothing that comes after a printable first character takes it away or makes another letter of it
+  // nothing that follows a printable first character can remove it or turn it into another letter
   if (/^[!-~]/.test(id) && !/^c/i.test(id)) return false;
   const read = id.normalize('NFKC').replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]/gu, '');
   return (

@@ -3,17 +3,17 @@ import { randomBase62, sha256, toBase62 } from '../lib/crypto.ts';
 import { TENANT_ID } from './tenant-id.ts';
 
 /**
- * The form of every secret that this server hands out: `svc_<kind>_<tenant>_`, 32 random base62 characters (190 bits), and
- * the CRC-32 of all that in 6 more. The id of the tenant is no secret: it says where the secret is looked up, so that no
- * table of all tenants' secrets is needed, and it is part of what is hashed, so that a secret leads nowhere under
- * another tenant's id. A mistyped or made-up secret is refused by its checksum, without a look-up; the fixed form lets
- * scanners find leaked ones. Only the SHA-256 of a secret is ever stored.
+ * The form of every secret that this server hands out: `svc_<kind>_<tenant>_`, 32 random base62 characters (190 bits), and the
+ * CRC-32 of all that in 6 more. The tenant's id is not a secret: it determines where the secret is looked up, so that no table of
+ * all tenants' secrets is needed, and it is part of what is hashed, so that a secret leads nowhere under another tenant's id. A
+ * mistyped or made-up secret is refused by its checksum, without a lookup; the fixed form lets scanners find leaked ones. Only
+ * the SHA-256 of a secret is ever stored.
  */
 export const SECRET_KINDS = ['key', 'agent', 'link', 'invite', 'token', 'session'] as const;
 export type SecretKind = (typeof SECRET_KINDS)[number];
 
 const TENANT = new RegExp(`^${TENANT_ID}$`);
-// the random part has no underscore and a fixed length: there is one way to read it
+// the random part has no underscore and a fixed length, so there is only one way to parse it
 const FORM = new RegExp(`^svc_(${SECRET_KINDS.join('|')})_(${TENANT_ID})_[0-9A-Za-z]{32}([0-9A-Za-z]{6})$`);
 const RANDOM_AND_SUM = 38;
 
@@ -30,7 +30,7 @@ export function readSecret(secret: string): { kind: SecretKind; tenantId: string
   return { kind: kind as SecretKind, tenantId };
 }
 
-/** What a list shows of a secret so that its owner can tell it from others. */
+/** What a list shows of a secret so that its owner can tell it apart from others. */
 export function secretPrefix(secret: string): string {
   return secret.slice(0, 4 - RANDOM_AND_SUM);
 }

@@ -31,13 +31,13 @@ export interface Stop {
   target: string;
   mode: StopMode;
   reason: string;
-  /** ISO 8601 UTC: it ends by itself then. */
+  /** ISO 8601 UTC: the time at which it ends by itself. */
   until?: string;
-  /** What proxies are doing for the target already is cut as well. Only of one that denies. */
+  /** What proxies are already doing for the target is cut off, too. Only for a stop that denies. */
   abort?: true;
 }
 
-/** What of a request a stop can name. */
+/** The parts of a request that a stop can name. */
 export interface Stoppable {
   agent_id: string;
   agent_role: string;
@@ -46,23 +46,23 @@ export interface Stoppable {
   session_id?: string | undefined;
 }
 
-/** The stop that reaches a request now, of those in force at a tenant. */
+/** The stop that reaches a request now, out of those in force for a tenant. */
 export type StopLookup = (request: Stoppable) => Stop | undefined;
 
-/** The policy that a decision names where a stop decided. No policy of a tenant can have this id. */
+/** The policy that a decision names if a stop decided. No policy of a tenant can have this id. */
 export const STOP_POLICY = 'stop';
 
 const ofTools: ReadonlySet<StopKind> = new Set<StopKind>(['tool', 'tool_server']);
 
 /**
- * Tools and servers are compared as a server may that ignores case, width, invisible characters and surrounding spaces: it
+ * Tools and servers are compared the way a server might that ignores case, width, invisible characters and surrounding spaces: it
  * would run `Send_Mail` for `send_mail`. A stop that reaches too far does less harm than one that misses.
  */
 function keyOf(kind: StopKind, target: string): string {
   return ofTools.has(kind) ? folded(target) : target;
 }
 
-/** The stops in force, looked up by target. Cheap enough for every decision: one look-up for each kind. */
+/** The stops in force, looked up by target. Cheap enough for every decision: one lookup per kind. */
 export class StopSet {
   readonly #byTarget = new Map<string, Stop[]>();
   readonly size: number;
@@ -78,14 +78,14 @@ export class StopSet {
   }
 
   /**
-   * The stop that decides about a request that this proxy (undefined: the control plane) receives at `now`, in
-   * milliseconds. One that denies goes before one that holds; of several the oldest id counts.
+   * The stop that decides about a request that this proxy (undefined: the control plane) receives at `now`, in milliseconds. One
+   * that denies takes precedence over one that holds; among several, the oldest id counts.
    */
   of(request: Stoppable, proxyId: string | undefined, now: number): Stop | undefined {
     return this.#first(request, proxyId, now, false);
   }
 
-  /** The stop by which what is under way for this request is to be cut. */
+  /** The stop by which anything under way for this request is to be cut off. */
   aborting(request: Stoppable, proxyId: string | undefined, now: number): Stop | undefined {
     return this.#first(request, proxyId, now, true);
   }
@@ -120,7 +120,7 @@ function precedes(a: Stop, b: Stop): boolean {
   return a.id < b.id;
 }
 
-/** Why an action is denied that a stop reaches. */
+/** Why an action that a stop reaches is denied. */
 export function stopReason({ reason }: Pick<Stop, 'reason'>): string {
   return `stopped: ${reason}`;
 }

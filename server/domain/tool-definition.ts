@@ -2,18 +2,18 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { type ChangeCode, type ChangeReason, TOOL_LIMITS, type ToolChange, type ToolDefinition } from './tools.ts';
 
-/** A definition with what it is known by. */
+/** A definition with its pin. */
 export interface PinnedTool {
   pin: string;
   definition: ToolDefinition;
 }
 
 /**
- * The definition within what a server lists, with its pin: `sha256:<hex>` over `svc-tool/1`, a line feed, and the canonical
- * JSON (RFC 8785) of the definition and the name of its server. Other members of what is listed are not part of it.
+ * The definition within a server's listing, with its pin: `sha256:<hex>` over `svc-tool/1`, a line feed, and the canonical JSON
+ * (RFC 8785) of the definition and the name of its server. Other members of the listing are not part of it.
  *
- * Throws a RangeError on what has no pin: no name, a member of the wrong type, more than 64 KiB, nesting deeper than 24,
- * a member `__proto__`, or no canonical form.
+ * Throws a RangeError for anything that has no pin: no name, a member of the wrong type, more than 64 KiB, nesting deeper than
+ * 24, a member `__proto__`, or no canonical form.
  */
 export function pinned(server: string, listed: unknown): PinnedTool {
   const definition = definitionWithin(listed);
@@ -54,7 +54,7 @@ function definitionWithin(listed: unknown): ToolDefinition {
   };
 }
 
-/** Without recursion: what nests too deep must not end the process. */
+/** Without recursion, so that too deep nesting does not end the process. */
 function nestsDeeper(value: unknown, most: number): boolean {
   let level: unknown[] = [value];
   for (let depth = 0; level.length > 0; depth++) {
@@ -66,7 +66,7 @@ function nestsDeeper(value: unknown, most: number): boolean {
   return false;
 }
 
-/** Members that readers of JSON refuse, because some programs take them for prototypes. */
+/** Members that JSON readers refuse, because some programs take them for prototypes. */
 function poisons(value: unknown): boolean {
   if (typeof value !== 'object' || value === null) return false;
   if (Object.hasOwn(value, '__proto__')) return true;
@@ -78,12 +78,12 @@ function poisons(value: unknown): boolean {
 /** The differences after which the tool is still what was reviewed. */
 const DESCRIPTIVE: ReadonlySet<ChangeCode> = new Set(['narrowed', 'output_changed', 'wording']);
 
-/** More of them say no more to a reviewer. */
+/** More of them would tell a reviewer nothing more. */
 const MOST_OF_A_CODE = 8;
 
 /**
- * What changed from one definition of a tool to the next. `others` are the names of other tools that its texts must not
- * come to mention. In doubt a change is introduced: what is not understood of a schema counts as wider.
+ * What changed from one definition of a tool to the next. `others` are the names of other tools that its texts must not begin to
+ * mention. When in doubt, a change is `introduced`: anything in a schema that is not understood counts as wider.
  */
 export function changeOf(before: ToolDefinition, after: ToolDefinition, others: readonly string[] = []): ToolChange {
   if (canonicalJson(before) === canonicalJson(after)) return { kind: 'same', reasons: [] };
@@ -91,7 +91,7 @@ export function changeOf(before: ToolDefinition, after: ToolDefinition, others: 
   const accepts = collector();
   compareSchemas(before.inputSchema, after.inputSchema, '/inputSchema', accepts.add);
   for (const { code, at, found } of accepts.reasons) add(code, at, found);
-  // what is narrowed in one place is wider where a negation refers to it
+  // what is narrowed in one place becomes wider where a negation refers to it
   if (accepts.reasons.length > 0 && refersAndNegates(after.inputSchema)) add('schema_widened', '/inputSchema');
   compareHints(before.annotations ?? {}, after.annotations ?? {}, add);
   const plain = (schema: unknown) => canonicalJson(withoutWords(schema) ?? null);
@@ -104,7 +104,7 @@ export function changeOf(before: ToolDefinition, after: ToolDefinition, others: 
   return { kind, reasons };
 }
 
-/** What a definition shows that was never reviewed should be looked at for. */
+/** What to look for in a definition that was never reviewed. */
 export function noticeable(definition: ToolDefinition, others: readonly string[] = []): ChangeReason[] {
   const { reasons, add } = collector();
   compareTexts({ name: definition.name, inputSchema: {} }, definition, others, add);
@@ -125,8 +125,8 @@ function collector(): { reasons: ChangeReason[]; add: Add } {
 }
 
 /**
- * The same for two tools whose arguments have the same form, whatever their names and descriptions; undefined where there
- * are no arguments to tell by. A tool that comes back under another name is found by it.
+ * The same for two tools whose arguments have the same form, whatever their names and descriptions; undefined if there are no
+ * arguments to compare. It identifies a tool that comes back under another name.
  */
 export function shapeOf({ inputSchema }: ToolDefinition): string | undefined {
   const { properties } = inputSchema;
@@ -136,9 +136,9 @@ export function shapeOf({ inputSchema }: ToolDefinition): string | undefined {
 
 type Add = (code: ChangeCode, at: string, found?: string) => void;
 
-/** Members of a schema that say something to readers alone (JSON Schema 2020-12, validation §9). */
+/** Members of a schema that only matter to readers (JSON Schema 2020-12, validation §9). */
 const WORDS = new Set(['title', 'description', '$comment', 'examples', 'deprecated']);
-/** Members that hold schemas by name, in a list, and as they are. */
+/** Members that hold schemas by name, in a list, and directly. */
 const SCHEMA_MAPS = new Set(['properties', 'patternProperties', '$defs', 'definitions', 'dependentSchemas']);
 const SCHEMA_LISTS = new Set(['allOf', 'anyOf', 'oneOf', 'prefixItems']);
 const SCHEMAS = new Set([
@@ -154,13 +154,13 @@ const SCHEMAS = new Set([
   'then',
   'else',
 ]);
-/** A larger value accepts less; a smaller one does. */
+/** For these, a larger value accepts less; for the next ones, a smaller value does. */
 const LEAST = new Set(['minimum', 'exclusiveMinimum', 'minLength', 'minItems', 'minProperties']);
 const MOST = new Set(['maximum', 'exclusiveMaximum', 'maxLength', 'maxItems', 'maxProperties']);
-/** Members that only ever take away from what a schema accepts: to add one narrows it. */
+/** Members that can only restrict what a schema accepts: adding one narrows it. */
 const TAKING = new Set([...LEAST, ...MOST, 'pattern', 'multipleOf', 'const', 'enum', 'type', 'required']);
 
-/** A schema without what only readers see. Names of properties are not members of a schema. */
+/** A schema without what only readers see. Property names are not members of a schema. */
 function withoutWords(schema: unknown): unknown {
   if (!isObject(schema)) return schema;
   const copy = Object.entries(schema).flatMap(([name, value]): [string, unknown][] => {
@@ -183,7 +183,7 @@ function fromEntries(entries: readonly (readonly [string, unknown])[]): Record<s
   return object;
 }
 
-/** Does `after` accept nothing that `before` does not? Told by syntax: what is not known to narrow counts as wider. */
+/** Whether `after` accepts nothing that `before` does not. Judged by syntax: anything not known to narrow counts as wider. */
 function compareSchemas(before: unknown, after: unknown, at: string, add: Add): void {
   // absent is not the same as null
   const equal = (a: unknown, b: unknown) => canonicalJson({ a }) === canonicalJson({ a: b });
@@ -192,7 +192,7 @@ function compareSchemas(before: unknown, after: unknown, at: string, add: Add): 
     add(before === true || after === false ? 'narrowed' : 'schema_widened', at);
     return;
   }
-  // a reference replaces or joins what stands beside it, and what it refers to is elsewhere
+  // a reference replaces or joins its siblings, and its target is elsewhere
   if (
     ['$ref', '$dynamicRef', '$id', '$anchor', '$schema', '$vocabulary'].some(
       (name) => !equal(own(before, name), own(after, name)),
@@ -273,7 +273,7 @@ function typesWithin(before: unknown, after: unknown): boolean {
   );
 }
 
-/** What a tool says of its own risk, with what it means to say nothing (MCP 2025-11-25, ToolAnnotations). */
+/** What a tool claims about its own risk, with the meaning of claiming nothing (MCP 2025-11-25, ToolAnnotations). */
 const HINTS = { readOnlyHint: false, destructiveHint: true, idempotentHint: false, openWorldHint: true } as const;
 
 function compareHints(before: Record<string, unknown>, after: Record<string, unknown>, add: Add): void {
@@ -287,7 +287,7 @@ function compareHints(before: Record<string, unknown>, after: Record<string, unk
   if (rest(before) !== rest(after)) add('hint_changed', '/annotations');
 }
 
-/** Words by which texts instruct a model rather than describe a tool. To find more of them is in doubt a change. */
+/** Words with which texts instruct a model rather than describe a tool. If there are more of them, in doubt it is a change. */
 const INSTRUCTIONS =
   /\b(?:always|never|must|should|do not|don't|ignore|disregard|forget|override|instead|instructions?|important|urgent|system|assistant|developer|prompt|user|secretly|silently|hidden|conceal|tell|mention|reveal|before (?:using|calling|you)|after (?:using|calling)|first|then call|required step|send|forward|upload|transmit|e-?mail|bcc|cc|post|exfiltrate|leak|password|passphrase|passwd|secrets?|credentials?|token|api[ _-]?keys?|private[ _-]?keys?|ssh|id_rsa|\.env|env|environment|cookies?|history|conversation|chat|base64|sudo|curl|wget|eval|exec|execute|shell|bash|admin|root|bypass|disable|approve|authori[sz]ed|permission|trusted|verified|safe)\b|<\/?[a-z][^>\n]{0,60}>|~\/|\/etc\//g;
 /** URLs, host names, mail and network addresses. */
@@ -341,11 +341,11 @@ function compareTexts(before: ToolDefinition, after: ToolDefinition, others: rea
   }
   const length = (texts: [string, string][]) => texts.reduce((sum, [, text]) => sum + text.length, 0);
   const [was, is] = [length(old), length(now)];
-  // where no word was known as one that instructs, an instruction still takes room
+  // even if no word is a known instruction, an instruction still takes up room
   if (was > 0 && is - was > Math.max(120, was / 4)) add('text_grown', '', `${was} → ${is} characters`);
 }
 
-/** By the list itself: all tools of a server are compared with the same one, and it may have thousands of names. */
+/** Keyed by the list itself: all tools of a server are compared with the same one, and it may have thousands of names. */
 const spelledLists = new WeakMap<readonly string[], ReadonlySet<string>>();
 
 function spelledNames(names: readonly string[]): ReadonlySet<string> {
@@ -362,20 +362,22 @@ interface Spelled {
   text: string;
 }
 
-/** As a reader takes it who ignores case, width and what cannot be seen. */
+/** As read by a reader that ignores case, width and invisible characters. */
 const spelled = (text: string) => text.normalize('NFKC').replace(HIDDEN, '').toLowerCase();
 const wordsOf = (texts: [string, string][]): Spelled[] => texts.map(([at, text]) => ({ at, text: spelled(text) }));
-/** And once more with names taken apart: `ignoreTheRest` and `ignore_the_rest` are words to a model. */
+/** And once more with names split up: `ignoreTheRest` and `ignore_the_rest` are words to a model. */
 const withParts = (texts: [string, string][]): Spelled[] =>
   texts.map(([at, text]) => ({ at, text: `${spelled(text)}\n${spelled(apart(text))}` }));
 const apart = (text: string) => text.replace(/[\p{Ll}\p{Nd}](?=\p{Lu})/gu, '$& ').replace(/[_-]+/g, ' ');
-/** What may be the name of a tool; whole, and without what stands around it in prose. */
+/** Possible tool names: in full, without the surrounding punctuation of prose. */
 const namesIn = (text: string) =>
   text.match(/[\p{L}\p{N}_][\p{L}\p{N}_./:-]*/gu)?.map((name) => name.replace(/[./:-]+$/, '')) ?? [];
 const mixesAlphabets = (word: string) =>
   /\p{Script=Latin}/u.test(word) && /[\p{Script=Cyrillic}\p{Script=Greek}\p{Script=Cherokee}]/u.test(word);
 
-/** Every text of a definition with its place, names of members included. The name of the tool itself tells nothing. */
+/**
+ * Every text of a definition with its position, including member names. The tool's own name is left out, as it reveals nothing.
+ */
 function textsOf({ name: _, ...rest }: ToolDefinition): [at: string, text: string][] {
   const texts: [string, string][] = [];
   const visit = (value: unknown, at: string): void => {
@@ -392,7 +394,7 @@ function textsOf({ name: _, ...rest }: ToolDefinition): [at: string, text: strin
   visit(rest, '');
   return texts;
 }
-/** Members that the formats name are no words of the server's. */
+/** Members that the formats name are not the server's own words. */
 const KEYWORDS = new Set([
   ...['name', 'title', 'description', 'inputSchema', 'outputSchema', 'annotations', 'default', 'format', 'pattern'],
   ...['readOnlyHint', 'destructiveHint', 'idempotentHint', 'openWorldHint', 'patternProperties', 'properties'],
@@ -406,7 +408,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-/** A part of a JSON pointer (RFC 6901). */
+/** A token of a JSON pointer (RFC 6901). */
 const token = (name: string) => shortened(name).replaceAll('~', '~0').replaceAll('/', '~1');
 
 function shortened(text: string): string {

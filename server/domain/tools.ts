@@ -1,9 +1,9 @@
 /*
- * Words about tools as their servers describe them. The text of a definition is written by anyone who runs the tool server,
- * so all of it is hostile: it is hashed, compared and shown, and never obeyed.
+ * Terms for tools as their servers describe them. Anyone who runs a tool server writes the text of its definitions, so all of it
+ * is hostile: it is hashed, compared and shown, but never obeyed.
  */
 
-/** What a tool server says of a tool (MCP `Tool`): the members that a client or a model acts on. */
+/** How a tool server describes a tool (MCP `Tool`): the members that a client or a model acts on. */
 export interface ToolDefinition {
   name: string;
   title?: string;
@@ -17,9 +17,9 @@ export const TOOL_LIMITS = {
   /** Bytes of a definition in canonical form. */
   bytes: 64 * 1024,
   depth: 24,
-  /** Characters of the name of a tool or a tool server: as many as a record holds. */
+  /** Characters of the name of a tool or a tool server: as many as fit in a record. */
   name: 200,
-  /** Tools of one server. */
+  /** Tools per server. */
   tools: 2_000,
 } as const;
 
@@ -27,11 +27,13 @@ export const TOOL_LIMITS = {
 export const DRIFT_MODES = ['off', 'warn', 'hold', 'enforce'] as const;
 export type DriftMode = (typeof DRIFT_MODES)[number];
 
-/** Of a tool: nothing of it was approved yet; the newest definition is approved; it is not; the server lists it no more. */
+/** For a tool: nothing of it is approved yet; the newest definition is approved; it is not; the server no longer lists it. */
 export const TOOL_STATUSES = ['pending', 'approved', 'changed', 'gone', 'rejected'] as const;
 export type ToolStatus = (typeof TOOL_STATUSES)[number];
 
-/** What people call a tool, a server or an agent, for policies to read. Nothing that an agent or a tool says becomes one. */
+/**
+ * What people label a tool, a server or an agent with, for policies to read. Nothing that an agent or a tool says becomes one.
+ */
 export const LABEL = /^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$/;
 export const MOST_LABELS = 20;
 
@@ -56,22 +58,22 @@ export type ChangeCode = keyof typeof CHANGE_REASONS;
 
 export interface ChangeReason {
   code: ChangeCode;
-  /** Where, as a JSON pointer into the definition. Its parts are the tool server's words. */
+  /** Where, as a JSON pointer into the definition. Its tokens are the tool server's words. */
   at: string;
   /** What was found there, in the tool server's words, shortened. */
   found?: string;
 }
 
 /**
- * `introduced`: the tool can do, is asked to do or persuades to do what the reviewed one did not. `descriptive`: wording, and
- * what narrows it.
+ * `introduced`: the tool can do, is asked to do or persuades to do something that the reviewed one did not. `descriptive`:
+ * wording, and anything that narrows it.
  */
 export interface ToolChange {
   kind: 'same' | 'descriptive' | 'introduced';
   reasons: ChangeReason[];
 }
 
-/** Labels that a tool's own annotations suggest. A proposal for a person: the specification of MCP says not to trust them. */
+/** Labels that a tool's own annotations suggest. A proposal for a person: the MCP specification says not to trust them. */
 export function proposedLabels({ annotations = {} }: ToolDefinition): string[] {
   const { readOnlyHint, destructiveHint, idempotentHint, openWorldHint } = annotations;
   const labels: string[] = [];
@@ -82,13 +84,13 @@ export function proposedLabels({ annotations = {} }: ToolDefinition): string[] {
   return labels;
 }
 
-/** A tool as enforcement points know it. */
+/** A tool as enforcement points see it. */
 export interface RegisteredTool {
   name: string;
-  /** The approved definition first, then what says the same in other words; empty where nothing is approved. */
+  /** The approved definition first, then those that differ only in wording; empty if nothing is approved. */
   pins: string[];
   rejected: string[];
-  /** How the definition stands that was seen last. */
+  /** The status of the definition that was last seen. */
   seen: 'approved' | 'rejected' | 'changed';
   labels: string[];
 }
@@ -96,15 +98,15 @@ export interface RegisteredTool {
 export interface RegisteredServer {
   id: string;
   mode: DriftMode | 'default';
-  /** A tool of it was approved at some time, so that what is new on it is told from what nobody has looked at yet. */
+  /** One of its tools was approved at some time, so that new tools on it can be told apart from ones no one has looked at yet. */
   reviewed: boolean;
   trust: number | null;
   check_arguments: boolean;
-  /** Those that were approved, rejected or labeled. */
+  /** The tools that were approved, rejected or labeled. */
   tools: RegisteredTool[];
 }
 
-/** What a bundle says of tools and agents: sorted, and no id or name twice. */
+/** A bundle's information about tools and agents: sorted, with no id or name twice. */
 export interface BundleRegistry {
   agents: { id: string; labels: string[] }[];
   servers: RegisteredServer[];
@@ -112,7 +114,7 @@ export interface BundleRegistry {
 
 export const EMPTY_REGISTRY: BundleRegistry = { agents: [], servers: [] };
 
-/** The policy that a decision names where the tool registry decided. No policy of a tenant can have this id. */
+/** The policy that a decision names if the tool registry decided. No policy of a tenant can have this id. */
 export const REGISTRY_POLICY = 'tool-registry';
-/** The rule that a hold names where the registry asked for it. */
+/** The rule that a hold names if the registry asked for it. */
 export const DEFINITION_RULE = `${REGISTRY_POLICY}#definition`;

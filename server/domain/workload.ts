@@ -1,23 +1,23 @@
 /**
- * Pipelines and other programs that sign in with a token of their platform (GitHub, GitLab, Kubernetes, SPIFFE) instead
- * of a stored key: what a tenant may trust of such a token, and what it says about where a change comes from. Pure.
+ * Pipelines and other programs that sign in with a token from their platform (GitHub, GitLab, Kubernetes, SPIFFE) instead of a
+ * stored key: what a tenant may trust of such a token, and what it reveals about where a change comes from. Pure.
  */
-/** `policies:submit`: asks for the review of what it wrote, in place of a signed-in person. */
+/** `policies:submit`: requests a review of what it wrote, in place of a signed-in person. */
 export const WORKLOAD_SCOPES = ['policies:read', 'policies:write', 'policies:submit'] as const;
 export type WorkloadScope = (typeof WORKLOAD_SCOPES)[number];
 
-/** Claims that a token must have: exact values, or a prefix and `*` where PREFIXABLE allows it. */
+/** Claims that a token must have: exact values, or a prefix followed by `*` where PREFIXABLE allows it. */
 export type ClaimMatch = Readonly<Record<string, string>>;
 
-/** The claims of which a prefix may be trusted: they name something within what another claim identifies. */
+/** The claims for which a prefix may be trusted: they name something within what another claim identifies. */
 const PREFIXABLE = ['environment', 'ref', 'ref_path', 'job_workflow_ref', 'workflow_ref', 'ci_config_ref_uri'] as const;
 
 export const MATCH_LIMITS = { claims: 20, value: 500 } as const;
 
-/** Checked for every token anyway, or new in each. */
+/** Either checked for every token anyway, or new in each one. */
 const REGISTERED = ['iss', 'aud', 'exp', 'iat', 'nbf', 'jti'];
 
-/** A name can be given up and taken by somebody else; the id that must stand beside it cannot. */
+/** A name can be given up and then taken by someone else; the id that must accompany it cannot. */
 const ID_OF_NAME: Readonly<Record<string, readonly string[]>> = {
   repository: ['repository_id'],
   repository_owner: ['repository_owner_id', 'repository_id'],
@@ -28,20 +28,20 @@ const ID_OF_NAME: Readonly<Record<string, readonly string[]>> = {
 };
 
 /**
- * Subjects that say alone whose token it is: names that a cluster or a trust domain of one's own gives out, and opaque
- * ids. INVARIANT: GitHub and GitLab sign no such subject for anyone. Theirs are put together from claims that each
- * repository chooses for itself (`job_workflow_ref:…`, `environment:…`, `pull_request`), so a stranger's may be the same.
+ * Subjects that by themselves identify whose token it is: names given out by a cluster or trust domain of one's own, and opaque
+ * ids. INVARIANT: GitHub and GitLab do not sign such a subject for anyone. Theirs are composed of claims that each repository
+ * chooses for itself (`job_workflow_ref:…`, `environment:…`, `pull_request`), so a stranger's may be the same.
  */
 const SUBJECT_ALONE = [
   /^system:serviceaccount:[a-z0-9-]{1,63}:[a-z0-9.-]{1,253}$/,
   /^spiffe:\/\/[a-z0-9._-]{1,255}(?:\/[\w.-]+)+$/,
   /^[0-9]+$/,
   /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i,
-  // what other issuers use as a random id: long enough, and with a digit, to be no word
+  // what other issuers use as a random id: long enough, and with a digit, so that it cannot be a word
   /^(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,}$/,
 ];
 
-/** Why a tenant must not trust these claims with these scopes, by the claim that it is about. Empty if it may. */
+/** Why a tenant must not trust these claims with these scopes, keyed by the claim in question. Empty if it may. */
 export function faultsOfMatch(
   match: ClaimMatch,
   scopes: readonly WorkloadScope[],
@@ -98,7 +98,7 @@ export function matches(match: ClaimMatch, claims: Claims): boolean {
   return wanted.length > 0 && wanted.every(([name, value]) => fits(value, textOf(claims, name)));
 }
 
-/** Whether a text is the pattern, or begins with what stands before its final `*` and goes on. */
+/** Whether a text equals the pattern, or begins with what precedes the pattern's final `*` and continues. */
 function fits(pattern: string, value: string | undefined): boolean {
   if (value === undefined) return false;
   if (!pattern.endsWith('*')) return value === pattern;
@@ -106,13 +106,13 @@ function fits(pattern: string, value: string | undefined): boolean {
   return value.length > prefix.length && value.startsWith(prefix);
 }
 
-/** Runs that were started by somebody who may write to the repository, on code that is in it. */
+/** Runs started by someone who may write to the repository, on code that is in it. */
 const GITHUB_EVENTS = ['push', 'workflow_dispatch', 'schedule', 'release', 'deployment', 'repository_dispatch'];
 const GITLAB_SOURCES = ['push', 'web', 'schedule', 'api', 'trigger', 'pipeline'];
 
 /**
- * Why the run of a token may not write, whatever a tenant trusts; undefined if it may. Runs for pull requests may have
- * been started by anyone, also where they have the `ref` of the main branch (pull_request_target, workflow_run).
+ * Why the run of a token may not write, whatever a tenant trusts; undefined if it may. Runs for pull requests may have been
+ * started by anyone, even if they have the `ref` of the main branch (pull_request_target, workflow_run).
  */
 export function writingRefused(claims: Claims): string | undefined {
   const started = [
@@ -138,11 +138,11 @@ export function writingRefused(claims: Claims): string | undefined {
 export const SOURCE_FIELDS = ['repo', 'commit', 'ref', 'path', 'run_url', 'actor'] as const;
 type SourceField = (typeof SOURCE_FIELDS)[number];
 export type StatedSource = { [F in SourceField]?: string | undefined };
-/** Where a version of a policy comes from, and the members that a token of its pipeline proves; others are stated. */
+/** Where a version of a policy comes from, and the members that its pipeline's token proves; the others are only stated. */
 export type Source = StatedSource & { proven: SourceField[] };
 export const SOURCE_LENGTH = 300;
 
-/** What a token proves of where its run takes a change from. Only plain values are taken over. */
+/** What a token proves about where its run takes a change from. Only plain values are accepted. */
 export function provenSource(issuer: string, claims: Claims): StatedSource {
   const plain = (pattern: RegExp, ...names: string[]) => {
     const value = names.map((name) => textOf(claims, name)).find((one) => one !== undefined);
@@ -170,7 +170,7 @@ export function provenSource(issuer: string, claims: Claims): StatedSource {
   return found;
 }
 
-/** The address of the GitHub that an issuer belongs to. */
+/** The address of the GitHub instance that an issuer belongs to. */
 function githubOf(issuer: string): string | undefined {
   if (issuer === 'https://token.actions.githubusercontent.com') return 'https://github.com';
   const [, own] = /^(https:\/\/[\w.-]+(?::\d+)?)\/_services\/token$/.exec(issuer) ?? [];
@@ -178,7 +178,7 @@ function githubOf(issuer: string): string | undefined {
   return own ?? (tenant && `https://${tenant}`);
 }
 
-/** What is proven takes the place of what is stated. */
+/** Proven values replace stated ones. */
 export function sourceOf(stated: StatedSource | undefined, proven: StatedSource | undefined): Source | null {
   const all = { ...stated, ...proven };
   const known = SOURCE_FIELDS.filter((field) => all[field] !== undefined);

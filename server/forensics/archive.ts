@@ -9,11 +9,11 @@ import { ArchiveError, sorted, TAR_BLOCK, tarHeader, tarPadding } from '../lib/t
 import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 /**
- * The evidence package: one uncompressed POSIX tar whose bytes follow from its content alone.
+ * The evidence package: one uncompressed POSIX tar whose bytes are determined by its content alone.
  *
- * What covers what: the tar is compared with the one that its members give; manifest.json holds the hashes of all
- * members but itself and its signature; the signature covers manifest.json; the fingerprint, learned elsewhere, covers
- * the key. So no byte can change unnoticed.
+ * What covers what: the tar is compared with the one that its members produce; manifest.json holds the hashes of all members
+ * except itself and its signature; the signature covers manifest.json; the fingerprint, learned elsewhere, covers the key. So no
+ * byte can change unnoticed.
  */
 
 export const PACKAGE_VERSION = 1;
@@ -35,7 +35,7 @@ export interface Manifest {
   package_id: string;
   tenant_id: string;
   purpose: string;
-  /** The window of time; of a session's package the time of its first record, and a millisecond after its last. */
+  /** The time window; in a session's package, the time of its first record and a millisecond after its last. */
   from: string | null;
   to: string | null;
   /** In a session's package: the session that the first and the last record belong to. */
@@ -46,38 +46,38 @@ export interface Manifest {
   record_count: number;
   prev_hash_before_first: string;
   head_hash: string;
-  /** The signed checkpoint at or after the last record that lead.txt leads to; null when there is none. */
+  /** The signed checkpoint at or after the last record, to which lead.txt leads; null if there is none. */
   checkpoint_seq: number | null;
   /** The range is unchanged and tied to that checkpoint. */
   chain_intact: boolean;
-  /** The record where tampering starts, when the chain is broken and a readable record is there. */
+  /** The record where tampering starts, if the chain is broken and there is a readable record there. */
   first_mismatch_id?: string;
   /**
-   * The records of the range, and up to that checkpoint, whose stored checkpoints no key signed for them: a chain with such is not
-   * intact. Absent where there are none.
+   * The records of the range, and on to that checkpoint, whose stored checkpoints were not signed for them by any key. A chain
+   * with such records is not intact. Absent if there are none.
    */
   altered_checkpoints?: readonly number[];
   record_alg: typeof RECORD_ALG;
-  /** Every member of the package but manifest.json and its signature. */
+  /** Every member of the package except manifest.json and its signature. */
   files: Record<string, FileSums>;
   public_key_fingerprint: string;
   created_at: string;
   exporter: Json;
   /**
-   * Of the keys in pubkey.pem those of installations that the tenant came from, by their fingerprints, with what each counts
-   * for. Absent where there are none.
+   * Those keys in pubkey.pem that belong to installations the tenant came from, by fingerprint, with the limits up to which each
+   * counts. Absent if there are none.
    */
   former_keys?: Readonly<Record<string, FormerKeyLimit>>;
 }
 
-/** The last record and bundle that a key counts for, and how many accepted losses. */
+/** The last record and bundle for which a key counts, and the number of accepted losses. */
 export interface FormerKeyLimit {
   seq: number;
   generation: number;
   bundles: number;
 }
 
-/** The keys, each with what it counts for. */
+/** The keys, each with the limit up to which it counts. */
 export function signersOf(keys: readonly KeyObject[], former: Manifest['former_keys'] = {}): NoteKey[] {
   return keys.map((publicKey) => {
     const fingerprint = keyFingerprint(publicKey);
@@ -85,17 +85,17 @@ export function signersOf(keys: readonly KeyObject[], former: Manifest['former_k
   });
 }
 
-/** A record as it is stored: its line is packed byte for byte, whatever became of it. */
+/** A record as stored: its line is packed byte for byte, whatever became of it. */
 export interface PackedRecord {
   seq: number;
   hash: string;
   line: string | Uint8Array;
 }
 
-/** Gives the same records each time that it is called: they are read twice, so that none need be kept. */
+/** Yields the same records each time it is called. They are read twice, so that none need be kept in memory. */
 export type Records = () => AsyncIterable<PackedRecord> | Iterable<PackedRecord>;
 
-/** What the range of a package was chosen by: a window of time (`to` is not in it), or a session. */
+/** How the range of a package was selected: by a time window (`to` is excluded) or by a session. */
 export type Span = { from: string; to: string } | { session_id: string };
 
 export interface PackageParts {
@@ -104,25 +104,31 @@ export interface PackageParts {
   purpose: string;
   span: Span;
   created_at: string;
-  /** Who made it: an id, or an object that says more. */
+  /** Who made it: an id, or an object with more detail. */
   exporter: Json;
-  /** The stored hash of the record before the first, or where there is none before the lead; 64 zeros before the genesis record. */
+  /**
+   * The stored hash of the record before the first or, if the range is empty, before the lead; 64 zeros before the genesis
+   * record.
+   */
   prev_hash_before_first: string;
-  /** All records of the range as stored, in order; no choice among them, or the chain could not be checked. */
+  /** All records of the range as stored, in order. None may be omitted, or the chain could not be checked. */
   records: Records;
-  /** The records after the range up to the last checkpoint in `checkpoints`, none when that is the range's last. */
+  /**
+   * The records after the range up to the last checkpoint in `checkpoints`; none if that is the checkpoint of the range's last
+   * record.
+   */
   lead: Records;
-  /** The signed notes of the range and of what leads on from it. */
+  /** The signed notes of the range and of the lead. */
   checkpoints: readonly string[];
   /** See Manifest. */
   altered_checkpoints?: readonly number[] | undefined;
-  /** The bundles of these hashes (hex), where they are known. */
+  /** The bundles with these hashes (hex), as far as they are known. */
   bundles: (hashes: ReadonlySet<string>) => Promise<readonly PackedBundle[]>;
-  /** The key that `sign` signs with, then the retired ones that signed checkpoints and bundles in the package. */
+  /** The key that `sign` signs with, then the retired keys that signed checkpoints and bundles in the package. */
   keys: readonly [KeyObject, ...KeyObject[]];
-  /** Of those keys the ones of installations that the tenant came from: see Manifest. */
+  /** Those of the keys that belong to installations the tenant came from: see Manifest. */
   former?: Readonly<Record<string, FormerKeyLimit>> | undefined;
-  /** 64 bytes of Ed25519. */
+  /** 64 bytes, Ed25519. */
   sign(bytes: Uint8Array): Uint8Array;
 }
 
@@ -133,10 +139,11 @@ export interface PackedBundle {
 }
 
 /**
- * Makes and signs a package and gives its bytes to `write` in turn, with flat memory however many records there are.
- * Equal parts give equal bytes. Whether the chain is intact is found here, from the records and the checkpoints in the
- * package, so that who checks it later finds the same; a broken one is packed like any other. Throws a RangeError for
- * more than MAX_PACKAGE_RECORDS records or MAX_PACKAGE_BYTES of them, and an Error when a second reading gives others.
+ * Makes and signs a package and passes its bytes to `write` piece by piece, in constant memory however many records there are.
+ * Equal parts give equal bytes. Whether the chain is intact is determined here, from the records and the checkpoints in the
+ * package, so that anyone who checks it later gets the same result; a broken chain is packed like any other. Throws a RangeError
+ * for more than MAX_PACKAGE_RECORDS records or MAX_PACKAGE_BYTES of them, and an Error if the second reading differs from the
+ * first.
  */
 export async function writePackage(
   parts: PackageParts,
@@ -249,39 +256,39 @@ async function* one(read: PackedBundle['read']): AsyncGenerator<Uint8Array> {
   yield await read();
 }
 
-/** What a manifest says of its range; without records that begins where the first line of the lead says. */
+/** What a manifest states about its range. A range without records begins where the first line of the lead says. */
 type RangeOf = Pick<Manifest, 'tenant_id' | 'first_seq' | 'prev_hash_before_first'> & {
   altered_checkpoints?: Manifest['altered_checkpoints'] | undefined;
 };
 
-/** What was found in the records of a package. */
+/** The result of reading the records of a package. */
 export interface RangeFound {
-  /** The range is whole, is what the span says, and is tied to a signed checkpoint. */
+  /** The range is complete, matches the span, and is tied to a signed checkpoint. */
   intact: boolean;
   /** Why it is not. */
   reason?: string;
   firstMismatchId?: string;
-  /** Every hash follows from the one before it, and no checkpoint states another. */
+  /** Every hash follows from the previous one, and no checkpoint states another. */
   linked: ChainVerdict;
   recordCount: number;
   leadCount: number;
-  /** The place of the last record; null without one. */
+  /** The position of the last record; null if there is none. */
   lastSeq: number | null;
   headHash: string;
-  /** The seq of the checkpoint that the range is tied to; null when there is none. */
+  /** The seq of the checkpoint that the range is tied to; null if there is none. */
   checkpointSeq: number | null;
-  /** Of a session's package: from its first record to just after its last, by what they say. */
+  /** In a session's package: from its first record to just after its last, according to the records. */
   sessionSpan: { from: string; to: string } | undefined;
-  /** The bundles that the records name, hex. */
+  /** The bundles that the records name, in hex. */
   bundleHashes: Set<string>;
-  /** The records of accepted losses, in the range and in what leads on from it. Their notes are not opened here. */
+  /** The records of accepted losses, in the range and in the lead. Their notes are not opened here. */
   losses: readonly LossRecord[];
 }
 
-/** A record of kind `chain.loss`, as it is in the package. */
+/** A record of kind `chain.loss`, as it appears in the package. */
 export interface LossRecord {
   seq: number;
-  /** The stored hash of the record before it, hex. */
+  /** The stored hash of the previous record, in hex. */
   previous: string;
   line: Buffer;
 }
@@ -289,9 +296,9 @@ export interface LossRecord {
 /**
  * Recomputes the chain of a package: feed it records.txt, then lead.txt, in pieces of any size.
  *
- * A range whose hashes follow from each other may still be rewritten as a whole by someone who controls the database. So it is
- * intact only when the chain leads on to a record whose hash was signed: that hash covers every record before it, and
- * the place where the range begins.
+ * Even if its hashes follow from each other, a range may have been rewritten as a whole by someone who controls the database. So
+ * it is intact only if the chain leads on to a record whose hash was signed: that hash covers every record before it, and the
+ * place where the range begins.
  */
 export class RangeCheck {
   readonly #of: RangeOf;
@@ -325,18 +332,18 @@ export class RangeCheck {
     this.#begin(this.#seq);
   }
 
-  /** `before`: the place before the first row. */
+  /** `before`: the position before the first row. */
   #begin(before: number): ChainVerifier {
     const { tenant_id: tenantId, prev_hash_before_first: hash } = this.#of;
     this.#verifier = new ChainVerifier({ tenantId, chain: 'forensics', strict: true, start: { seq: before, hash } });
-    // one that lies before the range can be compared with nothing in it
+    // a checkpoint before the range cannot be compared with anything in it
     const comparable = this.#heads.filter(({ seq }) => seq >= before);
     for (const head of comparable) this.#verifier.expect(head);
     this.#signed = Math.max(-1, ...comparable.map(({ seq }) => seq));
     return this.#verifier;
   }
 
-  /** Nothing at all is there but the hash, which is then that of the last checkpoint's record; without one, of any record. */
+  /** There are no records, only the hash, which then belongs to the last checkpoint's record or, without one, to any record. */
   #beginNowhere(): ChainVerifier {
     const unsigned = this.#hash === ZERO_HASH ? 0 : 1;
     return this.#begin(Math.max(unsigned, ...this.#heads.map(({ seq }) => seq)));
@@ -408,10 +415,10 @@ export class RangeCheck {
     const form = /^[0-9a-f]{64}$/.test(hash);
     const line = form ? row.subarray(65) : row;
     const text = line.toString('latin1');
-    // the place that the text claims; where it claims none, the next
+    // the position that the text claims or, if it claims none, the next one
     this.#seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(text)?.[1] ?? this.#seq + 1);
     const verifier = this.#verifier ?? this.#begin(this.#seq - 1);
-    // exact: within a JSON string each quote is escaped
+    // exact: within a JSON string every quote is escaped
     if (text.includes(`"event_type":"${LOSS_EVENT}"`)) {
       this.#losses.push({ seq: this.#seq, previous: this.#hash, line: Buffer.from(line) });
     }
@@ -431,7 +438,7 @@ export class RangeCheck {
     if (bundle) this.#bundleHashes.add(bundle);
   }
 
-  /** Whether the records, whose chain is whole, are not those that the span names. */
+  /** Why the records, whose chain is complete, are not those that the span names; undefined if they are. */
   #spanFault(): string | undefined {
     if ('session_id' in this.#span) {
       const { session_id } = this.#span;
@@ -460,7 +467,7 @@ function membersOf(line: Buffer): { received_at?: unknown; session_id?: unknown 
   }
 }
 
-/** When a record was received, by what it says, as an ISO 8601 time; undefined when it says none. */
+/** When a record was received, according to its text, as an ISO 8601 time; undefined if it states none. */
 function timeOf(line: Buffer | undefined): string | undefined {
   const { received_at } = line === undefined ? {} : membersOf(line);
   return typeof received_at === 'string' && !Number.isNaN(Date.parse(received_at)) ? received_at : undefined;
@@ -471,7 +478,7 @@ function after(time: string): string {
   return new Date(Math.min(Date.parse(time) + 1, 8.64e15)).toISOString();
 }
 
-/** The notes of checkpoints.txt: a text, an empty line, signature lines; an empty line between one note and the next. */
+/** The notes of checkpoints.txt: a text, an empty line, signature lines; and an empty line between notes. */
 export function splitNotes(file: string): string[] {
   if (file === '') return [];
   const blocks = file.split('\n\n');
@@ -483,7 +490,7 @@ export function splitNotes(file: string): string[] {
   return notes;
 }
 
-/** Opens the notes, and refuses one that is not about this tenant's decision chain. */
+/** Opens the notes. Throws for a note that is not about this tenant's decision chain. */
 export function openNotes(notes: readonly string[], keys: readonly NoteKey[], tenantId: string): ChainHead[] {
   return notes.map((note) => {
     const head = openHead(note, keys);
@@ -504,7 +511,7 @@ export function fileSums(bytes: Uint8Array): FileSums {
   return { blake3: hex(blake3(bytes)), sha256: hex(sha256(bytes)), size: bytes.byteLength };
 }
 
-/** The same of bytes that come in turn. `end` must be called once: it frees what BLAKE3 holds. */
+/** The same for bytes that arrive piece by piece. `end` must be called once: it frees what BLAKE3 holds. */
 class Sums {
   readonly #sha256 = createHash('sha256');
   readonly #blake3 = blake3Hash();
@@ -526,7 +533,7 @@ export function sameSums(a: FileSums, b: FileSums): boolean {
   return a.size === b.size && a.sha256 === b.sha256 && a.blake3 === b.blake3;
 }
 
-/** SHA256SUMS and B3SUMS of a package; they list neither themselves nor the manifest, which lists them. */
+/** SHA256SUMS and B3SUMS of a package. They list neither themselves nor the manifest, which lists them. */
 export function sumLists(sums: Readonly<Record<string, FileSums>>): { SHA256SUMS: string; B3SUMS: string } {
   const names = Object.keys(sums).sort();
   const list = (kind: 'sha256' | 'blake3') =>

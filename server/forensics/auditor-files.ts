@@ -1,6 +1,6 @@
 /**
- * The two fixed files of an evidence package that let an auditor check it without this software. In the script `@{`
- * stands for a dollar sign and a brace, which a template literal would take for its own.
+ * The two fixed files of an evidence package that let an auditor check it without this software. In the script, `@{` stands for a
+ * dollar sign and a brace, which would otherwise start a substitution in the template literal.
  */
 
 export const CHECK_SH = String.raw`#!/usr/bin/env bash

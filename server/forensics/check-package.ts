@@ -20,27 +20,27 @@ import {
   sumLists,
 } from './archive.ts';
 
-/** One thing that was looked at. */
+/** One thing that was checked. */
 export interface Check {
   name: string;
   ok: boolean;
   detail?: string;
 }
 
-/** What was found in a package or a bundle. */
+/** The result of checking a package or a bundle. */
 export interface Report {
   kind: 'package' | 'bundle';
   /** All checks succeeded and the chain is intact. */
   verified: boolean;
   /**
-   * It is what its signer made, unchanged. A package of a chain that was already broken is authentic and says so, but
-   * is not verified.
+   * It is what its signer made, unchanged. A package of a chain that was already broken is authentic and states that it is
+   * broken, but is not verified.
    */
   authentic: boolean;
   checks: Check[];
   /** Why it is not verified, in plain words. */
   reason?: string;
-  /** What the reader should know beside it. */
+  /** What else the reader should know. */
   notes: string[];
   package_id?: string;
   package_hash?: string;
@@ -52,34 +52,34 @@ export interface Report {
   chain_intact?: boolean;
   first_mismatch_id?: string;
   public_key_fingerprint?: string;
-  /** The losses that the chain's operator accepted, as records of the package state them. */
+  /** The losses that the chain's operator accepted, as stated by records in the package. */
   losses?: StatedLoss[];
 }
 
-/** A record in the package says that an operator accepted the loss of records. */
+/** A record in the package stating that an operator accepted the loss of records. */
 export interface StatedLoss {
-  /** Of the record that says so. */
+  /** The seq of that record. */
   seq: number;
   id: string;
   received_at: string;
   /** The operator's words. */
   reason: string;
   /**
-   * What its note accepts: after record `kept_seq` the chain goes on, although records after `agreed_seq` and up to
-   * `lost_seq` are known to have been others. Null when no key of the package signed such a note for this place: then
-   * the record accepts nothing.
+   * What its note accepts: the chain continues after record `kept_seq`, although records after `agreed_seq` and up to `lost_seq`
+   * are known to have been different. Null if no key of the package signed such a note for this position; then the record accepts
+   * nothing.
    */
   accepted: { kept_seq: number; agreed_seq: number; lost_seq: number; generation: number } | null;
 }
 
-/** What the one who checks knows of the signer from elsewhere. */
+/** What the person checking knows about the signer from elsewhere. */
 export interface Trust {
   keys?: readonly KeyObject[] | undefined;
   /** `sha256:<hex>` */
   fingerprint?: string | undefined;
 }
 
-/** Checks the tar of an evidence package. Never throws for what is in it. */
+/** Checks the tar of an evidence package. Never throws because of its contents. */
 export function checkPackage(bytes: Uint8Array, trust: Trust = {}): Report {
   const report = newReport('package');
   const files = attempt(report, 'archive', () => {
@@ -92,14 +92,14 @@ export function checkPackage(bytes: Uint8Array, trust: Trust = {}): Report {
   return conclude(report);
 }
 
-/** Checks the files of an unpacked evidence package by their names. Never throws for what is in them. */
+/** Checks the files of an unpacked evidence package by their names. Never throws because of their contents. */
 export function checkPackageFiles(files: ReadonlyMap<string, Uint8Array>, trust: Trust = {}): Report {
   const report = newReport('package');
   inspect(files, trust, report);
   return conclude(report);
 }
 
-/** Checks a bundle with keys that are known from elsewhere. Never throws for what is in it. */
+/** Checks a bundle with keys known from elsewhere. Never throws because of its contents. */
 export function checkBundle(bytes: Uint8Array, keys: readonly KeyObject[]): Report {
   const report = newReport('bundle');
   const opened = attempt(report, 'bundle', () => openBundle(bytes, keyFinder(keys)));
@@ -112,7 +112,7 @@ export function checkBundle(bytes: Uint8Array, keys: readonly KeyObject[]): Repo
   return conclude(report);
 }
 
-/** The readers of every package version ever made. */
+/** The readers for every package version ever made. */
 const READERS: Readonly<
   Record<number, (files: ReadonlyMap<string, Uint8Array>, trust: Trust, report: Report) => void>
 > = { 1: inspectV1 };
@@ -290,7 +290,7 @@ function inspectBundles(
   });
 }
 
-/** Every member is listed with its sums and every listed file is a member. */
+/** Every member is listed with its sums, and every listed file is a member. */
 function compareFiles(files: ReadonlyMap<string, Uint8Array>, manifest: Manifest): string {
   const wrong: string[] = [];
   for (const [name, bytes] of files) {
@@ -311,7 +311,7 @@ const isText = (value: unknown) => typeof value === 'string';
 const isHash = (value: unknown) => isText(value) && HEX64.test(value as string);
 const isMap = (value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** The closed set of members of manifest.json, version 1. */
+/** The closed set of members in manifest.json, version 1. */
 const MANIFEST_V1 = {
   version: (value) => value === 1,
   package_id: isText,
@@ -384,7 +384,7 @@ function readManifest(bytes: Uint8Array): Manifest {
   return manifest;
 }
 
-/** The Ed25519 public keys of a PEM text, in their order; an Error when it holds anything else. */
+/** The Ed25519 public keys of a PEM text, in order. Throws an Error if it holds anything else. */
 export function readKeys(pem: string): [KeyObject, ...KeyObject[]] {
   const blocks = pem.match(/-----BEGIN PUBLIC KEY-----[^-]+-----END PUBLIC KEY-----/g) ?? [];
   const keys = blocks.map((block) => createPublicKey(block));
@@ -410,7 +410,7 @@ function newReport(kind: Report['kind']): Report {
   return { kind, verified: false, authentic: false, checks: [], notes: [] };
 }
 
-/** What is wrong with the chain does not touch authenticity: evidence of a broken chain is evidence. */
+/** A fault in the chain does not affect authenticity: evidence of a broken chain is evidence. */
 function conclude(report: Report): Report {
   const failed = report.checks.filter((check) => !check.ok);
   const doubts = failed.filter((check) => check.name !== 'chain' && check.name !== 'checkpoint');
@@ -425,7 +425,7 @@ function conclude(report: Report): Report {
   return report;
 }
 
-/** Runs one check and notes its outcome; what it throws becomes the words of the failure. */
+/** Runs one check and records its outcome; if it throws, the error becomes the description of the failure. */
 function attempt<T>(report: Report, name: string, run: () => T): T | undefined {
   try {
     const result = run();

@@ -31,13 +31,13 @@ interface StoredNote {
   note: string;
 }
 
-/** What a package's summary shows. */
+/** The fields of a package's summary. */
 export interface PackageSummary {
   package_id: string;
   purpose: string;
   from: string;
   to: string;
-  /** Of a session's package. */
+  /** Only for a session's package. */
   sequence_id: string | null;
   first_seq: number;
   last_seq: number;
@@ -50,13 +50,13 @@ export interface PackageSummary {
   created_at: string;
 }
 
-/** The most records after a range that are packed to lead to a checkpoint; there is one every 1,000 records. */
+/** Maximum number of records after a range that are packed to lead to a checkpoint; there is one every 1,000 records. */
 const MAX_LEAD = 10_000;
-/** The file is kept in pieces of this size, so that neither making nor serving it needs more memory. */
+/** The file is stored in pieces of this size, so that neither making nor serving it needs more memory. */
 const CHUNK_BYTES = 256 * 1024;
-/** Exports of all tenants that run at a time, of each tenant one: each keeps a connection for as long as it takes. */
+/** Exports that run at a time across all tenants, at most one per tenant: each keeps a connection for as long as it takes. */
 const AT_ONCE = 2;
-/** What one statement reads of the records: up to so many bytes of text, and one record at least. */
+/** How much one statement reads of the records: up to this many bytes of text, and at least one record. */
 const PAGE_BYTES = 256 * 1024;
 const PAGE_ROWS = 500;
 
@@ -67,7 +67,7 @@ type ExportInput = {
   sequence_id?: string | undefined;
 };
 
-/** Signed evidence: a range of the decision chain with what it takes to check it without this server. */
+/** Signed evidence: a range of the decision chain, with everything needed to check it without this server. */
 export class Evidence {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -93,15 +93,14 @@ export class Evidence {
   }
 
   /**
-   * Makes, signs and stores a package of every record received from `from` (included) to `to` (excluded; the last month
-   * without them), or of the records from the first to the last of a session. What lies between a session's records
-   * is in the package too, or the chain could not be checked. When it resolves, the package and its audit record are
-   * committed. TOO_MANY_RECORDS, saying how to split, over 10,000 records; RATE_LIMITED while the tenant has another
-   * export under way.
+   * Makes, signs and stores a package of every record received from `from` (included) to `to` (excluded; without them, the last
+   * month), or of the records from the first to the last of a session. Everything between a session's records is in the package
+   * too, or the chain could not be checked. Once it resolves, the package and its audit record are committed. TOO_MANY_RECORDS,
+   * with how to split the range, over 10,000 records; RATE_LIMITED while the tenant has another export under way.
    *
-   * The package reaches on to a signed checkpoint at or after its last record. Where there is none yet, one is signed
-   * first, which compares the chain with everything that was ever signed about it. A package of a broken chain is made
-   * and signed all the same, and says so: evidence of tampering is evidence.
+   * The package reaches on to a signed checkpoint at or after its last record. If there is none yet, one is signed first, which
+   * compares the chain with everything that was ever signed about it. A package of a broken chain is made and signed all the
+   * same, and states that it is broken: evidence of tampering is evidence.
    */
   async export(
     tenantId: string,
@@ -145,7 +144,7 @@ export class Evidence {
     const id = newId('pkg', now.getTime());
     return this.#db.transaction(tenantId, async (em) => {
       await em.execute(LONG_TRANSACTION);
-      // of all processes
+      // across all processes
       const [lock] = await em.execute<{ free: boolean }[]>(
         'select pg_try_advisory_xact_lock(hashtextextended(?, 2)) as free',
         [`export ${tenantId}`],
@@ -262,7 +261,7 @@ export class Evidence {
     else this.#free++;
   }
 
-  /** The records of these places as they are stored, a page at a time. */
+  /** The records at these positions as stored, a page at a time. */
   async *#records(tenantId: string, from: number, to: number): AsyncGenerator<PackedRecord> {
     for (let next = from; next <= to; ) {
       // the length of a text is known without reading it
@@ -288,9 +287,9 @@ export class Evidence {
   }
 
   /**
-   * The notes of the range and on to the first one at or after its end. Where there is none one is signed, unless the
-   * chain contradicts what was signed before: the package then goes without, and is not intact. Neither is one in whose
-   * range a note was altered, which is left out.
+   * The notes of the range and on to the first one at or after its end. If there is none, one is signed, unless the chain
+   * contradicts what was signed before: then the package goes without one and is not intact. A package is not intact either if a
+   * note in its range was altered; such a note is left out.
    */
   async #notes(tenantId: string, start: number, end: number): Promise<{ notes: StoredNote[]; altered: number[] }> {
     const { keys, former } = this.#keys(tenantId);
@@ -346,8 +345,8 @@ export class Evidence {
   }
 
   /**
-   * What an export of the same range would hold by now, and in which parts it can be exported when it is too large for
-   * one package: at most the first 100.
+   * What an export of the same range would contain now, and the parts in which it can be exported if it is too large for one
+   * package: at most the first 100.
    */
   async plan(
     tenantId: string,
@@ -373,7 +372,7 @@ export class Evidence {
       let from = input.sequence_id === undefined ? span.from : (await receivedAt(first))!;
       for (let seq = first; seq <= last && parts.length < 100; ) {
         const to = last - seq < MAX_PACKAGE_RECORDS ? end : await receivedAt(seq + MAX_PACKAGE_RECORDS);
-        // more records of one millisecond than a package holds cannot be told apart by time
+        // if one millisecond has more records than a package holds, time cannot tell them apart
         if (!to || to <= from) break;
         const part = await this.#bounds(tenantId, from, to, asker);
         parts.push({ from: from.toISOString(), to: to.toISOString(), record_count: part.last - part.first + 1 });
@@ -384,7 +383,7 @@ export class Evidence {
     return { record_count: last - first + 1, first_seq: first, last_seq: last, limit: MAX_PACKAGE_RECORDS, parts };
   }
 
-  /** The packages, the newest first. */
+  /** The packages, newest first. */
   async list(tenantId: string, page: { limit: number; offset: number }) {
     const [rows, total] = await this.#db
       .reader(tenantId)
@@ -392,7 +391,7 @@ export class Evidence {
     return { packages: rows.map(summaryOf), total };
   }
 
-  /** One package, with the names and sizes of the files in it. NOT_FOUND when the tenant has no such package. */
+  /** One package, with the names and sizes of its files. NOT_FOUND if the tenant has no such package. */
   async get(
     tenantId: string,
     id: string,
@@ -403,7 +402,7 @@ export class Evidence {
     return { ...summaryOf(row), files: await filesOf(bytes()) };
   }
 
-  /** The package exactly as it was signed: its hash and size, and its bytes, which are read while they are sent. */
+  /** The package exactly as it was signed: its hash, its size, and its bytes, which are read while they are sent. */
   async open(
     tenantId: string,
     id: string,
@@ -418,7 +417,7 @@ export class Evidence {
     return {
       ...row,
       async *bytes() {
-        // ends with the last byte: a caller that has them all does not wait for one more query
+        // ends with the last byte, so that a caller that has them all does not wait for another query
         for (let [place, sent] = [0, 0]; sent < row.size; place++) {
           const [chunk] = await db.query<{ bytes: Buffer }>(
             tenantId,
@@ -433,7 +432,7 @@ export class Evidence {
     };
   }
 
-  /** The time window that is asked for: without one the last month. */
+  /** The requested time window; by default, the last month. */
   #span(input: Omit<ExportInput, 'purpose'>): { from: Date; to: Date } {
     if (input.sequence_id !== undefined && (input.from !== undefined || input.to !== undefined)) {
       throw new AppError('VALIDATION_FAILED', undefined, {
@@ -442,7 +441,7 @@ export class Evidence {
     }
     const to = input.to ? new Date(input.to) : new Date(this.#clock.now());
     const from = input.from ? new Date(input.from) : monthBefore(to);
-    // before the year 0 there is no ISO 8601 form of four digits
+    // years before 0 have no four-digit ISO 8601 form
     if (from >= to || from.getUTCFullYear() < 0) {
       throw new AppError('VALIDATION_FAILED', undefined, {
         faults: [{ pointer: '/from', message: 'must be before `to`, in the years 0 to 9999' }],
@@ -452,7 +451,7 @@ export class Evidence {
   }
 
   /**
-   * The seq range of a time window. received_at never falls along a chain, so the range is exact. One without records
+   * The seq range of a time window. received_at never decreases along a chain, so the range is exact. A range without records
    * begins after the last record that was received before `from`.
    */
   async #bounds(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
@@ -469,7 +468,7 @@ export class Evidence {
     );
   }
 
-  /** The same, or TOO_MANY_RECORDS. */
+  /** The same, but throws TOO_MANY_RECORDS. */
   async #window(tenantId: string, from: Date, to: Date, asker: Asker): Promise<{ first: number; last: number }> {
     const { first, last } = await this.#bounds(tenantId, from, to, asker);
     if (last - first + 1 > MAX_PACKAGE_RECORDS) {
@@ -492,7 +491,7 @@ export class Evidence {
       tenantId,
       `select min(seq) as first, max(seq) as last from forensic_record
        where tenant_id = $1 and session_h = $2 and strpos(line, $3) > 0`,
-      // as canonical JSON writes it: exact, and a line that is no JSON by now does not fail the statement
+      // as canonical JSON writes it: this is exact, and a line that is no longer JSON does not fail the statement
       [tenantId, idHash(sessionId), `"session_id":${JSON.stringify(sessionId)}`],
     );
     if (!bounds?.first || !bounds.last) throw new AppError('NOT_FOUND', 'there is no such session');
@@ -531,10 +530,10 @@ function summaryOf(row: EvidencePackageRow): PackageSummary {
   };
 }
 
-/** The members of a package as its manifest lists them. Only what comes before the manifest is read. */
+/** The members of a package as its manifest lists them. Reads no further than the manifest. */
 async function filesOf(pieces: AsyncIterable<Buffer>): Promise<{ name: string; size: number; sha256: string }[]> {
   let bytes = Buffer.alloc(0);
-  // where the next header is among all bytes, and how many of them were dropped
+  // the offset of the next header in all bytes, and how many bytes were dropped
   let at = 0;
   let dropped = 0;
   for await (const piece of pieces) {
@@ -565,7 +564,7 @@ function monthBefore(date: Date): Date {
   return before;
 }
 
-/** Puts bytes together into pieces of one size, each stored under its place. */
+/** Joins bytes into pieces of one size, each stored under its position. */
 class Chunks {
   readonly #store: (place: number, bytes: Buffer) => Promise<unknown>;
   #place = 0;
@@ -601,7 +600,7 @@ function underWay(): AppError {
   });
 }
 
-/** A range that is too large for a package, in bytes or by records that came meanwhile, is the caller's to split. */
+/** A range that is too large for a package, in bytes or because of records that arrived meanwhile, is for the caller to split. */
 async function packed<T>(work: Promise<T>): Promise<T> {
   try {
     return await work;
@@ -613,7 +612,7 @@ async function packed<T>(work: Promise<T>): Promise<T> {
   }
 }
 
-/** As the manifest of a package states them. */
+/** As stated in a package's manifest. */
 function limitsOf(former: readonly FormerKey[]): Record<string, FormerKeyLimit> | undefined {
   if (former.length === 0) return undefined;
   return Object.fromEntries(

@@ -40,16 +40,16 @@ exported; 2 wrong usage, or nothing to verify. Losses of records that an operato
 change the exit code.
 `;
 
-/** Larger than any package of the most records; what is larger is not read. */
+/** Larger than any package with the maximum number of records; anything larger is not read. */
 const MAX_BYTES = 1024 ** 3;
 const MAX_FILES = 20_000;
 
-/** Wrong usage: exit code 2. */
+/** Incorrect usage: exit code 2. */
 class UsageError extends Error {}
 
 type Found = Report & { path: string };
 
-/** Runs the program with these arguments. Reads files and nothing else; returns what to print and the exit code. */
+/** Runs the program with these arguments. Reads files and nothing else; returns the output and the exit code. */
 export function svcVerify(args: readonly string[]): { exitCode: 0 | 1 | 2; stdout: string; stderr: string } {
   try {
     const { path, json, help, trust } = readArguments(args);
@@ -141,7 +141,7 @@ function verifyPath(path: string, trust: Trust): Found[] {
   const found: Found[] = [];
   for (const entry of entries) {
     const inner = join(path, entry.name);
-    // of a link, of what it leads to
+    // follows a link to its target
     const kind = statSync(inner, { throwIfNoEntry: false });
     const isNamed = /\.(tar|svcb)$/.test(entry.name);
     if (kind?.isDirectory()) found.push(verifyUnpacked(inner, trust));
@@ -264,12 +264,12 @@ function lossText({ seq, id, received_at, reason, accepted }: StatedLoss): strin
   return `${record}: ${what}. Reason: ${reason}`;
 }
 
-/** One line without control and format characters: what a hostile file says must not steer the reader's terminal. */
+/** One line without control and format characters, so that a hostile file cannot control the reader's terminal. */
 function plain(line: string): string {
   return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
 }
 
-// Not import.meta.main: where Node does not know it yet, the program would do nothing and exit with 0.
+// Not import.meta.main: if this Node version lacks it, the program would do nothing and exit with 0.
 if (process.argv[1] !== undefined && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
   const { exitCode, stdout, stderr } = svcVerify(process.argv.slice(2));
   process.stdout.write(stdout);
