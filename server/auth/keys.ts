@@ -25,7 +25,10 @@ interface NewAgentKey {
   expiresAt?: Date | undefined;
 }
 
-/** Creates, lists, rotates and revokes API keys and agent keys. The plaintext exists only in the result of `create…` and `rotate…`. */
+/**
+ * Creates, lists, rotates and revokes API keys and agent keys. The plaintext exists only in the result of `create…` and
+ * `rotate…`.
+ */
 export class Keys {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -93,7 +96,9 @@ export class Keys {
     return { row, secret };
   }
 
-  /** `maker`: the person who creates the key, by session or with a key of theirs; absent for an operator and for ownerless keys. */
+  /**
+   * `maker`: the person who creates the key, by session or with a key of theirs; absent for an operator and for ownerless keys.
+   */
   async createAgentKey(
     tenantId: string,
     input: NewAgentKey & { maker?: string | null },
@@ -240,7 +245,7 @@ export class Keys {
       .find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }
 
-  /** When this resolves, no process accepts the key any more. NOT_FOUND if there is no such valid key. */
+  /** Once this resolves, no process accepts the key. NOT_FOUND if there is no such valid key. */
   async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const live = { tenantId, id, revokedAt: null };

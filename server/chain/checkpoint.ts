@@ -95,7 +95,7 @@ const PAGE = 500;
 const HURRIED = 200;
 const REST = 100;
 const RETRY_MS = 2000;
-/** After this many consecutive chains could not be compared, the database may be down, so it is left alone for a moment. */
+/** After this many consecutive failures to compare a chain, the database may be down, so it is left alone for a moment. */
 const MOST_IN_A_ROW = 20;
 /** Chains remembered for a retry because they could not be compared. If there are more, all chains are compared again. */
 const MOST_LEFT = 10_000;

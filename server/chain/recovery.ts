@@ -24,8 +24,8 @@ interface RecoveryOptions {
 }
 
 /**
- * The slow path of a writer: for when a group failed or may have failed, or there is no connection. While recovery runs, it is
- * the only one writing, one transaction at a time, until everything that failed has its answer.
+ * The rarely taken path of a writer: for when a group failed or may have failed, or there is no connection. While recovery runs,
+ * it is the only one writing, one transaction at a time, until everything that failed has its answer.
  */
 export class Recovery {
   readonly #options: AppenderOptions;

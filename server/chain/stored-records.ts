@@ -2,7 +2,7 @@ import type { Database } from '../../db/index.ts';
 import { RECORDS } from './loss.ts';
 import { type ChainName, chainHash, ZERO_HASH } from './record.ts';
 
-/** A record as it is stored, with the hash that it should have. */
+/** A record as stored, with the hash that it should have. */
 export interface StoredRecord {
   seq: number;
   id: string;

@@ -162,7 +162,7 @@ async function startOf(client: pg.Client, { tenantId, chain, keys, directory }: 
   return { ...start, losses, filed, newestBlock, end: Math.max(start.seq ?? 0, start.last ?? 0) };
 }
 
-/** The first part is larger by what one thread reads, for a million records, while the other thread starts. */
+/** The first part is larger, by the share of a million records that is read while another thread starts. */
 const EARLIER = 1.04;
 
 /** One part, or as many as there are threads, each made of whole blocks. */

@@ -250,7 +250,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     this.#fail('checkpoint_mismatch', this.#seq, row, words);
   }
 
-  /** What is wrong with what the text says about itself, read with a JSON parser. */
+  /** Checks what the text states about itself, using a JSON parser. Returns the fault, if any. */
   #fault(row: ChainRow<C>, line: Uint8Array): [MismatchCode, string] | undefined {
     const { tenantId, chain, strict } = this.#options;
     const record = parseLine(line, strict === true);

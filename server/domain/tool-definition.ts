@@ -78,7 +78,7 @@ function poisons(value: unknown): boolean {
 /** The differences after which the tool is still what was reviewed. */
 const DESCRIPTIVE: ReadonlySet<ChangeCode> = new Set(['narrowed', 'output_changed', 'wording']);
 
-/** More of them would tell a reviewer nothing more. */
+/** Beyond this many, they add nothing for a reviewer. */
 const MOST_OF_A_CODE = 8;
 
 /**

@@ -13,7 +13,7 @@ export interface VoteSettings {
 type Voters = Electorate & {
   /** Why this person may neither vote nor report; undefined if they may. */
   barred(userId: string): string | undefined;
-  /** Whether this person owns a key of the agent or, where that matters, wrote the policy: whatever role they have. */
+  /** Whether this person, regardless of role, owns a key of the agent or, where that matters, wrote the policy. */
   involved(userId: string): boolean;
 };
 

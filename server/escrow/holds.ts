@@ -260,7 +260,7 @@ export class Holds {
   /**
    * Consumes a released hold. Of any number of calls, in any number of processes, one resolves; the others get ALREADY_CONSUMED.
    * The caller that gets the answer may act once; if the answer is lost, the hold is consumed all the same. STOPPED, and nothing
-   * is consumed, while the action is under a stop that was not in force when it was held.
+   * is consumed, while the action is under a stop other than the freeze that opened the hold.
    */
   async consume(
     tenantId: string,
