@@ -279,8 +279,8 @@ export class Connections {
 
   /**
    * Throws CONFLICT if single sign-on is enforced and the change that the caller's transaction makes next would shut out the last
-   * admins who can sign in. If none can sign in any longer, because their domain was lost, nothing is refused: someone who came in
-   * with a link from the operator must be able to put things right. `shutOut`: whether the change shuts out this admin.
+   * admins who can sign in. If none can sign in any longer, because their domain was lost, nothing is refused: someone who came
+   * in with a link from the operator must be able to put things right. `shutOut`: whether the change shuts out this admin.
    */
   async assertAdminStays(em: EntityManager, tenantId: string, shutOut: (admin: SignedAdmin) => boolean): Promise<void> {
     const error = await this.#objectionToShutOut(em, tenantId, shutOut);
