@@ -407,8 +407,8 @@ export class Keys {
 }
 
 /**
- * Ends, in the caller's transaction, the tokens that were issued for a trust. Their rows stay, so that the platform's
- * tokens are not taken a second time.
+ * Ends, in the caller's transaction, the tokens that were issued for a trust. Their rows stay, so that the platform's tokens are
+ * not accepted a second time.
  */
 export async function endTokens(em: EntityManager, notify: Notify, tenantId: string, trustId: string, now: Date) {
   const tokens = await em.execute<{ id: string }[]>(

@@ -164,7 +164,7 @@ export class Sessions {
   }
 
   /**
-   * Ends all sessions of a person but `except`; resolves to how many once every process refuses them. NOT_FOUND if the
+   * Ends all sessions of a person other than `except`; resolves to their number once every process refuses them. NOT_FOUND if the
    * id is unknown.
    */
   async endAll(tenantId: string, userId: string, by: Doer, except?: string): Promise<number> {

@@ -1,5 +1,5 @@
 /*
- * The kinds of destinations that events are sent to. A new one is a row here, a file in server/subscriptions/destinations/
+ * The kinds of destinations that events are sent to. To add one, add a row here, a file in server/subscriptions/destinations/
  * with a line in its index, and an icon in the dashboard.
  */
 

@@ -287,7 +287,7 @@ export class HoldQueries {
   }
 }
 
-/** Similar holds that are looked at. */
+/** Number of similar holds looked at. */
 const SIMILAR = 20;
 const MOST_GROUPS = 100;
 
@@ -340,7 +340,7 @@ async function reportedBy(em: EntityManager, tenantId: string, person: string): 
   return rows.map(({ id }) => id);
 }
 
-/** The votes of a person that a list looks at. */
+/** Maximum number of a person's votes that a list looks at. */
 const MOST_VOTES = 5_000;
 
 /** The holds that a person voted on: those still held, or their latest ones. */

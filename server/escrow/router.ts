@@ -114,7 +114,7 @@ const Ids = text(100 * MOST_TOGETHER)
   .describe('with commas between');
 const tag = 'escrow';
 
-/** The stops in force at a tenant. */
+/** The stops in force for a tenant. */
 type StopsOf = (tenantId: string) => Promise<StopLookup>;
 
 function by(ctx: Context & { principal: Principal }): Doer {
