@@ -3,14 +3,14 @@ import { migrationChecksums } from './migrations/index.ts';
 
 export const MIGRATION_TABLE = 'schema_migration';
 
-/** Which migrations ran on a database, compared with this program's. */
+/** Which migrations have run on a database, compared with this program's. */
 export interface Applied {
-  /** Names of those that ran, in order. */
+  /** Names of the migrations that ran, in order. */
   readonly done: readonly string[];
   readonly pending: readonly string[];
-  /** Those that this program does not know: a newer one ran them. */
+  /** Migrations this program does not know: a newer one ran them. */
   readonly newer: readonly string[];
-  /** Those that ran with another text than this program's. */
+  /** Migrations that ran with different text than this program's. */
   readonly changed: readonly string[];
 }
 
@@ -39,12 +39,12 @@ export async function readApplied(client: pg.Client): Promise<Applied> {
   };
 }
 
-/** The schema is not this program's; the message says what to do. */
+/** The schema does not fit this program; the message says what to do. */
 export class SchemaRefused extends Error {
   override readonly name = 'SchemaRefused';
 }
 
-/** Why this program must not work on the database, in words; undefined when it may, once what is pending has run. */
+/** Why this program must not use the database, as text; undefined if it may, once pending migrations have run. */
 export function objectionTo({ newer, changed }: Applied): string | undefined {
   if (newer.length > 0) {
     return `the database was migrated by a newer program (${newer.join(', ')}): update this one`;

@@ -1,16 +1,16 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 
-/** Some holds for everybody who set them aside, all holds of one person, or all of everybody's. */
+/** Some holds, for everyone who set them aside; all holds of one person; or everyone's. */
 type Which = { holds: readonly string[] } | { person: string } | 'all';
 
 /**
- * Brings holds back that people had set aside, within the caller's transaction.
+ * Brings back holds that people had set aside, within the caller's transaction.
  *
- * INVARIANT: call it when the rows of people and of the tenant are locked, those that a foreign key leads to included, and
- * before the first audit record. All who delete several of these rows lock them in one order.
+ * INVARIANT: call it after locking the rows of people and of the tenant, including those that a foreign key references, and
+ * before the first audit record. Every transaction that deletes several of these rows locks them in the same order.
  */
 export async function bringBack(em: EntityManager, tenantId: string, which: Which): Promise<void> {
-  // what is being set aside now is not to be seen yet: it is committed first, and brought back too
+  // holds being set aside right now are not visible yet: wait for them to commit, then bring them back too
   if (which === 'all') await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [lockOf(tenantId)]);
   const [where, values] =
     which === 'all'
@@ -26,8 +26,8 @@ export async function bringBack(em: EntityManager, tenantId: string, which: Whic
 }
 
 /**
- * Before a transaction stores that a hold is set aside: `bringBack` of all holds waits until it ends. No lock is to be taken after
- * this one.
+ * Call before a transaction stores that a hold is set aside: `bringBack` of all holds then waits until it ends. Take no lock
+ * after this one.
  */
 export async function settingAside(em: EntityManager, tenantId: string): Promise<void> {
   await em.execute('select pg_advisory_xact_lock_shared(hashtextextended(?, 1))', [lockOf(tenantId)]);

@@ -4,23 +4,23 @@ import { isDatabaseFault } from '../server/lib/database-fault.ts';
 import { RequestClient, within } from './client.ts';
 
 /*
- * Citus spreads the tables over several servers, by tenant: all rows of a tenant are on one of them, its node. Processes
- * connect to the coordinator, which sends each statement there; one that is beside a node asks that for what is of a tenant.
- * Where the extension is not in the database, nothing here applies.
+ * Citus spreads the tables over several servers, by tenant: all rows of a tenant are on one of them, its node. Processes connect
+ * to the coordinator, which sends each statement to that node; a process beside a node queries that node for tenant data. Where
+ * the extension is not in the database, nothing here applies.
  */
 
-/** Written in a tenant's transactions, and looked up across tenants: a copy on every node. */
+/** Written in a tenant's transactions, and looked up across tenants: replicated to every node. */
 export const REFERENCE: readonly string[] = ['former_key', 'verified_domain'];
 
 export interface Citus {
   readonly version: string;
   /** Nodes that hold tenants. */
   readonly nodes: number;
-  /** Whether tenants are spread over them. */
+  /** Whether tenants are spread over the nodes. */
   readonly spread: boolean;
 }
 
-/** What Citus says of itself in the database of this connection; undefined where it is not in use. */
+/** What Citus reports about itself in the database of this connection; undefined if it is not in use. */
 export async function citusOf(client: Pick<pg.ClientBase, 'query'>): Promise<Citus | undefined> {
   const { rows } = await client.query<{ version: string }>(
     `select extversion as version from pg_extension where extname = 'citus'`,
@@ -33,7 +33,7 @@ export async function citusOf(client: Pick<pg.ClientBase, 'query'>): Promise<Cit
   return { version: rows[0].version, ...found[0]! };
 }
 
-/** The tables with rows of tenants, in an order in which what a foreign key leads to comes first: that of their making. */
+/** The tables with tenant rows, in creation order: tables that foreign keys reference come first. */
 export async function tablesOfTenants(client: Pick<pg.ClientBase, 'query'>): Promise<string[]> {
   const { rows } = await client.query<{ name: string }>(
     `select c.relname as name from pg_class c
@@ -45,8 +45,8 @@ export async function tablesOfTenants(client: Pick<pg.ClientBase, 'query'>): Pro
 }
 
 /**
- * Spreads the tables that are not spread yet, all or none, with all rows of a tenant on one node. Tables without a tenant stay
- * on the coordinator. Resolves with the names of those that were spread.
+ * Spreads the tables that are not spread yet, all or none, with all rows of a tenant on one node. Tables without a tenant stay on
+ * the coordinator. Resolves with the names of the tables it spread.
  */
 export async function spread(client: pg.Client): Promise<string[]> {
   const { rows: done } = await client.query<{ name: string }>(
@@ -54,12 +54,12 @@ export async function spread(client: pg.Client): Promise<string[]> {
   );
   const names = (await tablesOfTenants(client)).filter((name) => !done.some((one) => one.name === name));
   if (names.length === 0) return names;
-  // row-level security on the nodes reads what SET LOCAL says here
+  // row-level security on the nodes reads what SET LOCAL sets here
   const { rows: here } = await client.query<{ name: string }>('select current_database() as name');
   await client.query(`alter database ${pg.escapeIdentifier(here[0]!.name)} set citus.propagate_set_commands = 'local'`);
   await client.query('begin');
   try {
-    // one connection to each node: tables that refer to each other cannot be made by several
+    // one connection to each node: tables that refer to each other cannot be created over several
     await client.query(`set local citus.multi_shard_modify_mode to 'sequential'`);
     for (const name of names) {
       if (REFERENCE.includes(name)) await client.query('select create_reference_table($1::regclass)', [name]);
@@ -78,7 +78,7 @@ export async function spread(client: pg.Client): Promise<string[]> {
   return names;
 }
 
-/** How Citus divides tenants: each shard has those whose hash is within its bounds, and lies on one node. */
+/** How Citus divides tenants: a shard holds the tenants whose hash is within its bounds, and is on one node. */
 interface Shard {
   readonly low: number;
   readonly high: number;
@@ -86,15 +86,15 @@ interface Shard {
   readonly node: number;
 }
 
-/** How often a process looks whether shards have moved. */
+/** How often a process checks whether shards have moved. */
 const LOOK_MS = 1000;
 
 /**
- * Which node has a tenant. Every node knows all of this and takes a statement to the node that has the rows: what was read here and
- * is no longer true costs time, and nothing else.
+ * Which node has a tenant. Every node knows all of this and forwards a statement to the node that has the rows: stale data here
+ * costs time, and nothing else.
  */
 export class Places {
-  /** The number of the node beside this process, where there is one. */
+  /** The number of the node beside this process, if there is one. */
   readonly here: number | undefined;
   readonly #pool: Pick<pg.Pool, 'query'>;
   readonly #moved = new Set<() => void>();
@@ -124,7 +124,7 @@ export class Places {
     return shardOf(this.#shards, tenantId)?.node;
   }
 
-  /** The shard that has a tenant, or would have it: the lowest of its hashes. */
+  /** The shard that has a tenant, or would have it, identified by its lowest hash. */
   shardOf(tenantId: string): number | undefined {
     return shardOf(this.#shards, tenantId)?.low;
   }
@@ -134,12 +134,12 @@ export class Places {
     return this.here !== undefined && this.nodeOf(tenantId) === this.here;
   }
 
-  /** Has `listener` called when shards have moved. */
+  /** Calls `listener` when shards have moved. */
   onMove(listener: () => void): void {
     this.#moved.add(listener);
   }
 
-  /** Looks now. It happens by itself every second. While the node does not answer, what is known stays. */
+  /** Checks now. This also happens every second. While the node does not answer, the last known places are kept. */
   look(): Promise<void> {
     this.#looking ??= shardsOf(this.#pool)
       .then(
@@ -170,7 +170,7 @@ async function shardsOf(pool: Pick<pg.Pool, 'query'>): Promise<Shard[]> {
   return rows;
 }
 
-/** The shard that has a tenant: shards are in the order of their bounds. */
+/** The shard that has a tenant: shards are ordered by their bounds. */
 function shardOf(shards: readonly Shard[], tenantId: string): Shard | undefined {
   const hash = hashOf(tenantId);
   let [from, to] = [0, shards.length - 1];
@@ -215,7 +215,7 @@ export function hashOf(text: string): number {
   const word = (at: number) => byte(at) | (byte(at + 1) << 8) | (byte(at + 2) << 16) | (byte(at + 3) << 24);
   a = (a + word(0)) | 0;
   b = (b + word(4)) | 0;
-  // the lowest byte is that of the length
+  // the lowest byte is reserved for the length
   c = (c + (word(8) << 8)) | 0;
   c = ((c ^ b) - rotated(b, 14)) | 0;
   a = ((a ^ c) - rotated(c, 11)) | 0;
@@ -227,19 +227,19 @@ export function hashOf(text: string): number {
   return c;
 }
 
-/** The setting by which row-level security knows the tenant, for the rest of the transaction. */
+/** The statement that sets the tenant for row-level security, for the rest of the transaction. */
 export function setTenant(tenantId: string): string {
-  // a simple query ends there
+  // a simple query ends at a NUL
   if (tenantId.includes('\0')) throw new Error('no tenant has a NUL in its id');
   return `set local app.tenant = ${pg.escapeLiteral(tenantId)}`;
 }
 
-/** How the entity managers say it. */
+/** How the entity managers set it. */
 const SET_CONFIG = /^select set_config\('app\.tenant', ('[\w-]*'), true\)$/;
 
 /**
- * A connection of requests to a coordinator. Citus takes SET LOCAL along to the node of a tenant, and not set_config(): what
- * is not said by the former is as if it were not said, and no row is seen.
+ * A connection for requests to a coordinator. Citus propagates SET LOCAL to the tenant's node, but not set_config(): a tenant set
+ * only by the latter is unknown there, and no row is visible.
  */
 export class CitusClient extends RequestClient {
   override query(...args: unknown[]): never {
@@ -249,7 +249,7 @@ export class CitusClient extends RequestClient {
   }
 }
 
-/** Narrows a statement to one tenant: ` and alias.tenant_id = …`; nothing where one statement may be of all. */
+/** Narrows a statement to one tenant: ` and alias.tenant_id = …`; empty where one statement may cover all tenants. */
 export interface Only {
   (alias?: string): string;
   readonly tenantId?: string;
@@ -262,55 +262,58 @@ export const onlyOf = (tenantId: string): Only =>
     { tenantId },
   );
 
-/** The same to several, of one shard: Citus then knows the node. */
+/** Narrows a statement to several tenants of one shard, so that Citus knows the node. */
 export function amongThese(tenantIds: Iterable<string>): (alias: string) => string {
   const these = arrayOf(tenantIds);
   return (alias) => ` and ${alias}.tenant_id = any(${these})`;
 }
 
-/** Ids within the text of a statement, where Citus reads them. */
+/** Ids inlined in the text of a statement, where Citus can read them. */
 export function arrayOf(tenantIds: Iterable<string>): string {
   return `array[${[...tenantIds].map((tenantId) => pg.escapeLiteral(tenantId)).join(', ')}]`;
 }
 
-/** As much of a database as looks for tenants in it. */
+/** The part of a database that it takes to search across tenants. */
 export interface Tenants {
   readonly citus: Citus | undefined;
   readonly search: Pick<pg.Pool, 'query' | 'connect'>;
   readonly searchNode?: Pick<pg.Pool, 'query'> | undefined;
   readonly places?: Places | undefined;
   readonly elsewhere?: Elsewhere | undefined;
-  /** Where a synchronous standby is demanded. */
+  /** Set if a synchronous standby is required. */
   readonly replication?:
     | { missingFor(tenantId: string): string | undefined; readonly missing: string | undefined }
     | undefined;
 }
 
-/** The tenants of the node beside a process, or those of all others. */
+/** The tenants of the node beside a process, or those of all other nodes. */
 export type Part = 'here' | 'elsewhere';
 const looking = new AsyncLocalStorage<Part>();
 
-/** Has `across` and `apart` look for this part of the tenants, in all that `work` calls. */
+/** Makes `across` and `apart` search this part of the tenants, in everything that `work` calls. */
 export function lookingFor<T>(part: Part, work: () => T): T {
   return looking.run(part, work);
 }
 
-/** So long all servers are given to answer where a process is beside one, */
+/** Where a process is beside a node, the servers have this long to answer; */
 const ACROSS_MS = 5000;
-/** and so long they are not asked when they did not: a host that is gone says nothing. */
+/** if they did not, they are not queried for this long: a host that is gone says nothing. */
 const AWAY_MS = 10_000;
 
-/** Whether a process beside a node finds what is among the tenants of others. */
+/** Whether searches of a process beside a node reach tenants of other nodes. */
 export class Elsewhere {
   #awayUntil: number | undefined;
-  /** Told when that changes, with what was in the way. */
+  /** Called when that changes, with the error that was in the way. */
   onChange: ((why: unknown) => void) | undefined;
 
   get away(): boolean {
     return this.#awayUntil !== undefined;
   }
 
-  /** False where nobody is to be asked now. While they are away one is told to ask again, and the others go on without. */
+  /**
+   * False if the other servers are not to be queried now. While they are away, one caller at a time tries again; the rest do
+   * without.
+   */
   mayAsk(): boolean {
     if (this.#awayUntil === undefined) return true;
     if (this.#awayUntil > performance.now()) return false;
@@ -326,10 +329,10 @@ export class Elsewhere {
 }
 
 /**
- * What a statement finds among all tenants. A process beside a node asks that for those of its own, part by part, and the
- * coordinator for the others, of whom it finds none while not every server answers: so a server that is away stops its own tenants
- * alone. An order or a limit is then that of each part. Rejects for any other error: a statement that is wrong is wrong on every
- * server.
+ * What a query finds among all tenants. A process beside a node queries that node for its own tenants, shard by shard, and the
+ * coordinator for the others. It finds none of those unless every server answers, so a server that is down stops only its own
+ * tenants. An order or a limit applies to each part separately. Rejects for any other error: a statement that is wrong is wrong
+ * on every server.
  */
 export async function across<R extends pg.QueryResultRow>(db: Tenants, found: string, values: unknown[]): Promise<R[]> {
   const { search, searchNode: node, places, elsewhere } = db;
@@ -348,7 +351,7 @@ export async function across<R extends pg.QueryResultRow>(db: Tenants, found: st
   }
 }
 
-/** A connection that a server which says nothing would keep is given up. */
+/** Gives up a connection that a silent server would keep. */
 async function inTime<R extends pg.QueryResultRow>(
   search: Pick<pg.Pool, 'connect'>,
   found: string,
@@ -366,7 +369,7 @@ async function inTime<R extends pg.QueryResultRow>(
   }
 }
 
-/** What a statement finds among the tenants of the node that is asked. */
+/** What a query finds among the tenants of the queried node. */
 async function onNode<R extends pg.QueryResultRow>(
   node: Pick<pg.Pool, 'query'>,
   found: string,
@@ -374,7 +377,7 @@ async function onNode<R extends pg.QueryResultRow>(
 ): Promise<R[]> {
   const parts = await partsOf(node);
   if (parts.length === 0) return [];
-  // a part of a table is a table
+  // a shard of a table is a table
   const ofParts = parts.map((names) =>
     found.replace(/\b(from|join)\s+(\w+)/g, (all, word: string, name: string) => {
       const part = names.get(name);
@@ -384,14 +387,14 @@ async function onNode<R extends pg.QueryResultRow>(
   return (await node.query<R>(ofParts.map((one) => `(${one})`).join(' union all '), values)).rows;
 }
 
-/** Whether the server did not answer, or Citus did not reach another one: what it reads of that it repeats in words. */
+/** Whether the server did not answer, or Citus did not reach another one: it passes on that connection's error only as text. */
 function isAway(error: unknown): boolean {
   return isDatabaseFault(error) || CUT_OFF.test(String((error as Error).message));
 }
 const CUT_OFF =
   /^connection to the remote node .* failed|^server closed the connection|^connection not open|^could not (receive|send) data/;
 
-/** The names of the tables that a node has its tenants' rows in: a list for each range of tenants. */
+/** The names of the tables that hold a node's tenant rows: one list per range of tenants. */
 async function partsOf(node: Pick<pg.Pool, 'query'>): Promise<Map<string, string>[]> {
   const { rows } = await node.query<{ range: string; name: string; part: string }>(
     `select s.shardminvalue as range, c.relname as name, c.relname || '_' || s.shardid as part
@@ -403,15 +406,15 @@ async function partsOf(node: Pick<pg.Pool, 'query'>): Promise<Map<string, string
   );
 }
 
-/** Those of what was found whose tenants can be written: jobs leave the others until the server that has them has its standby. */
+/** The rows whose tenants can be written: jobs skip the others until the server that has them has its standby. */
 export function writable<R extends { readonly tenant_id: string }>(db: Tenants, found: readonly R[]): R[] {
   return found.filter(({ tenant_id }) => db.replication?.missingFor(tenant_id) === undefined);
 }
 
 /**
- * For a statement that changes or locks rows of several tenants: it is run once, or, where those are on several servers, once
- * for each tenant that `found` finds, in its order. So no statement locks rows of two servers, nor waits for both. It is not run
- * where a synchronous standby is demanded and missing.
+ * For a statement that changes or locks rows of several tenants: it runs once, or, if tenants are on several servers, once for
+ * each tenant that `found` returns, in that order. So no statement locks rows on two servers, or waits for both. It is not run
+ * where a synchronous standby is required and missing.
  */
 export async function apart(db: Tenants, found: string, values: unknown[]): Promise<Only[]> {
   if (!db.citus) return db.replication?.missing === undefined ? [ALL] : [];
@@ -419,7 +422,7 @@ export async function apart(db: Tenants, found: string, values: unknown[]): Prom
   return writable(db, rows).map(({ tenant_id }) => onlyOf(tenant_id));
 }
 
-/** As `apart`, for items that are known. */
+/** Like `apart`, for known items. */
 export function groupsApart<T>(
   db: { readonly citus: Citus | undefined },
   items: readonly T[],

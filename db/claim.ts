@@ -2,26 +2,26 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { PrimaryClient } from './primary.ts';
 import { connectSession } from './session.ts';
 
-/** Another server process has the database, in a way that does not go together with this one. */
+/** Another server process holds the database in a mode that conflicts with this one. */
 export class Occupied extends Error {}
 
 export interface Claim {
   release(): Promise<void>;
 }
 
-/** What the claim is called in pg_advisory_lock; any constant that nobody else uses. */
+/** The key of the claim in pg_advisory_lock; any constant that nothing else uses. */
 const CLAIM_LOCK = 7_305_414_124;
-/** How long a process that is about to end may still have the database. */
+/** How long a process that is about to end may still hold the database. */
 const PATIENCE_MS = 5000;
 const RETRY_MS = 250;
 
 /**
- * Claims the database for a server process: `alone`, or together with others that share it. Server processes that know
- * nothing of each other would take every tenant from each other with each command: safe, and useless. So one that runs
- * alone keeps all others out, for as long as it lives; operator's commands claim nothing and always get in.
+ * Claims the database for a server process: `alone`, or shared with others. Server processes that do not know of each other would
+ * take every tenant from each other with every command: safe, but useless. So a process that runs alone keeps all others out for
+ * as long as it lives; operator commands claim nothing and always get in.
  *
- * Throws Occupied when the database is still claimed otherwise after five seconds. The claim ends with the connection:
- * when that is lost, it is taken again as soon as possible, and `onConflict` is told if another process was faster.
+ * Throws Occupied when a conflicting claim still holds the database after five seconds. The claim ends with the connection: when
+ * that is lost, the claim is retaken as soon as possible, and `onConflict` is called if another process was faster.
  */
 export async function claimDatabase(
   url: string,

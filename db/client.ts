@@ -2,21 +2,21 @@ import pg from 'pg';
 import { inTime } from '../server/lib/deadlines.ts';
 import { PrimaryClient } from './primary.ts';
 
-/** A transaction that may write ends within this time, its commit included, or its connection does. */
+/** A transaction that may write, including its commit, ends within this time, or its connection is cut. */
 const WRITE_MS = 5000;
 /**
- * A statement for the beginning of a transaction that takes long by what it does: from then on WRITE_MS bounds each of
- * its writes and its commit, and not all of them together.
+ * A statement to run at the start of a transaction that is long by nature: from then on WRITE_MS bounds each of its writes and
+ * its commit individually, not all of them together.
  */
 export const LONG_TRANSACTION = `select set_config('svc.long', 'on', true)`;
-/** How long a statement waits for a connection of the pool, or for a new one. */
+/** How long a statement waits for a connection from the pool, or for a new one. */
 export const CONNECT_MS = 5000;
-/** A server that is silent for this long in the middle of a statement is taken for gone, */
+/** A server that is silent for this long in the middle of a statement is considered gone; */
 const SILENT_MS = 60_000;
-/** and in one that a request waits for, which takes less: reads that may take long have their own limit, which is lower. */
+/** for a statement that a request waits for, it is this long. Reads that may take long have their own, lower limit. */
 const SILENT_TO_REQUESTS_MS = 6000;
 
-/** How columns are read: bigint columns here are sequence numbers far below 2^53. */
+/** How columns are parsed: bigint columns here are sequence numbers far below 2^53. */
 export const COLUMN_TYPES: pg.CustomTypesConfig = {
   getTypeParser: (oid: number, format?: 'text' | 'binary') =>
     oid === pg.types.builtins.INT8 ? Number : pg.types.getTypeParser(oid, format as 'text'),
@@ -26,7 +26,7 @@ const BEGIN = /^\s*(begin|start transaction)\b(?!.*\bread only\b)/i;
 const BEGINS = /^\s*(begin|start transaction)\b/i;
 const END = /^\s*(commit|rollback(?!\s+to\b)|end)\b/i;
 const FRAME = /^\s*(begin|start transaction)\b|^\s*rollback\s*(;\s*)?$/i;
-/** Of sessions that a configuration, or a login's own, would have answer before the standby has a commit. */
+/** For sessions whose server or login configuration would acknowledge a commit before the standby has it. */
 const FLUSHED = 'set local synchronous_commit = on';
 const WRITE = /^\s*(insert|update|delete)\b|^\s*with\b.*\b(insert into|delete from|update \w+ \w+ set)\b/is;
 
@@ -35,19 +35,20 @@ export interface SteadyConfig extends pg.ClientConfig {
 }
 
 /**
- * A connection on which no fault of the database's becomes a fault of the process's.
+ * A connection on which a database fault never becomes a process fault.
  *
- * - An error while nobody waits for a statement is not thrown: the next statement reports it.
- * - A transaction that may write is given up after WRITE_MS, and so is a write outside of one: the connection is cut,
- *   and what is under way on it rejects. A commit can wait without end, for a synchronous standby that is gone or for a
- *   host that vanished. Whether it happened is then unknown, as with any lost connection. It is not canceled on the
- *   server: that would make the commit succeed without the standby.
- * - While `refusal` of its configuration has one, neither a transaction that may write begins on it, nor a write: that is rejected
- *   before it is sent. A commit that waits for a standby keeps a connection of the database, and its locks, until that is back.
- * - Nothing is prepared by name: a pooler may give the connection to others between transactions, and theirs to this client.
- * - The frame of a transaction never fails. Kysely gives a connection back only when its BEGIN or ROLLBACK succeeded, so
- *   each one that broke there would be missing in the pool for good. Where one of them fails, the connection is cut and
- *   the statement resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
+ * - An error while no statement is pending is not thrown: the next statement reports it.
+ * - A transaction that may write is abandoned after WRITE_MS, and so is a write outside of one: the connection is cut, and
+ *   whatever is in progress on it rejects. A commit can wait forever, for a synchronous standby that is gone or a host that
+ *   vanished. Whether it happened is then unknown, as with any lost connection. It is not canceled on the server: that would make
+ *   the commit succeed without the standby.
+ * - While the configuration's `refusal` returns an error, no transaction that may write begins on the connection, and no write is
+ *   sent: both are rejected up front. A commit that waits for a standby holds a database connection, and its locks, until the
+ *   standby is back.
+ * - Nothing is prepared by name: a pooler may hand the connection to other clients between transactions, and theirs to this one.
+ * - BEGIN and ROLLBACK never fail. Kysely returns a connection to the pool only when they succeeded, so each one that broke there
+ *   would be missing from the pool for good. When one of them fails, the connection is cut and the statement
+ *   resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
  */
 export class SteadyClient extends PrimaryClient {
   protected readonly silentMs: number = SILENT_MS;
@@ -91,7 +92,7 @@ export class SteadyClient extends PrimaryClient {
       statement.end();
       if (END.test(text)) this.#transaction?.end();
     };
-    // a pool asks with a callback
+    // a pool queries with a callback
     const callback = args.at(-1);
     if (typeof callback === 'function') {
       const heard = (...result: unknown[]) => {
@@ -101,7 +102,7 @@ export class SteadyClient extends PrimaryClient {
       return super.query(...([...args.slice(0, -1), heard] as Parameters<pg.Client['query']>)) as never;
     }
     const answer: unknown = super.query(...(args as Parameters<pg.Client['query']>));
-    // what is read row by row has no promise: its reader is the one who knows when it takes too long
+    // a query read row by row has no promise: its reader knows when it takes too long
     if (!(answer instanceof Promise)) {
       answered();
       return answer as never;
@@ -118,7 +119,7 @@ export class SteadyClient extends PrimaryClient {
     return new Limit(ms, () => this.cut());
   }
 
-  /** Of several statements that were sent together, each has this long once the one before it is answered. */
+  /** When several statements were sent together, each has this long after the previous one is answered. */
   #cutWhenSilent(ms: number): Limit {
     const askedAt = performance.now();
     return new Limit(ms, () => {
@@ -128,13 +129,13 @@ export class SteadyClient extends PrimaryClient {
   }
 }
 
-/** By how much a timer is late where its process, or the whole machine, did not run. */
+/** If a timer is this late, its process or the whole machine was stalled. */
 const STALLED_MS = 1000;
 
 /**
- * Calls `late` after `ms`, unless it was ended; once more after each time that it says `again`. Time in which the process itself
- * did not run is nobody else's delay: what came in meanwhile is read first, and after a long stall there are once `ms` more, for
- * a database on the same machine stood still as well, and a transaction goes on only now.
+ * Calls `late` after `ms` unless ended, and again for as long as it returns `again`. Time during which the process itself did not
+ * run is not counted against the other side: whatever arrived meanwhile is read first, and after a long stall `ms` is granted
+ * once more, because a database on the same machine was stalled too, and its transaction resumes only now.
  */
 class Limit {
   readonly #timer: NodeJS.Timeout;
@@ -160,24 +161,24 @@ class Limit {
   }
 }
 
-/** A connection of the owner's for what requests wait for. */
+/** An owner connection for work that requests wait for. */
 export class PromptClient extends SteadyClient {
   protected override readonly silentMs = SILENT_TO_REQUESTS_MS;
 }
 
-/** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
+/** Waiting longer than this for a row lock fails before the whole transaction does: see WRITE_MS. */
 const LOCK_MS = 4000;
-/** What a transaction begins with that may write, unless it is told otherwise. */
+/** The statements that begin a transaction that may write, unless others are given. */
 const BEGIN_WRITE = `begin; set local lock_timeout = ${LOCK_MS}; ${FLUSHED}`;
-/** What each transaction of a request begins with, sent together with its BEGIN. */
+/** Sent together with the BEGIN of every request transaction. */
 const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS}`;
 
 /**
- * A connection of requests. Row-level security binds the role `svc_app`, and this connection is that role in each of its
- * transactions and nothing else outside of one.
+ * A connection for requests. Row-level security binds the role `svc_app`; this connection has that role in each of its
+ * transactions, and has no role outside of one.
  *
- * INVARIANT: all that makes it a request's ends with the transaction, since a pooler gives the connection to others then. So
- * a statement outside of a transaction, which would run as the owner of the tables, is refused before it is sent.
+ * INVARIANT: everything that marks it as a request's ends with the transaction, because a pooler then hands the connection to
+ * others. So a statement outside of a transaction, which would run as the owner of the tables, is refused before it is sent.
  */
 export class RequestClient extends PromptClient {
   #within = false;
@@ -197,8 +198,8 @@ export class RequestClient extends PromptClient {
 }
 
 /**
- * Runs `work` in one transaction on a connection of the pool. It is committed, and durable, when the promise resolves; it
- * is rolled back when `work` throws. Where the commit itself rejects, whether it happened is unknown.
+ * Runs `work` in one transaction on a connection from the pool. It is committed, and durable, when the promise resolves; it is
+ * rolled back when `work` throws. If the commit itself rejects, whether it happened is unknown.
  */
 export async function inTransaction<T>(
   pool: pg.Pool,
@@ -222,7 +223,7 @@ export async function inTransaction<T>(
   }
 }
 
-/** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
+/** The database's answer, or an error when it takes longer. A connection that is established too late is closed again. */
 export function within<T>(ms: number, answer: Promise<T>): Promise<T> {
   let late = false;
   answer.then(

@@ -2,12 +2,12 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { readSecret, type SecretKind, secretHash } from '../server/domain/secret.ts';
 import type { Database } from './index.ts';
 
-/** What a secret is of: the row that it leads to. */
+/** The kind of secret: which table its row is in. */
 export type CredentialKind = 'api_key' | 'agent_key' | 'sign_in_link' | 'invitation' | 'workload_token';
 
 /**
- * The way from the SHA-256 of a secret, which names its tenant, to its row. It comes and goes with what it leads to, in the
- * same transaction. Sessions are found without it: their hash is their id.
+ * Maps the SHA-256 of a secret to its tenant and row. It is created and deleted in the same transaction as the row it leads to.
+ * Sessions do not need it: their hash is their id.
  */
 export async function addCredential(
   em: EntityManager,
@@ -23,7 +23,7 @@ export async function addCredential(
   ]);
 }
 
-/** The tenant that a secret of this kind belongs to; undefined when nobody has it. */
+/** The tenant that a secret of this kind belongs to; undefined if no one has it. */
 export async function tenantOfCredential(
   db: Pick<Database, 'owner'>,
   kind: SecretKind & ('link' | 'invite'),

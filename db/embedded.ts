@@ -25,16 +25,16 @@ import pg from 'pg';
 /** A PostgreSQL server that this program runs from the binaries in node_modules. */
 export interface EmbeddedPostgres {
   readonly port: number;
-  /** Address of a database, as the login that owns the program's databases and is no superuser. */
+  /** Address of a database, for the login that owns the program's databases and is not a superuser. */
   url(database: string): string;
-  /** The same as PostgreSQL's superuser. Only for making and dropping databases and roles. */
+  /** The same for PostgreSQL's superuser. Only for creating and dropping databases and roles. */
   adminUrl(database: string): string;
-  /** True when a server that already ran was taken over or joined. */
+  /** True if a running server was taken over or joined. */
   readonly adopted: boolean;
   /** Fast shutdown; resolves when the server is gone. */
   stop(): Promise<void>;
   /**
-   * For a short visit: stops the server unless another program is connected to it, which then has it. Programs are told
+   * For a short visit: stops the server unless another program is connected to it, which then takes it over. Programs are told
    * apart by their application name (PGAPPNAME), so a visitor needs one of its own.
    */
   leave(): Promise<void>;
@@ -44,11 +44,11 @@ export interface EmbeddedPostgres {
 const NOBODY = 65534;
 
 /**
- * Starts the embedded PostgreSQL on loopback only, with passwords (scram) and without a unix socket, or joins the one
- * that already runs on this data directory (left behind by a killed process, or another process's own).
+ * Starts the embedded PostgreSQL on loopback only, with passwords (scram) and without a unix socket, or joins the one already
+ * running on this data directory (left behind by a killed process, or owned by another live one).
  *
- * When it resolves the server takes connections, and the login `svc_owner`, the role `svc_app` and the databases named
- * in `databases` exist. `durable: false` is for tests: it gives up crash safety for speed.
+ * When it resolves, the server accepts connections, and the login `svc_owner`, the role `svc_app` and the databases listed in
+ * `databases` exist. `durable: false` is for tests: it gives up crash safety for speed.
  */
 export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
   mkdirSync(options.dataDir, { recursive: true });
@@ -59,7 +59,7 @@ interface EmbeddedOptions {
   dataDir: string;
   databases?: readonly string[];
   durable?: boolean;
-  /** Where it listens; by default on a free port, another one at each start. */
+  /** Port to listen on; by default a free one, different at each start. */
   port?: number;
   settings?: Record<string, string>;
 }
@@ -132,7 +132,7 @@ async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
     }
   };
   if (child) process.once('exit', killOnExit);
-  // stays open: a program that leaves sees by it that this program is still here
+  // stays open: it shows a program that leaves that this program is still here
   const presence = new pg.Client(urls(port).adminUrl('postgres'));
   presence.on('error', () => undefined);
   await presence.connect();
@@ -158,7 +158,7 @@ async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
 }
 
 async function hasOtherUsers(client: pg.Client): Promise<boolean> {
-  // a connection that is starting has no name yet; others that are here have their presence open already
+  // a connection that is just starting has no name yet; the other programs here have opened their presence already
   const { rowCount } = await client.query(
     `select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()
        and state is distinct from 'starting'
@@ -168,8 +168,8 @@ async function hasOtherUsers(client: pg.Client): Promise<boolean> {
 }
 
 /**
- * Runs `work` in one process at a time for each data directory, so that nobody joins a server that another is stopping.
- * The lock is a name in Linux's abstract socket space: it ends with the process that holds it, however that ends.
+ * Runs `work` in one process at a time per data directory, so that no process joins a server that another is stopping. The lock
+ * is a name in Linux's abstract socket space: it goes away with the process that holds it, however that ends.
  */
 async function exclusively<T>(dataDir: string, work: () => Promise<T>): Promise<T> {
   const place = createHash('sha256').update(realpathSync(dataDir)).digest('hex');
@@ -204,7 +204,7 @@ function nativeDir(): string {
   return native;
 }
 
-/** The package's install script makes these links; with --ignore-scripts it did not run. */
+/** The package's install script creates these links; with --ignore-scripts it did not run. */
 export function linkLibraries(native: string): void {
   const links = JSON.parse(readFileSync(path.join(native, 'pg-symlinks.json'), 'utf8')) as {
     source: string;
@@ -217,8 +217,8 @@ export function linkLibraries(native: string): void {
 }
 
 /**
- * Where root's copies go when PostgreSQL, running as nobody, cannot enter the directories that the program is in (a home
- * of mode 700). Owned by root and writable by nobody else.
+ * Where root's copies go when PostgreSQL, running as nobody, cannot enter the program's directories (a home with mode 700). Owned
+ * by root and writable by no one else.
  */
 const ROOT_HOME = '/var/lib/agent-governance';
 
@@ -230,7 +230,7 @@ function isReachable(place: string): boolean {
   }
 }
 
-/** The binaries where nobody can run them: as installed, or a copy. */
+/** The binaries in a place where `nobody` can run them: as installed, or a copy. */
 function reachableBinaries(native: string): string {
   if (isReachable(native)) return native;
   const version = createHash('sha256')
@@ -252,7 +252,7 @@ function reachableBinaries(native: string): string {
   return path.join(copy, 'native');
 }
 
-/** The database's directory where nobody can enter it: in the data directory, or elsewhere with a link in its place. */
+/** The cluster directory in a place that `nobody` can enter: in the data directory, or elsewhere with a link in its place. */
 function reachableCluster(dataDir: string): string {
   const place = path.join(dataDir, 'postgres');
   if (isReachable(dataDir)) return place;
@@ -284,7 +284,7 @@ function freePort(): Promise<number> {
 function isAlive(pid: number): boolean {
   try {
     process.kill(pid, 0);
-    // a zombie still has a pid; it is dead once its state says so
+    // a zombie still has a pid; its state shows that it is dead
     const state = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]?.[0];
     return state !== 'Z';
   } catch {
@@ -293,8 +293,8 @@ function isAlive(pid: number): boolean {
 }
 
 /**
- * The live PostgreSQL of a data directory, by its postmaster.pid. A pid file whose process is another program (pids are
- * used again) is removed, or PostgreSQL would refuse to start.
+ * The live PostgreSQL of a data directory, by its postmaster.pid. A pid file whose process is another program (pids are reused)
+ * is removed, or else PostgreSQL would refuse to start.
  */
 async function findRunning(
   dataDir: string,

@@ -7,9 +7,9 @@ import type { Database } from './index.ts';
 const BATCH = 5000;
 
 /**
- * Repeats a statement that deletes some rows until it finds fewer, or `signal` is aborted: one that deleted all of what piled up
- * while nothing ran would take longer than a write may, each time. `few` is given a limit for the rows that it looks for, at most as
- * many of which it deletes.
+ * Repeats a statement that deletes a limited number of rows until it finds fewer, or `signal` is aborted: deleting everything
+ * that piled up while nothing ran would exceed the time limit of a write, every time. `few` receives a limit clause for the rows
+ * it looks for, and must delete no more rows than that.
  */
 export async function deleteInBatches(
   near: Pick<pg.Pool, 'query'>,
@@ -21,19 +21,19 @@ export async function deleteInBatches(
   while (!signal?.aborted && ((await near.query(text, [...values])).rowCount ?? 0) === BATCH);
 }
 
-/** Rows whose time is over. */
+/** Rows that are due for deletion. */
 export interface Ended {
   readonly table: string;
   /** The primary key without the tenant. */
   readonly key: string;
-  /** It has an index of its own: what is not due is not looked at, however many tenants there are. */
+  /** The column has an index of its own: rows not yet due are not read, however many tenants there are. */
   readonly time: string;
   readonly before: Date;
 }
 
 /**
- * Deletes the rows of all tenants whose time is over, in batches, so that no transaction is long, until `signal` is aborted. A
- * table or a tenant that fails keeps no other from its turn. May run in several processes at once.
+ * Deletes the due rows of all tenants, in batches, so that no transaction is long, until `signal` is aborted. If one table or
+ * tenant fails, the others still get their turn. May run in several processes at once.
  */
 export function forgetEnded(
   db: Tenants & Pick<Database, 'nearOf'>,
@@ -44,8 +44,8 @@ export function forgetEnded(
     const due = await apart(db, `select distinct tenant_id from ${table} where ${time} < $1`, [before]);
     await each(due, signal, async (only) => {
       const near = db.nearOf(only.tenantId);
-      // the time is asked once more of the row itself: it may have been renewed since the look. A row that somebody else has
-      // locked is left for the next time: this waits for nobody while it has rows of its own
+      // the delete checks the time again: the row may have been renewed since it was found. A row that another transaction has
+      // locked is left for the next run: this waits for no one while it holds rows itself
       const few = (limit: string) => `delete from ${table} where (tenant_id, ${key}) in (
         select tenant_id, ${key} from ${table} where ${time} < $1 ${only()} ${limit} for update skip locked)
           and ${time} < $1 ${only()}`;

@@ -24,14 +24,14 @@ import { assertBeside, assertSame, connectSession } from './session.ts';
 export type WriteAudit = (em: EntityManager, tenantId: string, entry: AuditEntry) => Promise<void>;
 
 /**
- * The database as the program sees it. Two hats on one login:
+ * The database as the program sees it. One login in two roles:
  *
- * - a tenant's: every transaction runs as the role `svc_app` and sets `app.tenant`, and the entity manager filters by it
- *   too. What is not scoped sees nothing.
- * - the owner's (`owner`): the look-up of credentials, and jobs that serve all tenants.
+ * - a tenant's: every transaction runs as the role `svc_app` and sets `app.tenant`, and the entity manager filters by it too. A
+ *   query without a tenant sees nothing.
+ * - the owner's (`owner`): credential look-ups, and jobs that serve all tenants.
  *
- * Both leave nothing behind on a connection when a transaction ends, so a pooler may share it between clients. What needs a
- * session of its own (`connectOwner`, migrations, the claim on the database) has an address of its own.
+ * Neither leaves anything behind on a connection when a transaction ends, so a pooler may share it between clients. Anything that
+ * needs a session of its own (`connectOwner`, migrations, the claim on the database) uses a separate address.
  */
 export interface Database {
   /**
@@ -40,84 +40,83 @@ export interface Database {
    */
   transaction<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
   /**
-   * The same for a change whose notices nobody waits for: a process beside the node of Citus that has the tenant makes it there,
-   * without the coordinator. Other processes are then told after the commit, and not at all by a process that is killed in
-   * between, or while the coordinator is away. `notify` throws for a topic that somebody waits for. Advisory locks are those of
-   * the server that is asked, so nothing may depend on one.
+   * Like `transaction`, for a change whose notices nobody waits for: a process beside the Citus node that has the tenant makes it
+   * there, without the coordinator. Other processes are notified after the commit, but not if the process is killed in between or
+   * while the coordinator is down. `notify` throws for awaited topics. Advisory locks are taken on whichever server is used, so
+   * nothing may depend on one.
    */
   transactionNear<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
-  /** An entity manager for reads of the tenant's rows; each query is a transaction of its own. */
+  /** An entity manager for reading the tenant's rows; each query is a transaction of its own. */
   reader(tenantId: string): EntityManager;
   /** One SQL query as the tenant, past the entity layer: for hot reads, which find their rows by an index. */
   query<R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]): Promise<R[]>;
   /**
-   * `work` on one connection within a read-only transaction of the tenant, for lists and searches. Each of its statements
-   * has `readMs`, and of each tenant a few run at once, of all together some: whatever people look for, connections are
-   * left for decisions. Of each person who asks (nobody for the server's own reads), fewer run and wait than of the tenant, and
-   * those who ask have its turns one after the other: many people together keep no other person out. Throws ReadRefused beyond that,
-   * and where the asker has gone before it began. `work` must not begin another one.
+   * Runs `work` on one connection in a read-only transaction of the tenant, for lists and searches. Each statement has `readMs`,
+   * and only a few of these run at once per tenant, and a limited number overall: no matter what people search for, connections
+   * remain for decisions. Each person who asks (no one, for the server's own reads) may run and queue fewer than the tenant, and
+   * askers take turns: many people together keep no one else out. Throws ReadRefused beyond these limits, and when the asker has
+   * gone before it began. `work` must not begin another one.
    */
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, asker?: Asker): Promise<T>;
-  /** The same with entities, for what people decide by: it waits for no search. */
+  /** The same with entities, for data that people decide by: it does not queue behind searches. */
   readEntities<T>(tenantId: string, asker: Asker, work: (em: EntityManager) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
   /**
-   * The owner's too, for what is asked about a tenant while a transaction of the same process is open: it never waits for a
-   * connection that such a transaction holds. On the node of Citus beside this process where that has the tenant.
+   * Also the owner's, for queries about a tenant while a transaction of the same process is open: it never waits for a connection
+   * that such a transaction holds. On the Citus node beside this process if that node has the tenant.
    */
   asideOf(tenantId: string): pg.Pool;
   /**
-   * The owner's as well, for statements about one tenant that send no notice: they go to the node of Citus beside this process, where
-   * there is one, and reach a tenant on another node from there. Those of tenants elsewhere never wait for one another's
-   * connections with those of tenants there, nor do those of two other nodes, so a node that is away takes none from these. Without a
-   * tenant: `owner`.
+   * Also the owner's, for statements about one tenant that send no notice: they go to the Citus node beside this process, if
+   * there is one, and reach tenants on other nodes from there. Statements for tenants of different nodes never compete for the
+   * same connections, so a node that is down takes none from the others. Without a tenant: `owner`.
    */
   nearOf(tenantId: string | undefined): pg.Pool;
-  /** The owner's too, for what jobs look for among tenants: while a server is silent, they keep no connection from requests. */
+  /**
+   * Also the owner's, for jobs that look for work across tenants: while a server is silent, they take no connection from
+   * requests.
+   */
   readonly search: pg.Pool;
   /** The same on the node of Citus beside this process. */
   readonly searchNode: pg.Pool | undefined;
-  /** Whether jobs beside a node of Citus find what is to be done for tenants of others. */
+  /** The Citus node beside this process. */
   readonly elsewhere: Elsewhere | undefined;
-  /** The node of Citus beside this process. */
+  /** Which node has a tenant, if tenants are spread over several. */
   readonly node: pg.Pool | undefined;
   /** Which node has a tenant, where they are spread over several. */
   readonly places: Places | undefined;
   readonly notices: Notices;
-  /** Where tenants are spread over several servers. */
+  /** Set if tenants are spread over several servers. */
   readonly citus: Citus | undefined;
-  /** Where a synchronous standby is demanded. While there is none, transactions that may write refuse with Unreplicated. */
+  /** Set if a synchronous standby is required. While there is none, transactions that may write fail with Unreplicated. */
   readonly replication: Replication | undefined;
-  /**
-   * The run of the server and the oldest transaction that is open: a query that is sent afterwards sees every committed
-   * change with a lower number.
-   */
+  /** The server run and the oldest open transaction: a query sent afterwards sees every committed change with a lower number. */
   horizon(): Promise<{ run: string; xmin: number }>;
-  /** Tells installations that share a Redis apart: restored copies of one database have other oids, as a rule. */
+  /** Distinguishes installations that share a Redis: restored copies of a database usually have other oids. */
   installation(): Promise<string>;
-  /** A session of the owner's, for listeners. */
+  /** An owner session, for listeners. */
   connectOwner(): Promise<pg.Client>;
-  /** A session where `nearOf` leads, for the chain writer. */
+  /** A session on the server that `nearOf` uses, for the chain writer. */
   connectNear(): Promise<pg.Client>;
   close(): Promise<void>;
 }
 
-/** Whose turns a read takes: see `readOnly`. */
+/** Whose quota a read counts against: see `readOnly`. */
 export interface Asker {
   readonly person: string;
-  /** Aborts when they no longer wait for the answer. */
+  /** Aborts when the caller no longer waits for the answer. */
   readonly gone?: AbortSignal;
 }
 
 /**
- * Counts what is read against the turns of the person behind a principal, however many keys and sessions they use. What a request asked
- * for whose caller has gone is not read: a page that was left keeps no turn from the next one.
+ * Counts reads against the person behind a principal, however many keys and sessions they use. A read whose caller has gone is
+ * not run: a page that was left does not hold up the next one.
  */
 export function askerOf(request: { principal: Principal; gone(): AbortSignal }): Asker {
   return { person: personOf(request.principal), gone: request.gone() };
 }
 
-/** The reads that somebody asks for. */
+/** Reads attributed to an asker. */
 export type Reads = Pick<Database, 'readOnly'>;
 
 /** The reads of a request: see askerOf. */
@@ -126,29 +125,31 @@ export function readsOf(db: Reads, request: Parameters<typeof askerOf>[0]): Read
 }
 
 interface Transaction {
-  /** Called when it is committed. */
+  /** Called after the commit. */
   readonly committed: (() => void)[];
-  /** Sends a notice of it then, where notices of the server that is asked reach nobody. */
+  /** Sends a notice after the commit, when notices of the server in use reach no one. */
   readonly elsewhere: ((notice: Notice) => void) | undefined;
 }
 
 const transactions = new WeakMap<EntityManager, Transaction>();
 
-/** Has `tell` called when the transaction that `work` runs with this entity manager is committed. It must not throw. */
+/** Calls `tell` once the transaction that `work` runs with this entity manager is committed. It must not throw. */
 export function afterCommit(em: EntityManager, tell: () => void): void {
   const transaction = transactions.get(em);
   if (!transaction) throw new Error('this entity manager has no transaction of Database.transaction');
   transaction.committed.push(tell);
 }
 
-/** Wakes the workers of every process when the entity manager's transaction is committed: there are events, or deliveries to make. */
+/**
+ * Wakes the workers of every process when the entity manager's transaction commits: there are events or deliveries to process.
+ */
 export async function wakeOutbox(em: EntityManager, tenantId: string): Promise<void> {
   const { committed, elsewhere } = transactions.get(em) ?? {};
   if (elsewhere) committed?.push(() => elsewhere({ topic: 'outbox', tenantId, id: '' }));
   else await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
 }
 
-/** Announces a change of the transaction's tenant, and to this process alone the steps that it consists of. */
+/** Announces a change of the transaction's tenant, and, to this process only, the steps it consists of. */
 export type Notify = (topic: Notice['topic'], id?: string, steps?: readonly Step[]) => Promise<void>;
 
 const commonOptions = {
@@ -194,13 +195,13 @@ export async function openDatabase(
   const readMs = options.readMs ?? READ_MS;
   const waiting = { mostWaiting: READS_WAITING, mostMs: READ_WAITS_MS };
   const ofTenant = new Turns({ atOnce: READS_OF_TENANT, ...waiting });
-  // of those of each node
+  // these are counted per node
   const placeOf = (tenantId: string) => String(pools.places?.nodeOf(tenantId));
   const ofAll = new Turns({ atOnce: Math.ceil(poolSize / 2), mostWaiting: Number.POSITIVE_INFINITY });
   const ofPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfPerson = new Turns({ atOnce: READS_OF_PERSON, mostWaiting: READS_OF_PERSON_WAITING });
   const entitiesOfTenant = new Turns({ atOnce: READS_OF_TENANT, ...waiting });
-  /** `turns`: whose, one after the other, and who asks among those who share them. */
+  /** `turns`: whose quota applies, and which asker within it. */
   const inTurn = async <T>(
     turns: readonly (readonly [Turns, string, string?])[],
     read: () => Promise<T>,
@@ -231,7 +232,7 @@ export async function openDatabase(
   };
   try {
     if (nodeUrl !== undefined) await assertBeside(owner, nodeUrl);
-    // INVARIANT: requests run as a role that row level security binds, on all of the pools
+    // INVARIANT: requests run as a role that row level security binds, on every pool
     const asked = 'select current_user as role';
     const roles = [
       ...(await inTransaction((pools.near ?? pools.of('')).app, (client) => client.query<{ role: string }>(asked)))
@@ -247,7 +248,7 @@ export async function openDatabase(
     if (citus?.spread) pools.places = await Places.read(node ?? owner, node !== undefined);
     await notices.start();
   } catch (error) {
-    // a standby, for one, takes no listeners: what is open would keep the process
+    // a standby, for example, takes no listeners: open connections would keep the process alive
     await close();
     throw error;
   }
@@ -255,7 +256,7 @@ export async function openDatabase(
   const leadingTo = (node: number) => pools.to(node).owner;
   const replication = options.replicated ? await Replication.watch({ owner, places, leadingTo }) : undefined;
   pools.replication = replication;
-  /** `near`: on the node, whose notices nobody hears. */
+  /** `near`: on the node, where notices reach no one. */
   const transact = async <T>(
     tenantId: string,
     work: (em: EntityManager, notify: Notify) => Promise<T>,
@@ -265,7 +266,7 @@ export async function openDatabase(
     else replication?.assert(tenantId);
     const sent: Notice[] = [];
     const committed: (() => void)[] = [];
-    // a notice is a commit on the coordinator: without its standby each would hang, and keep a connection there
+    // a notice is a commit on the coordinator: without its standby each would hang and hold a connection there
     const tell = (notice: Notice) => replication?.missing === undefined && notices.tellOthers(notice);
     const elsewhere = near ? tell : undefined;
     let result: T;
@@ -297,7 +298,7 @@ export async function openDatabase(
     transactionNear: (tenantId, work) => {
       const quiet: typeof work = (em, notify) =>
         work(em, (topic, ...more) => {
-          // also where there is one server, so that every test finds it
+          // also with a single server, so that every test catches it
           if (isAwaited(topic)) throw new Error(`somebody waits for notices of ${topic}`);
           return notify(topic, ...more);
         });
@@ -364,33 +365,35 @@ export async function openDatabase(
   };
 }
 
-/** MikroORM reads an address of one host only; the driver is given all of them. */
+/** MikroORM parses an address with a single host only; the driver gets all of them. */
 function ormOn(url: string, driverOptions: object) {
   return { clientUrl: databaseHosts(url)[0]!.url, driverOptions: { ...driverOptions, connectionString: url } };
 }
 
-/** A statement of `readOnly` that takes longer is ended. */
+/** A `readOnly` statement that takes longer is canceled. */
 const READ_MS = 5000;
 const QUERY_CANCELED = '57014';
-/** Reads of one tenant that run at once; that wait, as all do whose pages show the same news at once; and for how long. */
+/**
+ * Reads of one tenant that run at once; that wait, as happens when every open page shows the same news at once; and for how long.
+ */
 const READS_OF_TENANT = 3;
 const READS_WAITING = 500;
 const READ_WAITS_MS = 5000;
-/** The same of one who asks: a turn of the tenant is always left for others. */
+/** The same for one asker: one of the tenant's slots is always left for others. */
 const READS_OF_PERSON = 2;
 const READS_OF_PERSON_WAITING = 8;
 
-/** What the migration lock is called in pg_advisory_lock; any constant that nobody else uses. */
+/** The key of the migration lock in pg_advisory_lock; any constant that nothing else uses. */
 const MIGRATION_LOCK = 7_305_414_123;
 
 /**
- * Brings the schema up to this program's version, once, however many processes start together. Refuses a database that
- * a newer program has migrated, and one whose migrations ran with another text. The migrations that run and their
- * checksums are committed together. Where Citus is in the database, tables are then spread over its nodes. Throws NoSession
- * where a pooler shares the connection.
+ * Brings the schema up to this program's version, once, however many processes start together. Refuses a database that a newer
+ * program has migrated, and one whose migrations ran with different text. The migrations that run and their checksums are
+ * committed together. If the database has Citus, tables are then spread over its nodes. Throws NoSession when a pooler shares the
+ * connection.
  */
 export async function migrate(url: string): Promise<Migrated> {
-  // it waits for as long as another process migrates
+  // waits for as long as another process migrates
   const lock = await connectSession(url, {}, PrimaryClient);
   try {
     await lock.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
@@ -400,7 +403,7 @@ export async function migrate(url: string): Promise<Migrated> {
     const objection = objectionTo(applied);
     if (objection !== undefined) throw new SchemaRefused(objection);
     const ran = applied.pending.length === 0 ? [] : await runMigrations(url);
-    // also after a start that ended between the two
+    // also after a start that ended in between
     const tables = citus ? await spread(lock) : [];
     return { ran, citus: citus && { ...citus, tables } };
   } finally {
@@ -412,7 +415,7 @@ export async function migrate(url: string): Promise<Migrated> {
 export interface Migrated {
   /** The names of the migrations that ran. */
   readonly ran: readonly string[];
-  /** Where Citus is in the database, with the tables that were spread just now. */
+  /** Set if the database has Citus, with the tables that were just spread. */
   readonly citus: (Citus & { readonly tables: readonly string[] }) | undefined;
 }
 
@@ -439,18 +442,18 @@ async function runMigrations(url: string): Promise<string[]> {
   }
 }
 
-/** The role of requests. Made by the embedded server already; an external one needs a login that may create roles. */
+/** The role for requests. The embedded server has already created it; an external one needs a login that may create roles. */
 async function ensureAppRole(client: pg.Client, onNodes: boolean): Promise<void> {
   const { rows } = await client.query<{ bypass: boolean; login: boolean; member: boolean }>(
     `select rolsuper or rolbypassrls as bypass, rolcanlogin as login, pg_has_role(current_user, oid, 'member') as member
      from pg_roles where rolname = 'svc_app'`,
   );
   if (rows[0]?.bypass) throw new Error('The role svc_app must be neither a superuser nor allowed to bypass RLS.');
-  // the coordinator of a cluster connects to the nodes as the role that asks; it has no password, and pg_hba.conf decides
+  // a cluster's coordinator connects to the nodes as the requesting role; it has no password, and pg_hba.conf decides
   const login = onNodes ? 'login' : 'nologin';
   if (!rows[0]) await client.query(`create role svc_app ${login} nosuperuser nobypassrls`);
   else if (onNodes && !rows[0].login) await client.query('alter role svc_app login');
   if (!rows[0]?.member) await client.query('grant svc_app to current_user');
-  // Citus does not: for processes beside a node. One that is away gets it by the next start
+  // Citus does not grant this: for processes beside a node. A node that is down gets it at the next start
   if (onNodes) await client.query('select run_command_on_workers($1)', ['grant svc_app to current_user']);
 }

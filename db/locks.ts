@@ -1,19 +1,18 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 
-/** What a person may do at this moment. */
+/** What a person may do right now. */
 export interface Standing {
-  /** Empty for a person who was removed. */
+  /** Empty for a person who has been removed. */
   roles: readonly string[];
   removed: boolean;
 }
 
 /**
- * Locks people within the caller's transaction and returns what they may do: their roles cannot change before it ends, so
- * that of an action and a demotion at the same time one sees the other. Without ids, everybody. An id that nobody has is
- * not in the answer.
+ * Locks people within the caller's transaction and returns what they may do: their roles cannot change before it ends, so an
+ * action and a concurrent demotion cannot miss each other. Without ids, locks everyone. Unknown ids are missing from the result.
  *
- * INVARIANT: rows are locked in one order everywhere: people by id, then the tenant, then what belongs to it, the head
- * of the audit chain last. Call this first in a transaction, and once.
+ * INVARIANT: rows are locked in one order everywhere: people by id, then the tenant, then what belongs to it, the head of the
+ * audit chain last. Call this first in a transaction, and once.
  */
 export async function lockPeople(
   em: EntityManager,
@@ -28,7 +27,7 @@ export async function lockPeople(
   return new Map(rows.map(({ id, roles, removed }) => [id, { roles: removed ? [] : roles, removed }]));
 }
 
-/** Locks the row of the tenant, and with it its settings, until the caller's transaction ends; readers do not wait. */
+/** Locks the row of the tenant, including its settings, until the caller's transaction ends; readers do not wait. */
 export async function lockTenant(em: EntityManager, tenantId: string): Promise<void> {
   await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
 }

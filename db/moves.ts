@@ -2,18 +2,18 @@ import type pg from 'pg';
 import type { SecretBox } from '../server/lib/crypto.ts';
 
 /*
- * Where a tenant went that leaves this installation, see server/cli/tenant-move.ts: a row of `tenant_move` in the direction `out`.
+ * Where a departing tenant went, see server/cli/tenant-move.ts: a row of `tenant_move` in the direction `out`.
  */
 
 export interface Departure {
   readonly id: string;
-  /** `fencing`: its rows are still here, and no request may change them any more. */
+  /** `fencing`: its rows are still here, but no request may change them any more. */
   readonly state: 'fencing' | 'fenced' | 'moved';
-  /** The installation that it goes to. */
+  /** The destination installation. */
   readonly other: string;
   /** Its public address. */
   readonly address: string;
-  /** The last record of each chain here; none while it is `fencing`. */
+  /** The last record of each chain here; empty while `fencing`. */
   readonly heads: Readonly<Partial<Record<'audit' | 'forensics', DepartingHead>>>;
 }
 
@@ -25,16 +25,16 @@ interface DepartingHead {
 
 const place = (tenantId: string) => `${tenantId}/tenant_move/out/sealed`;
 
-/** What says on its row that this installation wrote it. */
+/** A seal that proves that this installation wrote the row. */
 export function sealDeparture(box: SecretBox, tenantId: string, departure: Departure): Buffer {
   return box.seal(JSON.stringify(departure), place(tenantId));
 }
 
 /**
- * Whether a tenant leaves or has left, and where to.
+ * Whether a tenant is leaving or has left, and where to.
  *
- * INVARIANT: a row that was not sealed with the master key, or says something else than its seal, counts as none: who can write to
- * the table neither sends a tenant's people to another address nor lets a chain that was lost pass for one that has left.
+ * INVARIANT: a row that was not sealed with the master key, or does not match its seal, counts as absent: someone who can write
+ * to the table can neither send a tenant's people to another address nor pass off a lost chain as one that has left.
  */
 export async function departureOf(
   owner: Pick<pg.ClientBase, 'query'>,
@@ -44,7 +44,7 @@ export async function departureOf(
   return (await departures(owner, box, tenantId)).get(tenantId);
 }
 
-/** All tenants that leave or have left, or one of them; undefined for a row that counts as none. */
+/** All tenants that are leaving or have left, or one of them; undefined for a row that counts as absent. */
 export async function departures(
   client: Pick<pg.ClientBase, 'query'>,
   box: SecretBox,
@@ -73,7 +73,7 @@ function opened(box: SecretBox, row: DepartureRow): Departure | undefined {
   }
 }
 
-/** Whether a tenant that left had this record of a chain, as far as its heads here say. */
+/** Whether a departed tenant had this record of a chain, as far as its heads here show. */
 export function hasLeftWith(
   departure: Departure | undefined,
   chain: 'audit' | 'forensics',
@@ -83,7 +83,7 @@ export function hasLeftWith(
   return head !== undefined && (known.seq < head.seq || (known.seq === head.seq && known.hash === head.hash));
 }
 
-/** Whether anything says that a tenant leaves or has left; for words alone. */
+/** Whether any row says that a tenant is leaving or has left; only for messages. */
 export async function isLeaving(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<boolean> {
   const { rowCount } = await owner.query(`select 1 from tenant_move where tenant_id = $1 and direction = 'out'`, [
     tenantId,
@@ -92,8 +92,8 @@ export async function isLeaving(owner: Pick<pg.Pool, 'query'>, tenantId: string)
 }
 
 /**
- * Which way a tenant goes that must not be made here: it leaves or has left, or its copy is on its way here, or was and is not
- * deleted yet.
+ * The direction of a move that rules out creating the tenant here: it is leaving or has left, or its copy is on its way here, or
+ * was and is not deleted yet.
  */
 export async function isMoving(owner: Pick<pg.Pool, 'query'>, tenantId: string): Promise<'in' | 'out' | undefined> {
   const { rows } = await owner.query<{ direction: 'in' | 'out' }>(
@@ -108,8 +108,9 @@ export async function isMoving(owner: Pick<pg.Pool, 'query'>, tenantId: string):
 }
 
 /**
- * Until when, in milliseconds, a secret with this hash is a valid credential of a tenant whose rows were lifted out of their tables,
- * as far as is known here; undefined when it was none by then, or has ended since. The rules are those of Authenticator and of Sessions.
+ * Until when, in milliseconds, a secret with this hash is a valid credential of a tenant whose rows have been removed from their
+ * tables, as far as is known here; undefined if it was invalid by then, or has expired since. The rules are those of
+ * Authenticator and of Sessions.
  */
 export async function validUntil(
   owner: Pick<pg.Pool, 'query'>,

@@ -3,12 +3,12 @@ import type pg from 'pg';
 import { within } from './client.ts';
 
 /**
- * Tells every process on this database that something cached has changed: a credential, a tenant's settings or members,
- * its live policies. A notice is sent within the transaction of the change and reaches other processes when that
- * commits; the process that made the change hears of it before its transaction call resolves.
+ * Notifies every process on this database that something cached has changed: a credential, a tenant's settings or members, its
+ * live policies. A notice is sent within the transaction of the change and reaches other processes when that commits; the process
+ * that made the change hears of it before its transaction call resolves.
  */
 export const TOPICS = [
-  /** A tenant leaves this installation, comes to it, or stays after all: nothing that is remembered of it counts. */
+  /** A tenant leaves this installation, arrives, or stays after all: everything cached about it is invalid. */
   'tenant',
   'credential',
   'members',
@@ -19,23 +19,23 @@ export const TOPICS = [
   'stops',
   /** A proxy has applied stops. */
   'stops_applied',
-  /** A policy, its versions or its review; also where no bundle changes by it. */
+  /** A policy, its versions or its review, even when no bundle changes. */
   'revisions',
   'holds',
-  /** Tools, their servers, and the labels of agents; also where no bundle changes by it. */
+  /** Tools, their servers, and the labels of agents, even when no bundle changes. */
   'tools',
   'signing_keys',
   'head',
-  /** Events to fan out, or deliveries to make. */
+  /** Events to fan out, or deliveries to attempt. */
   'outbox',
-  /** A destination of webhooks was paused, changed or deleted: what sends there must stop. */
+  /** A webhook destination was paused, changed or deleted: sending to it must stop. */
   'destinations',
-  /** Deliveries that were queued, attempted or stopped, told in the process that did it alone: see tellHere. */
+  /** Deliveries that were queued, attempted or stopped, announced only in the process that did it: see tellHere. */
   'delivery',
 ] as const;
 export type Topic = (typeof TOPICS)[number];
 
-/** A step of a machine, as it was taken and stored. */
+/** A step that a machine took, as it was stored. */
 export interface Step {
   event: { readonly type: string };
   state: string;
@@ -44,15 +44,15 @@ export interface Step {
 
 export interface Notice {
   topic: Topic;
-  /** `*` after the listener was away: anything may have changed. */
+  /** `*` after the listener was disconnected: anything may have changed. */
   tenantId: string;
   /** What has changed, where the topic has parts; empty otherwise. */
   id: string;
-  /** By which other processes tell that they have acted on it; absent where nobody waits for that. */
+  /** The id under which other processes acknowledge that they acted on it; absent for topics that are not awaited. */
   receipt?: string;
-  /** The transaction that made the change, where the topic is one that somebody waits for. */
+  /** The transaction that made the change, for awaited topics. */
   xid?: number | undefined;
-  /** The steps of the machine of this id that the change consists of, in their order. Other processes are not told. */
+  /** The steps of the machine with this id that make up the change, in order. Other processes do not receive them. */
   steps?: readonly Step[] | undefined;
 }
 
@@ -62,23 +62,23 @@ export interface Era {
   readonly xid: number;
 }
 
-/** Tells one run of the server from another one: after a failover the numbers of transactions may begin again. */
+/** Distinguishes one run of the server from another: after a failover, transaction numbers may start over. */
 export const SERVER_RUN = "to_char(pg_postmaster_start_time() at time zone 'UTC', 'YYYYMMDDHH24MISSUS')";
 
 /**
- * `own`: this process made the change, and its caller waits for the promise. The process's own changes come twice, the
- * second time like another's.
+ * `own`: this process made the change, and its caller waits for the promise. The process's own changes arrive twice, the second
+ * time like any other process's.
  */
 type Handler = (notice: Notice, own: boolean) => unknown;
 
 const CHANNEL = 'svc_notice';
-/** Where processes tell that they have acted on a notice. */
+/** Where processes acknowledge that they acted on a notice. */
 const RECEIPTS = 'svc_receipt';
-/** What the listening connections of all processes are called in pg_stat_activity. */
+/** The application name of every process's listening connection in pg_stat_activity. */
 const LISTENER = 'svc notices';
 /**
- * Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere, and what
- * was switched on must be on.
+ * Changes whose author waits until every process has heard of them: what was revoked must be dead everywhere, and what was
+ * switched on must be on.
  */
 const AWAITED: ReadonlySet<Topic> = new Set([
   'tenant',
@@ -89,33 +89,33 @@ const AWAITED: ReadonlySet<Topic> = new Set([
   'stops',
   'destinations',
 ]);
-/** Whether the makers of such changes wait until every process has heard of them. */
+/** Whether the author of such a change waits until every process has heard of it. */
 export function isAwaited(topic: Topic): boolean {
   return AWAITED.has(topic);
 }
 
-/** How often the listening connection is asked for an answer, which comes after all notices before it. */
+/** How often the listening connection is queried; the answer arrives after all earlier notices. */
 const BEAT_MS = 400;
 /**
- * A process that has heard no answer for so long keeps nothing any more. It is shorter than the patience of those who
- * wait for receipts: when they go on without one, the silent process no longer believes what it remembers.
+ * A process that has heard no answer for this long stops using its caches. This is shorter than PATIENCE_MS: by the time a
+ * process that waits for receipts goes on without one, the silent process no longer trusts its caches.
  */
 const LEASE_MS = 1500;
-/** A process that hangs does not hold up a revocation for longer. */
+/** A process that hangs does not delay a revocation for longer than this. */
 const PATIENCE_MS = 2000;
-/** A connection that is silent for so long is dead, although nothing said so. */
+/** A connection that is silent for this long is dead, even if no error was reported. */
 const SILENCE_MS = 5000;
 
 export class Notices {
   readonly #handlers = new Map<Topic, Set<Handler>>();
   readonly #connect: () => Promise<pg.Client>;
   #client: pg.Client | undefined;
-  /** Receipts that came for notices of this process's own changes. */
+  /** Receipts for notices of this process's own changes. */
   readonly #receipts = new Map<string, { count: number; heard: () => void }>();
   #closed = false;
   #retry: NodeJS.Timeout | undefined;
   #beats: NodeJS.Timeout | undefined;
-  /** When the last question that was answered had been asked. */
+  /** When the last answered query was sent. */
   #heardAt = Number.NEGATIVE_INFINITY;
   #era: Era | undefined;
 
@@ -124,14 +124,14 @@ export class Notices {
   }
 
   /**
-   * Whether the notices of all changes until 1.5 seconds ago have reached this process, and those of later ones as far
-   * as they were sent. While they do not, nothing may be answered from a cache.
+   * Whether this process has received the notices of all changes up to 1.5 seconds ago, and of later ones as far as they were
+   * sent. While it has not, nothing may be answered from a cache.
    */
   get healthy(): boolean {
     return this.#client !== undefined && performance.now() - this.#heardAt < LEASE_MS;
   }
 
-  /** Since when this process has heard everything; undefined while it does not listen. */
+  /** The point since which this process has heard everything; undefined while it does not listen. */
   get era(): Era | undefined {
     return this.#client && this.#era;
   }
@@ -142,7 +142,7 @@ export class Notices {
     return () => handlers.delete(handler);
   }
 
-  /** A notice, and the statement that sends it when the transaction that runs it commits. `deliver` or `drop` it then. */
+  /** A notice, and the statement that sends it when its transaction commits. Then call `deliver` or `drop`. */
   issue(
     topic: Topic,
     tenantId: string,
@@ -157,15 +157,15 @@ export class Notices {
     this.#receipts.set(receipt, { count: 0, heard: () => undefined });
     return {
       notice: { topic, tenantId, id, receipt },
-      // the row's `xid` belongs into the notice: see Notice
+      // the row's `xid` belongs in the notice: see Notice
       sql: `select xid, pg_notify(?, cast(? as text) || xid) from (select pg_current_xact_id()::text as xid) x`,
       params: [CHANNEL, `${topic} ${tenantId} ${id} ${receipt} `],
     };
   }
 
   /**
-   * Tells this process's handlers of its own change, after the commit. Resolves when they have done what the change asks
-   * for; for a credential or a member, when every process on this database has.
+   * Passes this process's own change to its handlers, after the commit. Resolves when they have done what the change requires;
+   * for awaited topics, when every process on this database has.
    */
   async deliver(notice: Notice): Promise<void> {
     try {
@@ -177,8 +177,8 @@ export class Notices {
   }
 
   /**
-   * Tells this process's handlers alone, of a change that is committed. For what is too frequent for a notice: those make
-   * all commits of the database wait for each other.
+   * Passes a committed change to this process's handlers only. For changes too frequent for a notice: notices make all commits of
+   * the database wait for each other.
    */
   tellHere(topic: Topic, tenantId: string, id: string, steps: readonly Step[]): void {
     if (!this.#handlers.get(topic)?.size) return;
@@ -186,8 +186,9 @@ export class Notices {
   }
 
   /**
-   * Sends a notice of a change that is committed without it, as long as notices arrive here. What comes while some are sent is
-   * sent together afterwards, each once: what shows that the connection is alive never waits behind more than one statement.
+   * Sends a notice of a change that was committed without one, as long as this process receives notices. Notices that arrive
+   * during a send are batched into the next one, without duplicates, so the heartbeat query never waits behind more than one
+   * statement.
    */
   tellOthers({ topic, tenantId, id }: Notice): void {
     this.#untold.add(`${topic} ${tenantId} ${id}`);
@@ -213,7 +214,7 @@ export class Notices {
     if (notice.receipt) this.#receipts.delete(notice.receipt);
   }
 
-  /** Never rejects: the change is committed. Where nobody says how many there are to hear of it, they are given all the time. */
+  /** Never rejects: the change is committed. If the number of listeners is unknown, they get the whole time. */
   async #heardByAll(receipt: string): Promise<void> {
     const entry = this.#receipts.get(receipt);
     if (!entry) return;
@@ -230,7 +231,7 @@ export class Notices {
     }
   }
 
-  /** How many processes listen, this one included. Rejects when the listening connection is away or hangs. */
+  /** How many processes listen, this one included. Rejects when the listening connection is down or hangs. */
   async #listeners(): Promise<number> {
     if (!this.#client) throw new Error('there is no listening connection');
     const text = `select count(*)::int as listeners from pg_stat_activity
@@ -239,7 +240,7 @@ export class Notices {
     return (await within(PATIENCE_MS, asked)).rows[0]!.listeners;
   }
 
-  /** One statement after the other: several notices at a time use the one connection. */
+  /** Runs one statement at a time: several notices share the one connection. */
   #ask<R extends pg.QueryResultRow>(client: pg.Client, text: string, values: unknown[]): Promise<pg.QueryResult<R>> {
     const asked = this.#asking.then(() => client.query<R>(text, values));
     this.#asking = asked.catch(() => undefined);
@@ -256,7 +257,7 @@ export class Notices {
     try {
       await this.#listen(client);
     } catch (error) {
-      // it works and takes no listeners, as a standby does: each attempt would leave one behind
+      // it works but takes no listeners, like a standby: each attempt would leave a connection behind
       client.end().catch(() => undefined);
       throw error;
     }
@@ -281,14 +282,14 @@ export class Notices {
       }
       const [topic, tenantId, id, receipt, xid] = payload.split(' ') as [Topic, string, string, string?, string?];
       const told = this.#tell({ topic, tenantId, id, xid: xid === undefined ? undefined : Number(xid) }, false);
-      // a connection that breaks here is reported by its own event; the maker of the change then waits out its patience
+      // a connection that breaks here is reported by its own event; the change's author then waits out its patience
       if (receipt)
         told.then(() => this.#ask(client, 'select pg_notify($1, $2)', [RECEIPTS, receipt])).catch(() => undefined);
     });
     await client.query(`set application_name = '${LISTENER}'`);
     await client.query(`listen ${CHANNEL}`);
     await client.query(`listen ${RECEIPTS}`);
-    // asked when it listens: a transaction with a higher number has not committed without a notice to this process
+    // queried once it listens: no transaction with a higher number has committed without a notice to this process
     const heardAt = performance.now();
     const { rows } = await client.query<{ run: string; xid: string }>(
       `select ${SERVER_RUN} as run, pg_current_xact_id()::text as xid`,
@@ -303,7 +304,7 @@ export class Notices {
     for (const topic of TOPICS) void this.#tell({ topic, tenantId: '*', id: '' }, false);
   }
 
-  /** INVARIANT: an answer comes after every notice that was sent before its question was asked. */
+  /** INVARIANT: an answer arrives after every notice that was sent before its query. */
   #beat(client: pg.Client, lost: () => void): void {
     const askedAt = performance.now();
     if (this.#beating) {
@@ -317,7 +318,7 @@ export class Notices {
         () => {
           if (this.#client === client) this.#heardAt = askedAt;
         },
-        () => undefined, // the connection reports its end by its own event
+        () => undefined, // the connection has its own event for its end
       )
       .finally(() => {
         this.#beating = undefined;

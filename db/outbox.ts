@@ -7,7 +7,7 @@ import { wakeOutbox } from './index.ts';
 
 export interface OutboxEvent<T extends EventType = EventType> {
   type: T;
-  /** When it happened, in milliseconds. Of several events in one transaction, a later one must not be earlier here. */
+  /** When it happened, in milliseconds. Of several events in one transaction, a later one must not have an earlier time. */
   at: number;
   payload: EventPayload<T>;
 }
@@ -25,8 +25,8 @@ export function outboxRow<T extends EventType>(
 }
 
 /**
- * Writes an event within the caller's transaction: it is told if and only if that commits, to every subscription that
- * exists then and asks for it.
+ * Writes an event within the caller's transaction: if and only if that commits, it goes to every subscription that exists then
+ * and asks for it.
  */
 export async function addEvent<T extends EventType>(
   em: EntityManager,
@@ -38,8 +38,8 @@ export async function addEvent<T extends EventType>(
 }
 
 /**
- * Writes an example of an event within the caller's transaction, which one destination is told and nobody else, whatever types
- * it asks for. Resolves to the event's id.
+ * Writes an example event within the caller's transaction, which goes to one destination only, whatever types it asks for.
+ * Resolves to the event's id.
  */
 export async function addExample<T extends EventType>(
   em: EntityManager,
@@ -56,7 +56,7 @@ export async function addExample<T extends EventType>(
   return row[1];
 }
 
-/** The same as `addEvent` on a connection of the owner's, within the caller's transaction there. */
+/** Like `addEvent`, on an owner connection, within the caller's transaction there. */
 export async function addEventBy<T extends EventType>(
   client: pg.ClientBase,
   tenantId: string,
@@ -66,32 +66,32 @@ export async function addEventBy<T extends EventType>(
   await client.query(`select pg_notify('svc_notice', $1)`, [`outbox ${tenantId} `]);
 }
 
-/** What people are mailed about who asked for it. */
+/** News that people who asked for it get by mail. */
 export interface News {
   kind: MailKind;
-  /** Of the hold or the policy. */
+  /** Id of the hold or the policy. */
   id: string;
-  /** Of the policy. */
+  /** Version of the policy. */
   version?: number;
   at: number;
 }
 
 /**
- * Notices of holds that wait for a person, since agents make them; a letter counts the holds themselves. Reviews, which people
- * ask for, each leave one: no agent keeps anybody from hearing of them.
+ * Limits notices of holds that wait for a person, since agents create them; a letter counts the holds themselves. Reviews, which
+ * people ask for, each leave one notice: no agent can keep anyone from hearing of them.
  */
 const MOST_HOLDS = 100;
-/** Citus takes the short form, `case p.pace when`, for a comparison that it can make beforehand. */
+/** Citus mistakes the short form, `case p.pace when`, for a comparison that it can evaluate in advance. */
 const STRIDE = `(case when p.pace = 'daily' then interval '1 day' else interval '1 hour' end)`;
-/** Seconds of a person's own, so that not all letters are written at once. */
+/** An offset in seconds per person, so that letters are not all written at once. */
 const OWN = `make_interval(secs => hashtextextended(p.user_id, 0) & 511)`;
-/** When a person `p` is written to about what happens at `t.at`. */
+/** When a person `p` is mailed about what happens at `t.at`. */
 export const DUE = `case when p.pace = 'each' then t.at
   else date_bin(${STRIDE}, t.at - ${OWN}, 'epoch'::timestamptz + make_interval(hours => p.daily_hour)) + ${STRIDE} + ${OWN} end`;
 
 /**
- * Notes within the caller's transaction who is to be mailed about it: they are if and only if that commits. Whether the news
- * still concern them is asked when the letter is written (server/letters). Waits for nobody.
+ * Records whom to mail about the news, if and only if the caller's transaction commits. Whether it still concerns them is checked
+ * when the letter is written (server/letters). Waits for no one.
  */
 export async function addNews(em: EntityManager, tenantId: string, { kind, id, version = 0, at }: News): Promise<void> {
   await em.execute(

@@ -3,13 +3,13 @@ import { type Citus, CitusClient, citusOf, type Places } from './citus.ts';
 import { COLUMN_TYPES, CONNECT_MS, PromptClient, RequestClient, SteadyClient, type SteadyConfig } from './client.ts';
 import type { Replication } from './replication.ts';
 
-/** What is asked aside is short and waits for no lock. */
+/** Queries on the side are short and wait for no lock. */
 const ASIDE = 2;
 /** Each takes milliseconds, and several jobs look once a second. */
 const SEARCHES = 2;
 /**
- * Of connections of requests to a node of Citus: without it a tenant on another node would have no rows. The coordinator has it as
- * a setting of the database, and a node that was added later may not.
+ * For request connections to a Citus node: without it, a tenant on another node would seem to have no rows. On the coordinator it
+ * is a setting of the database, which a node added later may lack.
  */
 export const TAKEN_ALONG = '-c citus.propagate_set_commands=local';
 
@@ -20,32 +20,32 @@ export interface Addresses {
   readonly nodeUrl: string | undefined;
 }
 
-/** Connections for the tenants of one place. */
+/** Connections for the tenants of one node. */
 interface Pair {
-  /** Of requests, for reads: each transaction is a tenant's. */
+  /** For requests that read: each transaction is a tenant's. */
   readonly app: pg.Pool;
-  /** Of the owner's. */
+  /** For the owner. */
   readonly owner: pg.Pool;
 }
 
 /**
- * The connections of a process, but for those of the entity layer and the sessions. Each pool opens them when there is something to
- * ask. Where Citus spreads tenants, those of each node have connections of their own: a node that says nothing keeps them, and takes none
- * from tenants of other nodes.
+ * The connections of a process, except those of the entity layer and the sessions. Each pool opens connections on demand. Where
+ * Citus spreads tenants, each node's tenants have connections of their own: a silent node ties up those, and none of the other
+ * nodes' tenants.
  */
 export class Pools {
-  /** What belongs to no tenant, and what is written through the coordinator. */
+  /** For what belongs to no tenant, and what is written through the coordinator. */
   readonly owner: pg.Pool;
   readonly citus: Citus | undefined;
-  /** What is asked aside of a transaction: see Database. */
+  /** For queries alongside a transaction: see Database. */
   readonly aside: pg.Pool;
   readonly search: pg.Pool;
   readonly searchNode: pg.Pool | undefined;
-  /** On the node beside this process, for its tenants. */
+  /** To the node beside this process, for its tenants. */
   readonly near: Pair | undefined;
-  /** Which node has a tenant, as soon as that is known. */
+  /** Which node has a tenant, once that is known. */
   places: Places | undefined;
-  /** Where a synchronous standby is demanded: while a server has none, nothing is written there by the owner. */
+  /** Set if a synchronous standby is required: while a server has none, the owner writes nothing there. */
   replication: Replication | undefined;
   readonly #far = new Map<number | undefined, Pair>();
   readonly #all: Set<pg.Pool>;
@@ -62,7 +62,7 @@ export class Pools {
     this.#all = all;
     this.owner = owner;
     this.citus = citus;
-    // behind a pooler all pools share its connections: transactions that each waited for one more would wait for ever
+    // behind a pooler all pools share its connections: transactions each waiting for one more would wait forever
     this.aside =
       sessionUrl === url
         ? owner
@@ -75,7 +75,7 @@ export class Pools {
 
   static async open(addresses: Addresses, size: number): Promise<Pools> {
     const all = new Set<pg.Pool>();
-    // asked of each write, once there are pools
+    // checked for each write, once there are pools
     const refusal = () => made?.replication?.refusal;
     const owner = poolOf(all, { connectionString: addresses.url, max: size, refusal });
     let made: Pools | undefined;
@@ -88,22 +88,22 @@ export class Pools {
     }
   }
 
-  /** What connections of requests are made of. */
+  /** Configuration of request connections. */
   get asApp() {
     return { Client: this.citus ? CitusClient : RequestClient, ...PATIENCE };
   }
 
-  /** Connections for a tenant: on the node beside this process where that has it, else for the node that has it. */
+  /** Connections for a tenant: on the node beside this process if it has the tenant, else for the node that does. */
   of(tenantId: string): Pair {
     return this.to(this.places?.nodeOf(tenantId));
   }
 
-  /** The same for tenants of this node. */
+  /** The same for tenants of a given node. */
   to(place: number | undefined): Pair {
     if (this.near && place !== undefined && place === this.places?.here) return this.near;
     let pair = this.#far.get(place);
     if (!pair) {
-      // reads that may take long have half of those of requests: see Database.readOnly
+      // reads that may take long get half of the request connections: see Database.readOnly
       if (this.near || place !== undefined) {
         pair = this.#pair({ app: this.#size, owner: Math.ceil(this.#size / 2) }, () => place);
       } else pair = { app: this.#pool(this.asApp), owner: this.owner };
@@ -116,7 +116,7 @@ export class Pools {
     await Promise.all([...this.#all].map((pool) => pool.end()));
   }
 
-  /** On the node beside this process, or on the coordinator, for tenants of the node `place`. */
+  /** Connections to the node beside this process, or to the coordinator, for tenants of the node `place`. */
   #pair({ app, owner }: { app: number; owner: number }, place: () => number | undefined): Pair {
     const { url, nodeUrl } = this.#addresses;
     const there = { connectionString: nodeUrl ?? url };
@@ -145,7 +145,7 @@ function poolOf(all: Set<pg.Pool>, config: Config): pg.Pool {
   all.add(pool);
   // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself
   pool.on('error', () => undefined);
-  // and so does one that breaks while it is in use and nothing runs on it
+  // the same goes for a connection that breaks while checked out and idle
   pool.on('connect', (client) => client.on('error', () => undefined));
   return pool;
 }

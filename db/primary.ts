@@ -1,16 +1,16 @@
 import pg from 'pg';
 import { type DatabaseHost, databaseHosts } from '../server/lib/database-hosts.ts';
 
-/** How long a host has to answer. Longer than the way to it takes, and short enough to ask again within CONNECT_MS. */
+/** How long a host has to answer. More than a round trip takes, and short enough to ask again within CONNECT_MS. */
 const PROBE_MS = 3000;
-/** When one host said that it takes writes, how long the others have to contradict. */
+/** After one host reported that it takes writes, how long the others have to contradict. */
 const CONTRADICTION_MS = 250;
-/** How long an answer is believed: connections that are made together ask once. */
+/** How long an answer is trusted: connections opened together ask once. */
 const FRESH_MS = 1000;
 
 /**
- * A connection to the one host that takes writes, where the address names several: whichever it is now, asked whenever a
- * connection is made. With one host it is a plain connection to it.
+ * A connection to the host that takes writes, when the address names several: the hosts are asked each time a connection is made,
+ * so it is the current primary. With a single host it is a plain connection.
  */
 export class PrimaryClient extends pg.Client {
   readonly #primary: Primary | undefined;
@@ -34,10 +34,10 @@ export class PrimaryClient extends pg.Client {
   async #connectTo(primary: Primary): Promise<unknown> {
     const { host: found, timeline } = await primary.find();
     const { host, port } = found;
-    // what the client dials, and whose name TLS checks
+    // the host to dial, and the name that TLS checks
     Object.assign(this, { host, port });
     primary.watch(this, timeline);
-    // the server says it of itself, and again when it is promoted
+    // the server reports this itself, and again when it is promoted
     let standby = false;
     this.connection.on('parameterStatus', ({ parameterName, parameterValue }: Record<string, string>) => {
       if (parameterName === 'in_hot_standby') standby = parameterValue === 'on';
@@ -53,7 +53,7 @@ export class PrimaryClient extends pg.Client {
     }
   }
 
-  /** Cuts the connection; what is under way on it rejects. */
+  /** Cuts the connection; whatever is in progress on it rejects. */
   cut(): void {
     this.connection.stream.destroy();
   }
@@ -70,22 +70,22 @@ function primaryOf(url: string, hosts: readonly DatabaseHost[]): Primary {
 /** A host that takes writes. */
 interface Answer {
   readonly host: DatabaseHost;
-  /** The number of promotions before. */
+  /** How many promotions came before. */
   readonly timeline: number;
 }
 
 /**
- * Which of the hosts takes writes. All are asked at the same time. If two say so, as when a former primary came back without
- * knowing that it was replaced, it is the one that was promoted last; and a host that is behind a promotion this process
- * has seen is never taken again. Connections that were made before lead to such a host: they are cut.
+ * Determines which host takes writes. All are asked at the same time. If two claim it, for example when a former primary came
+ * back unaware that it was replaced, the one promoted last wins; and a host that is behind a promotion this process has seen is
+ * never used again. Existing connections to such a host are cut.
  */
 class Primary {
   readonly #hosts: readonly DatabaseHost[];
   #asking: Promise<Answer> | undefined;
   #known: { answer: Answer; until: number } | undefined;
-  /** The latest that any host reported, also one that was too late to be taken. */
+  /** The latest that any host reported, even one too late to be chosen. */
   #timeline = 0;
-  /** Connections with the timeline of the host that they lead to. */
+  /** Connections with the timeline of their host. */
   readonly #open = new Map<PrimaryClient, number>();
 
   constructor(hosts: readonly DatabaseHost[]) {
@@ -101,7 +101,7 @@ class Primary {
     client.once('end', () => this.#open.delete(client));
   }
 
-  /** Rejects with an error that counts as a fault of the database, and says what each host answered. */
+  /** Rejects with an error that counts as a fault of the database, and lists what each host answered. */
   async find(): Promise<Answer> {
     if (this.#known && performance.now() < this.#known.until) return this.#known.answer;
     this.#asking ??= this.#ask().finally(() => {
@@ -153,7 +153,7 @@ function cannotConnect(why: string): Error {
   return Object.assign(new Error(`no host of the database takes writes: ${why}`), { code: '57P03' });
 }
 
-/** The timeline of a host; undefined where it takes no writes. */
+/** The timeline of a host; undefined if it takes no writes. */
 async function ask(host: DatabaseHost): Promise<number | undefined> {
   const client = new pg.Client({
     connectionString: host.url,
@@ -163,7 +163,7 @@ async function ask(host: DatabaseHost): Promise<number | undefined> {
   client.on('error', () => undefined);
   try {
     await client.connect();
-    // the timeline of what is written now: that of the control file is behind for a moment after a promotion
+    // the timeline of what is written now: the control file's lags for a moment after a promotion
     const { rows } = await client.query<{ timeline: string | null }>(
       `select case when not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off'
          then left(pg_walfile_name(pg_current_wal_lsn()), 8) end as timeline`,

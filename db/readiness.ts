@@ -4,27 +4,27 @@ import { inTransaction } from './client.ts';
 import type { Database } from './index.ts';
 import { Unreplicated } from './replication.ts';
 
-/** Longer than this a write may take, but the process is not ready meanwhile. */
+/** A write may take longer than this, but the process is not ready meanwhile. */
 const SLOW_MS = 2000;
-/** What was found is good for so long: asking often costs nothing. */
+/** How long a result is reused: frequent checks cost nothing. */
 const FRESH_MS = 1000;
 
 export interface Readiness {
   /** Whether requests should be sent here. */
   readonly ready: boolean;
-  /** What does not work; also where the rest does. */
+  /** What does not work, even if the rest does. */
   readonly reason?: string | undefined;
-  /** Of a process beside a node of Citus: which of the two servers store what is written. */
+  /** For a process beside a Citus node: which of the two servers store what is written. */
   readonly stores?: { readonly node: boolean; readonly coordinator: boolean };
 }
 
 /**
- * Asks whether the database stores what is written. It flushes, accepts writes, and acknowledges one within two seconds, which it
- * does not when it waits for a standby that is gone. Where a synchronous standby is demanded, one is there.
+ * Checks whether the database stores what is written: it flushes, accepts writes, and acknowledges one within two seconds, which
+ * it does not while it waits for a standby that is gone. If a synchronous standby is required, there is one.
  *
- * A process beside a node of Citus is ready while the node is: it serves proxies and agents of tenants there without the
- * coordinator, and the reason says that the coordinator is away. One that is beside none is ready while the coordinator is: a node
- * without the standby that is demanded is the reason, and makes it no less ready for tenants of others.
+ * A process beside a Citus node is ready while the node is: it serves proxies and agents of tenants there without the
+ * coordinator, and the reason says that the coordinator is down. A process beside no node is ready while the coordinator is: a
+ * node that lacks the required standby is reported as the reason, and does not make it unready for tenants of other nodes.
  */
 export function readinessOf({
   owner,
@@ -42,7 +42,7 @@ export function readinessOf({
     const { missing, missingHere, nodes = [] } = replication ?? {};
     if (!beside) {
       const reason = lack(missing) ?? (await asked());
-      // of tenants of such a node everything is refused, and of others nothing
+      // for tenants of such a node everything is refused, for others nothing
       const lacking = nodes.filter((node) => node.missing !== undefined);
       const some = lacking.length === 0 || lacking.length < nodes.length;
       return { ready: reason === undefined && some, reason: reason ?? lack(lacking[0]?.missing) };
@@ -89,7 +89,7 @@ async function attempt(pool: pg.Pool): Promise<string | undefined> {
         `select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by name`,
       );
       if (rows.length > 0) return `the database runs with ${rows.map(({ name }) => name).join(' and ')} off`;
-      // a record in the log of the database, committed like any write, without a row that all processes would share
+      // a WAL record, committed like any write, without a row that all processes would share
       await client.query(`select pg_logical_emit_message(true, 'svc.readyz', '')`);
       return undefined;
     });

@@ -3,22 +3,22 @@ import type pg from 'pg';
 import { within } from './client.ts';
 import { PrimaryClient } from './primary.ts';
 
-/** How often a running server asks. */
+/** How often a running server checks. */
 const CHECK_MS = 1000;
-/** How long a server has to answer. A connection on which it does not is given up, and the next one is asked. */
+/** How long a server has to answer. A connection that stays silent is dropped, and the next one is tried. */
 const ANSWER_MS = 4000;
-/** A server that was not heard for this long counts as one without a standby. */
+/** A server not heard from for this long counts as one without a standby. */
 const HEARD_MS = 5000;
-/** A commit that waits for longer is taken to wait for a standby that hangs: its connection may stay open for a minute. */
+/** A commit that waits longer is assumed to wait for a standby that hangs: its connection may stay open for a minute. */
 const STUCK_MS = 2500;
 /** How long a start waits for a standby that is about to come back. */
 const PATIENCE_MS = 10_000;
 const RETRY_MS = 500;
 
-/** Replication is demanded, and no synchronous standby would have what is written now. The message says why. */
+/** Replication is required, and no synchronous standby would have what is written now. The message says why. */
 export class Unreplicated extends Error {
   override readonly name = 'Unreplicated';
-  /** A fault of the database to anyone who asks: cannot connect now. */
+  /** Looks like a database fault to any caller: cannot connect now. */
   readonly code = '57P03';
 
   constructor(reason: string) {
@@ -26,7 +26,7 @@ export class Unreplicated extends Error {
   }
 }
 
-/** What a server says of its standbys. */
+/** What a server reports about its standbys. */
 export interface Standing {
   /** The synchronous_commit of sessions that begin now. */
   readonly commit: string;
@@ -35,17 +35,17 @@ export interface Standing {
   /** Whether the login sees standbys at all. */
   readonly sees: boolean;
   readonly login: string;
-  /** How many stream, */
+  /** How many standbys stream, */
   readonly streaming: number;
-  /** and for how many of them commits wait. */
+  /** and how many of them commits wait for. */
   readonly synchronous: number;
-  /** Commits that wait for one, by what tells them apart. */
+  /** Commits that wait for a standby, by an identifying key. */
   readonly waiting: readonly string[];
 }
 
 /**
- * One row and one column, so that it can be asked of another server through Citus. What was set for the login or the database goes
- * before what this session has: it applies to sessions that begin afterwards, and this one may be older.
+ * One row and one column, so that it can be run on another server through Citus. A setting of the login or the database takes
+ * precedence over this session's: it applies to sessions that begin afterwards, and this session may be older.
  */
 const STANDING = `select json_build_object(
   'commit', coalesce((
@@ -62,15 +62,15 @@ const STANDING = `select json_build_object(
   'synchronous', (select count(*) from pg_stat_replication
                   where sync_state in ('sync', 'quorum') and state = 'streaming'))::text as standing`;
 
-/** Of the server that is asked. */
+/** The standing of the server that is queried. */
 export async function standingOf(client: Pick<pg.ClientBase, 'query'>): Promise<Standing> {
   const { rows } = await client.query<{ standing: string }>(STANDING);
   return JSON.parse(rows[0]!.standing) as Standing;
 }
 
 /**
- * Of a node of the Citus that is asked, by its number in pg_dist_node. Rejects where that does not answer. It is asked alone: a
- * statement for all nodes would wait for one that hangs.
+ * The standing of a node, by its number in pg_dist_node, queried through Citus. Rejects if the node does not answer. Each node is
+ * queried alone: a statement for all nodes would wait for one that hangs.
  */
 export async function standingOfNode(client: Pick<pg.ClientBase, 'query'>, node: number): Promise<Standing> {
   const { rows } = await client.query<{ answered: boolean; said: string }>(
@@ -85,8 +85,8 @@ export async function standingOfNode(client: Pick<pg.ClientBase, 'query'>, node:
 }
 
 /**
- * Why a commit on a server would not wait for a synchronous standby that is there; undefined when it would. It is the answer of
- * this moment: a commit itself waits as long as PostgreSQL's settings say so.
+ * Why a commit on a server would not wait for a live synchronous standby; undefined if it would. This describes the moment: a
+ * commit itself waits for as long as PostgreSQL's settings require.
  */
 export function lackOf({ commit, names, sees, login, synchronous }: Standing): string | undefined {
   if (!['on', 'remote_apply'].includes(commit)) return `synchronous_commit is ${commit}`;
@@ -95,7 +95,7 @@ export function lackOf({ commit, names, sees, login, synchronous }: Standing): s
   return synchronous === 0 ? 'none of synchronous_standby_names is streaming' : undefined;
 }
 
-/** Resolves when a synchronous standby is there. Rejects with Unreplicated when there is none after ten seconds. */
+/** Resolves when there is a synchronous standby. Rejects with Unreplicated if there is none after ten seconds. */
 export async function awaitStandby(url: string, patienceMs = PATIENCE_MS): Promise<void> {
   const client = new PrimaryClient(url);
   client.on('error', () => undefined);
@@ -111,7 +111,7 @@ export async function awaitStandby(url: string, patienceMs = PATIENCE_MS): Promi
   }
 }
 
-/** Where tenants are on several servers: which node has a tenant. */
+/** Which node has a tenant, if tenants are spread over several servers. */
 interface Places {
   readonly here: number | undefined;
   readonly nodes: readonly number[];
@@ -119,13 +119,13 @@ interface Places {
 }
 
 /**
- * Keeps asking whether a synchronous standby is there. While it is not, writes are refused before they begin: one that
- * waits for a standby holds a connection of the database until the standby is back, whether or not its caller gave up.
+ * Keeps checking whether there is a synchronous standby. While there is none, writes are refused before they begin: a write that
+ * waits for a standby holds a database connection until the standby is back, whether or not its caller gave up.
  *
- * With Citus each server has standbys of its own, and what a commit survives is said by the server that stores it: the node that
- * has the tenant, whichever server was asked. What goes through the coordinator needs that one's as well: it keeps what belongs to no
- * tenant, and what was decided about a transaction of several servers. A server that was never heard, or not for five seconds, is
- * taken for one without.
+ * With Citus each server has standbys of its own, and what a commit survives depends on the server that stores it: the node that
+ * has the tenant, whichever server was asked. Writes that go through the coordinator need its standby as well: it stores what
+ * belongs to no tenant, and the outcomes of transactions across servers. A server that was never heard from, or not for five
+ * seconds, counts as one without a standby.
  */
 export class Replication {
   readonly #database: Watched;
@@ -145,7 +145,10 @@ export class Replication {
     this.#timer = setInterval(() => void this.#look(), CHECK_MS).unref();
   }
 
-  /** `leadingTo`: connections for what is asked of a node: to it where this process is beside it, else to one that reaches it. */
+  /**
+   * `leadingTo`: connections for queries about a node: to the node itself if this process is beside it, else to a server that
+   * reaches it.
+   */
   static async watch(parts: {
     owner: pg.Pool;
     places: Places | undefined;
@@ -156,25 +159,25 @@ export class Replication {
     return made;
   }
 
-  /** Why the server of DATABASE_URL has none, as of a second ago; undefined when it has one. */
+  /** Why the server of DATABASE_URL has no standby, as of a second ago; undefined if it has one. */
   get missing(): string | undefined {
     return this.#database.missing;
   }
 
-  /** The same of the node beside this process. */
+  /** The same for the node beside this process. */
   get missingHere(): string | undefined {
     const here = this.#places?.here;
     return here === undefined ? undefined : this.#node(here).missing;
   }
 
-  /** The same of the server that stores what is written of a tenant. */
+  /** The same for the server that stores the tenant's rows. */
   missingFor(tenantId: string): string | undefined {
     if (!this.#places) return this.missing;
     const node = this.#places.nodeOf(tenantId);
     return node === undefined ? 'no node has the tenant' : this.#node(node).missing;
   }
 
-  /** All servers that this process asks: with Citus the coordinator and the nodes that have tenants, by name. */
+  /** All servers that this process checks: with Citus, the coordinator and the nodes that have tenants, by name. */
   get servers(): { readonly name: string | undefined; readonly missing: string | undefined }[] {
     return [this.#database, ...this.nodes];
   }
@@ -183,28 +186,30 @@ export class Replication {
     return (this.#places?.nodes ?? []).map((node) => this.#node(node));
   }
 
-  /** Why nothing is to be written on the server of DATABASE_URL. */
+  /** Why nothing may be written on the server of DATABASE_URL. */
   get refusal(): Unreplicated | undefined {
     return refusalFor(this.missing);
   }
 
-  /** The same of a node; without its number, of the server of DATABASE_URL. */
+  /** The same for a node; without a number, for the server of DATABASE_URL. */
   refusalOf(node: number | undefined): Unreplicated | undefined {
     return node === undefined ? this.refusal : refusalFor(this.#node(node).missing);
   }
 
-  /** Throws Unreplicated while any server has none: a change of what each has a copy of is written on all. */
+  /**
+   * Throws Unreplicated while any server has no standby: a change to data that every server replicates is written on all of them.
+   */
   assertEverywhere(): void {
     for (const { missing } of this.servers) if (missing !== undefined) throw new Unreplicated(missing);
   }
 
-  /** Throws Unreplicated while the server of DATABASE_URL has none, or the one that has the tenant. */
+  /** Throws Unreplicated while the server of DATABASE_URL, or the one that has the tenant, has no standby. */
   assert(tenantId?: string): void {
     if (this.missing !== undefined) throw new Unreplicated(this.missing);
     if (tenantId !== undefined) this.assertNear(tenantId);
   }
 
-  /** Throws Unreplicated while the server that has the tenant has none. */
+  /** Throws Unreplicated while the server that has the tenant has no standby. */
   assertNear(tenantId: string): void {
     const missing = this.missingFor(tenantId);
     if (missing !== undefined) throw new Unreplicated(missing);
@@ -224,7 +229,7 @@ export class Replication {
     return watched;
   }
 
-  /** Each server is asked by itself: one that hangs keeps nothing from the others. */
+  /** Each server is checked separately: one that hangs does not delay the others. */
   #look(): Promise<unknown> {
     const nodes = this.#places?.nodes ?? [];
     for (const node of this.#nodes.keys()) if (!nodes.includes(node)) this.#nodes.delete(node);
@@ -239,14 +244,14 @@ export class Replication {
 
 const refusalFor = (missing: string | undefined) => (missing === undefined ? undefined : new Unreplicated(missing));
 
-/** On a connection of its own to what is asked: one that says nothing is closed. */
+/** Queries a server on a connection of its own; if the server stays silent, the connection is closed. */
 async function answerOf(pool: pg.Pool, ask: (client: pg.PoolClient) => Promise<Standing>): Promise<Standing> {
   const client = await pool.connect();
   let broken: Error | undefined;
   try {
     return await within(ANSWER_MS, ask(client));
   } catch (error) {
-    // what it was asked may still be under way there
+    // the query may still be running there
     broken = (error as { code?: unknown }).code === 'ETIMEDOUT' ? (error as Error) : undefined;
     throw error;
   } finally {
@@ -254,13 +259,13 @@ async function answerOf(pool: pg.Pool, ask: (client: pg.PoolClient) => Promise<S
   }
 }
 
-/** A server whose standbys are asked about. */
+/** A server whose standbys are checked. */
 class Watched {
   readonly name: string | undefined;
   readonly #standing: () => Promise<Standing>;
   #missing: string | undefined = 'it has not said yet whether there is one';
   #heardAt: number | undefined;
-  /** Commits that wait for the standby, and since when this is known. */
+  /** Commits that wait for the standby, and since when each is known. */
   #waiting = new Map<string, number>();
   asking: Promise<void> | undefined;
 
@@ -283,7 +288,7 @@ class Watched {
     this.#missing = lackOf(standing) ?? (stuck ? 'commits wait for one that does not confirm them' : undefined);
   }
 
-  /** Never rejects. What was said last counts for some seconds. */
+  /** Never rejects. The last answer counts for some seconds. */
   ask(): Promise<void> {
     this.asking ??= this.#standing()
       .then(

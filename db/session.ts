@@ -2,20 +2,20 @@ import type pg from 'pg';
 import { CONNECT_MS, SteadyClient } from './client.ts';
 import type { PrimaryClient } from './primary.ts';
 
-/** How often connections that a pooler may share are compared. */
+/** How many times connections that a pooler may share are compared. */
 const LOOKS = 5;
-/** With how many others: behind one address may be several poolers, and clients of different ones share nothing. */
+/** With how many others: one address may front several poolers, and clients of different ones share nothing. */
 const OTHERS = 4;
 
-/** A session of the database is needed, and the settings do not lead to one. The message says what to do. */
+/** A database session is needed, and the settings do not lead to one. The message says what to do. */
 export class NoSession extends Error {
   override readonly name = 'NoSession';
 }
 
 /**
- * A connection that is a session: what is set, prepared, locked or listened to on it stays its own until it ends. A pooler
- * in transaction mode would hand all of that to other clients without a word, so it is refused, with NoSession, before
- * anything is done on it.
+ * A connection that is a session: whatever is set, prepared, locked or listened to on it stays its own until it ends. A pooler in
+ * transaction mode would silently hand all of that to other clients, so it is refused, with NoSession, before anything is done on
+ * the connection.
  */
 export async function connectSession(
   url: string,
@@ -29,7 +29,7 @@ export async function connectSession(
       keepAlive: true,
       ...config,
     });
-    // one that breaks is reported by the next statement
+    // a broken connection is reported by the next statement
     client.on('error', () => undefined);
     await client.connect();
     return client;
@@ -48,9 +48,9 @@ export async function connectSession(
 }
 
 /**
- * Whether the connection of PostgreSQL behind `client` is given to others between its transactions. PostgreSQL says the
- * number of its process twice: at connect, which a pooler answers itself with a number of its own, and when it is asked.
- * Where they differ, there is something in between; then others are looked at beside it. In a session each keeps its process.
+ * Whether the PostgreSQL connection behind `client` is given to others between its transactions. PostgreSQL reports its process
+ * number twice: at connect, where a pooler answers with a number of its own, and when queried. If they differ, there is something
+ * in between, and further connections are compared. In a session each keeps its process.
  */
 export async function isShared(client: pg.Client, open: () => Promise<pg.Client>): Promise<boolean> {
   const processOf = async (one: pg.Client) =>
@@ -64,7 +64,7 @@ export async function isShared(client: pg.Client, open: () => Promise<pg.Client>
       const others = await processOf(other);
       if (others === own) return true;
       for (let look = 0; look < LOOKS; look++) {
-        // each twice: of connections that are taken in turn, two clients in turn would always get their own
+        // query each twice: if connections are handed out in turn, two clients in turn would always get their own
         for (const [one, first] of [[client, own] as const, [other, others] as const]) {
           if ((await processOf(one)) !== first || (await processOf(one)) !== first) return true;
         }
@@ -76,9 +76,9 @@ export async function isShared(client: pg.Client, open: () => Promise<pg.Client>
   return false;
 }
 
-/** Throws NoSession where the two lead to different databases: records would go to one, and be looked for in the other. */
+/** Throws NoSession if the two lead to different databases: records would be written to one and looked for in the other. */
 export async function assertSame(shared: Pick<pg.Client, 'query'>, sessionUrl: string): Promise<void> {
-  // a standby has both numbers from its primary
+  // a standby shares both numbers with its primary
   const asked = `select system_identifier || '/' || d.oid as id from pg_control_system(), pg_database d
     where d.datname = current_database()`;
   const session = await connectSession(sessionUrl);
@@ -91,7 +91,10 @@ export async function assertSame(shared: Pick<pg.Client, 'query'>, sessionUrl: s
   throw new NoSession('DATABASE_URL and DATABASE_SESSION_URL lead to different databases: correct one of them');
 }
 
-/** Throws NoSession where `nodeUrl` does not lead to a node of the Citus that `owner` leads to, or to a pooler in front of it. */
+/**
+ * Throws NoSession if `nodeUrl` does not lead to a node of the Citus that `owner` leads to, or to a pooler in front of such a
+ * node.
+ */
 export async function assertBeside(owner: Pick<pg.ClientBase, 'query'>, nodeUrl: string): Promise<void> {
   const identity = `select system_identifier || '/' || current_database() as id from pg_control_system()`;
   const node = await connectSession(nodeUrl).catch((error: Error) => {
