@@ -1,8 +1,8 @@
 import { p } from '@mikro-orm/postgresql';
 
 /**
- * The entities of one tenant each. The filter is the first wall between tenants (a scoped entity manager always sets
- * it, and a query without its parameter fails); row level security in the database is the second.
+ * For entities that belong to one tenant. The filter is the first wall between tenants (a scoped entity manager always sets it,
+ * and a query without its parameter fails); row level security in the database is the second.
  */
 export const tenantFilter = {
   tenant: { name: 'tenant', cond: (args: Record<string, unknown>) => ({ tenantId: args.tenantId }), default: true },

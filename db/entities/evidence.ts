@@ -10,7 +10,7 @@ export const EvidencePackage = defineEntity({
     purpose: p.text(),
     fromAt: time(),
     toAt: time(),
-    /** Of a session's package. */
+    /** Set for the package of a session. */
     sessionId: p.text().nullable(),
     firstSeq: p.bigint('number'),
     lastSeq: p.bigint('number'),

@@ -14,18 +14,18 @@ export const ProxyInstance = defineEntity({
     info: p.json<Record<string, unknown>>().columnType('jsonb'),
     firstSeenAt: time(),
     lastSeenAt: time(),
-    /** When to look whether it has fallen silent. */
+    /** When to check whether it has gone silent. */
     silentAt: time().defaultRaw("'epoch'"),
-    /** When it was told that the proxy fell silent. */
+    /** When its silence was reported. */
     offlineAt: time().nullable(),
-    /** The number of the last document of stops that it has applied, and when that was known here. */
+    /** The number of the last stops document that it applied, and when this server learned of it. */
     stopsSeq: p.bigint('number').nullable(),
     stopsAt: time().nullable(),
   },
   filters: tenantFilter,
 });
 
-/** How far a stop reached, as it was recorded. */
+/** How far a stop reached, as recorded. */
 export interface StopReach {
   applied: number;
   pending: string[];
@@ -39,7 +39,7 @@ export const StopEntity = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    /** Of the first document that has it. */
+    /** Number of the first stops document that contains it. */
     seq: p.bigint('number'),
     kind: p.enum(STOP_KIND_NAMES),
     target: p.string(),
@@ -49,10 +49,10 @@ export const StopEntity = defineEntity({
     createdBy: p.string(),
     createdAt: time(),
     until: time().nullable(),
-    /** Null until it was recorded. */
+    /** Null until recorded. */
     reach: p.json<StopReach>().columnType('jsonb').nullable(),
     endedAt: time().nullable(),
-    /** Null where its time ended it. */
+    /** Null if it ended by its time limit. */
     endedBy: p.string().nullable(),
     endReason: p.text().nullable(),
   },

@@ -4,10 +4,10 @@ import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
 import { tenantFilter, time } from './common.ts';
 
-/** What a hold shows beside its filterable columns and the state of its machine. Only retention changes it. */
+/** What a hold shows in addition to its filterable columns and the state of its machine. Only retention changes it. */
 export interface HoldDetails {
   policy_id: string | null;
-  /** The statements that it stands for. An approval counts for these texts and no others. */
+  /** The statements that the hold stands for. An approval counts for these texts only. */
   rules: RuleReference[];
   reason?: string | undefined;
   quorum?: { group: string; count: number }[] | undefined;
@@ -15,10 +15,10 @@ export interface HoldDetails {
   execute_within_seconds?: number | undefined;
   notify_targets: string[];
   session_id?: string | undefined;
-  /** The held action as approvers see it, beside its type and value; null once retention has erased it. */
+  /** The held action as approvers see it, in addition to its type and value; null once retention has erased it. */
   shown: HeldContent;
   release_at?: string | undefined;
-  /** Of the decision that opened it. */
+  /** From the decision that opened it. */
   traceparent?: string | undefined;
 }
 
@@ -28,7 +28,7 @@ export const Hold = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    /** As of the last event. What time has done since then is in `releasesAt` and `endsAt`. */
+    /** As of the last event. What time alone has changed since then follows from `releasesAt` and `endsAt`. */
     status: p.enum(HOLD_STATES),
     machineVersion: p.integer(),
     machineContext: p.json<HoldContext>().columnType('jsonb'),
@@ -41,7 +41,7 @@ export const Hold = defineEntity({
     requiredApprovals: p.integer(),
     currentApprovals: p.integer(),
     details: p.json<HoldDetails>().columnType('jsonb'),
-    /** Of the action, as in `details`; empty for none. */
+    /** Tool server of the action, as in `details`; empty for none. */
     toolServer: p.text(),
     toolName: p.text(),
     /** The first of the rules in `details`; empty for none. */
@@ -53,11 +53,11 @@ export const Hold = defineEntity({
     source: p.enum(['evaluate', 'proxy'] as const),
     /** The credential that opened it. */
     createdBy: p.text(),
-    /** The people who owned or made a key of the agent, or the key that opened it: they do not vote on it. */
+    /** The people who own or created a key of the agent, or the key that opened the hold: they may not vote on it. */
     barredVoters: p.array(),
-    /** Attempts to use it that were refused, by their code and credential: what bounds their audit records. */
+    /** Refused attempts to use it, by code and credential: this limits how many audit records they cause. */
     refusedUses: p.json<Record<string, number>>().columnType('jsonb'),
-    /** The line of API keys that the Idempotency-Key is of. */
+    /** The line of API keys that the Idempotency-Key belongs to. */
     idempotencyLine: p.text().nullable(),
     idempotencyKey: p.text().nullable(),
     idempotencyHash: p.text().nullable(),
@@ -67,7 +67,7 @@ export const Hold = defineEntity({
     releasesAt: time().nullable(),
     /** When time alone expires it; null when it has ended. */
     endsAt: time().nullable(),
-    /** When the timers must look at it: the earlier of the two. */
+    /** When the timers must process it: the earlier of the two. */
     wakeAt: time().nullable(),
     rowVersion: p.integer().version(),
   },
@@ -85,7 +85,7 @@ export const Vote = defineEntity({
     userId: p.string().primary(),
     decision: p.enum(['approve', 'reject'] as const),
     reason: p.text(),
-    /** sha256 of the hold as it was shown when the vote was cast. */
+    /** sha256 of the hold as shown when the vote was cast. */
     shownHash: p.text(),
     createdAt: time(),
   },

@@ -24,7 +24,7 @@ export * from './policies.ts';
 export * from './subscriptions.ts';
 export * from './tools.ts';
 
-/** Of every table. Those of raw.ts are read and written by SQL alone. */
+/** The entities of every table. Those of raw.ts are read and written only by SQL. */
 export const entities = [
   Tenant,
   SettingsChange,

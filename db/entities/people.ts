@@ -2,7 +2,7 @@ import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import type { ClaimMatch } from '../../server/domain/workload.ts';
 import { tenantFilter, time } from './common.ts';
 
-/* Tenants, their people, and what lets people, agents and pipelines in. */
+/* Tenants, their people, and the credentials of people, agents and pipelines. */
 
 export const Tenant = defineEntity({
   name: 'Tenant',
@@ -12,29 +12,29 @@ export const Tenant = defineEntity({
     name: p.text(),
     settings: p.json<Record<string, unknown>>(),
     createdAt: time(),
-    /** What is in it is made up, see server/demo. */
+    /** Set if its contents are made up, see server/demo. */
     demo: p.text().nullable(),
-    /** Bundles are numbered above it: the highest number that a proxy has shown. */
+    /** New bundles get higher numbers than this: the highest that a proxy has shown. */
     bundleFloor: p.bigint('number').default(0),
     bundleFloorAt: time().nullable(),
-    /** The number of the last document of stops. */
+    /** The number of the last stops document. */
     stopsSeq: p.bigint('number').default(0),
-    /** When to look next for what decisions were taken on and has to be erased. */
+    /** When to look next for inputs of decisions that are due for erasure. */
     eraseAt: time().defaultRaw("'epoch'"),
   },
   filters: tenantFilter,
 });
 
-/** What a change does to one setting. */
+/** How a change affects one setting. */
 export interface SettingEffect {
   setting: string;
   from: unknown;
   to: unknown;
-  /** Takes a safeguard away. */
+  /** Removes a safeguard. */
   loosens: boolean;
 }
 
-/** A change of settings that waits for a second person, or waited. */
+/** A change of settings that is or was waiting for a second person. */
 export const SettingsChange = defineEntity({
   name: 'SettingsChange',
   tableName: 'settings_change',
@@ -42,13 +42,13 @@ export const SettingsChange = defineEntity({
     tenantId: p.string().primary(),
     id: p.string().primary(),
     status: p.enum(['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const),
-    /** Of what: the settings themselves, or how people sign in at the identity provider. */
+    /** What it changes: the settings themselves, or how people sign in at the identity provider. */
     part: p.enum(['settings', 'sso'] as const),
-    /** What is applied. */
+    /** The change to apply. */
     patch: p.json<Record<string, unknown>>().columnType('jsonb'),
-    /** What it changes, as the settings were when it was asked for. */
+    /** Its effects, relative to the settings at the time of the request. */
     changes: p.json<SettingEffect[]>().columnType('jsonb'),
-    /** What is applied with it and shown to nobody; gone as soon as the change is decided. */
+    /** Secrets applied with it and never shown; removed as soon as the change is decided. */
     secretSealed: p.blob().nullable(),
     reason: p.text(),
     proposedBy: p.string(),
@@ -84,13 +84,13 @@ export const SessionEntity = defineEntity({
   tableName: 'session',
   properties: {
     tenantId: p.string().primary(),
-    /** sha256 of the session id, in hex: the database never holds what a cookie holds. */
+    /** sha256 of the session id, in hex: the database never holds the value of the cookie. */
     id: p.string().primary(),
     userId: p.string(),
     /** What lists show in place of the id. */
     handle: p.string(),
     authMethod: p.text(),
-    /** Where it was started from. */
+    /** The address it was started from. */
     ip: p.text().nullable(),
     userAgent: p.text().nullable(),
     createdAt: time(),
@@ -102,7 +102,7 @@ export const SessionEntity = defineEntity({
 });
 export type SessionRow = InferEntity<typeof SessionEntity>;
 
-/** Someone was asked to join. Open until it is accepted or revoked; its link is dead after `expiresAt`. */
+/** An invitation to join. Open until it is accepted or revoked; its link is dead after `expiresAt`. */
 export const Invitation = defineEntity({
   name: 'Invitation',
   tableName: 'invitation',
@@ -112,9 +112,9 @@ export const Invitation = defineEntity({
     email: p.text(),
     roles: p.array(),
     tokenHash: p.blob(),
-    /** The person, key or operator who asked. */
+    /** The person, key or operator who invited. */
     invitedBy: p.text(),
-    /** The person who asked, by a session or a key of theirs: it ends when they are an admin no more. */
+    /** The person who invited, through a session or a key of theirs: the invitation ends when they are no longer an admin. */
     invitedById: p.string().nullable(),
     createdAt: time(),
     sentAt: time(),
@@ -133,7 +133,7 @@ export const ApiKey = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    /** The first of the keys that were rotated into this one; its own id for a key that is not rotated. */
+    /** The first of the keys that were rotated into this one; its own id if the key was never rotated. */
     lineId: p.string(),
     label: p.text(),
     prefix: p.text(),
@@ -142,10 +142,10 @@ export const ApiKey = defineEntity({
     createdAt: time(),
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),
-    /** How long it was to be valid when it was made; without it, without end. A rotation brings `expiresAt` forward, not this. */
+    /** Its lifetime when it was created; null for unlimited. A rotation brings `expiresAt` forward, not this. */
     lifeMs: p.bigint('number').nullable(),
     revokedAt: time().nullable(),
-    /** Restored from a backup: it works again when an operator has confirmed it. */
+    /** Restored from a backup: it works again once an operator confirms it. */
     unconfirmedSince: time().nullable(),
   },
   filters: tenantFilter,
@@ -167,20 +167,20 @@ export const AgentKey = defineEntity({
     createdBy: p.string().nullable(),
     createdAt: time(),
     lastUsedAt: time().nullable(),
-    /** The proxy that reported it; null where the agent asked here. */
+    /** The proxy that reported it; null if the agent asked here. */
     lastUsedBy: p.text().nullable(),
     expiresAt: time().nullable(),
-    /** How long it was to be valid when it was made; without it, without end. A rotation brings `expiresAt` forward, not this. */
+    /** Its lifetime when it was created; null for unlimited. A rotation brings `expiresAt` forward, not this. */
     lifeMs: p.bigint('number').nullable(),
     revokedAt: time().nullable(),
-    /** Restored from a backup: it works again when an operator has confirmed it. */
+    /** Restored from a backup: it works again once an operator confirms it. */
     unconfirmedSince: time().nullable(),
   },
   filters: tenantFilter,
 });
 export type AgentKeyRow = InferEntity<typeof AgentKey>;
 
-/** Whose tokens may be exchanged for tokens of this server. */
+/** An issuer whose tokens may be exchanged for tokens of this server. */
 export const WorkloadTrust = defineEntity({
   name: 'WorkloadTrust',
   tableName: 'workload_trust',
@@ -190,7 +190,7 @@ export const WorkloadTrust = defineEntity({
     label: p.text(),
     issuer: p.text(),
     audience: p.text(),
-    /** Where the issuer publishes its keys, where its discovery document does not say it. */
+    /** Where the issuer publishes its keys, if its discovery document does not say. */
     jwksUri: p.text().nullable(),
     match: p.json<ClaimMatch>().columnType('jsonb'),
     scopes: p.array(),
@@ -199,7 +199,7 @@ export const WorkloadTrust = defineEntity({
     createdAt: time(),
     lastUsedAt: time().nullable(),
     revokedAt: time().nullable(),
-    /** Restored from a backup: it works again when an operator has confirmed it. */
+    /** Restored from a backup: it works again once an operator confirms it. */
     unconfirmedSince: time().nullable(),
   },
   filters: tenantFilter,

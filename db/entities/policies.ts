@@ -11,7 +11,7 @@ export const Policy = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    /** The state of the policy machine: that of the newest revision. */
+    /** The state of the policy machine: the newest revision's. */
     status: p.enum(['draft', 'pending_approval', 'deployed', 'revoked'] as const),
     version: p.integer(),
     liveVersion: p.integer().nullable(),
@@ -37,26 +37,26 @@ export interface ReviewRecord {
   decided_by: string;
   decided_at: string;
   comment?: string;
-  /** Of a comment. */
+  /** Set for a comment. */
   id?: string;
-  /** The comment that this one answers, which began the thread. */
+  /** The comment that started the thread, if this one is a reply. */
   thread?: string;
-  /** The lines that a thread is about, as they were written there. */
+  /** The lines that a thread is about, as they read at the time. */
   place?: CommentPlace;
-  /** What a comment would have stand there in place of the lines: none, one or several. */
+  /** What a comment suggests in place of the lines: none, one or several. */
   suggestion?: string;
-  /** Who said last that the thread is settled. */
+  /** Who last marked the thread as resolved. */
   resolved?: { by: string; at: string };
 }
 
 export interface CommentPlace {
   part: 'text' | 'tests';
-  /** The version whose lines they are: the reviewed one, or the one that it is compared with. */
+  /** The version the lines are from: the reviewed one, or the one it is compared with. */
   version: number;
   line: number;
-  /** The last one of several. */
+  /** The last line, if there are several. */
   end_line?: number;
-  /** Of many lines the first. */
+  /** If there are many lines, the first. */
   quote: string;
 }
 
@@ -71,20 +71,20 @@ export const PolicyRevision = defineEntity({
     /** The test suite of this version. */
     testsSource: p.text().nullable(),
     contentHash: p.text(),
-    /** Of the text without blanks and line ends: the same text however it is formatted. */
+    /** Hash of the text without blanks and line ends: equal for the same text in any formatting. */
     squeezedHash: p.text(),
-    /** For the quota alone: what is enforced is read from the text. */
+    /** Only for the quota: enforcement reads the text. */
     statementCount: p.integer(),
-    /** The reference lists that the text names, to find policies by: what is enforced is read from the text. */
+    /** The reference lists that the text names, for finding policies: enforcement reads the text. */
     lists: p.array(),
     authorId: p.string(),
-    /** Who wrote any of it since a version last went live; a rollback to it makes them authors again. */
+    /** Everyone who wrote any of it since a version last went live; a rollback to it makes them authors again. */
     authors: p.array(),
     change: p.enum(['create', 'update', 'rollback'] as const),
     rolledBackFrom: p.integer().nullable(),
     note: p.text().nullable(),
     reviews: p.json<ReviewRecord[]>().columnType('jsonb'),
-    /** Where a pipeline took it from. Not part of its hash. */
+    /** Where a pipeline got it from. Not part of the hash. */
     source: p.json<Source>().columnType('jsonb').nullable(),
     createdAt: time(),
   },
@@ -92,7 +92,7 @@ export const PolicyRevision = defineEntity({
 });
 export type PolicyRevisionRow = InferEntity<typeof PolicyRevision>;
 
-/** What a draft of a policy would have decided on past decisions, as it is found out or was. */
+/** What a draft of a policy would have decided on past decisions: the result, or a run in progress. */
 export const PolicySimulation = defineEntity({
   name: 'PolicySimulation',
   tableName: 'policy_simulation',
@@ -100,12 +100,12 @@ export const PolicySimulation = defineEntity({
     tenantId: p.string().primary(),
     id: p.string().primary(),
     policyId: p.string(),
-    /** Null where the text is of no version. */
+    /** Null if the text belongs to no version. */
     version: p.integer().nullable(),
-    /** A submission started it. */
+    /** Started by a submission. */
     automatic: p.boolean(),
     dslSource: p.text(),
-    /** The hash of the text alone. */
+    /** The hash of the text only. */
     draftHash: p.string(),
     /** The hash of the policies that were live when it ran. */
     liveHash: p.string().nullable(),
@@ -116,9 +116,9 @@ export const PolicySimulation = defineEntity({
     createdBy: p.string(),
     startedAt: time().nullable(),
     finishedAt: time().nullable(),
-    /** The process that runs it prolongs this; afterwards another one may take it. */
+    /** The process that runs it extends this; once it is over, another may take over. */
     leaseUntil: time().nullable(),
-    /** How often a process took it. Only the last one may store a result. */
+    /** How many times a process took it. Only the last one may store a result. */
     attempt: p.integer().default(0),
     checked: p.bigint('number').default(0),
     total: p.bigint('number').nullable(),
@@ -130,7 +130,7 @@ export const PolicySimulation = defineEntity({
 });
 export type PolicySimulationRow = InferEntity<typeof PolicySimulation>;
 
-/** A list of known values that policies read. A deleted one keeps its number, so that no version is used twice. */
+/** A list of known values that policies read. A deleted list keeps its number, so that no version number is reused. */
 export const ReferenceList = defineEntity({
   name: 'ReferenceList',
   tableName: 'reference_list',
@@ -139,7 +139,7 @@ export const ReferenceList = defineEntity({
     name: p.string().primary(),
     /** The newest version. */
     version: p.integer(),
-    /** The version that bundles have; null before the first approval and after a deletion. */
+    /** The version in bundles; null before the first approval and after a deletion. */
     liveVersion: p.integer().nullable(),
     deletedAt: time().nullable(),
   },
@@ -155,7 +155,7 @@ export const ReferenceListVersion = defineEntity({
     name: p.string().primary(),
     version: p.integer().primary(),
     status: p.enum(['pending', 'approved', 'rejected'] as const),
-    /** In ascending code units; null where they are no longer kept. */
+    /** Sorted by code units, ascending; null when no longer kept. */
     items: p.array().nullable().lazy(),
     count: p.integer(),
     bytes: p.integer(),
@@ -166,7 +166,7 @@ export const ReferenceListVersion = defineEntity({
     createdAt: time(),
     decidedBy: p.string().nullable(),
     decidedAt: time().nullable(),
-    /** What the author or the approver said. */
+    /** The author's or the approver's comment. */
     comment: p.text().nullable(),
   },
   filters: tenantFilter,

@@ -5,14 +5,14 @@ import { tenantFilter, time } from './common.ts';
 import type { CommentPlace } from './policies.ts';
 
 /*
- * The tables that raw SQL reads and writes: the appender, ingest, fan-out, search, sign-in, and what is asked before a
- * tenant is known. Their entities say what is in them; a test compares every entity with its table.
+ * The tables that only raw SQL reads and writes: the appender, ingest, fan-out, search, sign-in, and look-ups before the tenant
+ * is known. The entities document their contents; a test compares every entity with its table.
  */
 
 /** The name of a column as a property. */
 const camelCase = (column: string) => column.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
 
-/** The audit chain: what people and the system did. */
+/** The audit chain: actions of people and the system. */
 const AuditRecord = defineEntity({
   name: 'AuditRecord',
   tableName: 'audit_record',
@@ -32,7 +32,7 @@ const AuditRecord = defineEntity({
   filters: tenantFilter,
 });
 
-/** A chain that does not hold what it is known to have held. The row closes it until an operator accepts the loss. */
+/** A chain that lacks records it is known to have had. The row closes it until an operator accepts the loss. */
 const ChainAlarm = defineEntity({
   name: 'ChainAlarm',
   tableName: 'chain_alarm',
@@ -50,7 +50,7 @@ const ChainAlarm = defineEntity({
   filters: tenantFilter,
 });
 
-/** Signed notes of the heads of the chains. */
+/** Signed notes of the chain heads. */
 const ChainCheckpoint = defineEntity({
   name: 'ChainCheckpoint',
   tableName: 'chain_checkpoint',
@@ -65,7 +65,7 @@ const ChainCheckpoint = defineEntity({
   filters: tenantFilter,
 });
 
-/** The head of each chain, and the fence of who may write it. */
+/** The head of each chain, and the fence that decides who may write it. */
 const ChainHead = defineEntity({
   name: 'ChainHead',
   tableName: 'chain_head',
@@ -81,7 +81,7 @@ const ChainHead = defineEntity({
   filters: tenantFilter,
 });
 
-/** Of a hashed secret: what it is of. */
+/** Maps a hashed secret to its credential. */
 const Credential = defineEntity({
   name: 'Credential',
   tableName: 'credential',
@@ -95,11 +95,11 @@ const Credential = defineEntity({
 });
 
 /**
- * What a decision was taken on, until retention erases it: `projection` is the part of the request that the policies read
- * (policy/evaluation/projection.ts), `input` the whole request, both as canonical JSON. Each is there with its salt (16
- * bytes) or not at all, and goes by a clock of its own; a row without both is deleted. The record commits to them: its
- * `ask_commit` is SHA-256(salt_a | projection), its `input_hash` SHA-256(salt_b | input), see domain/kept-input.ts. Written
- * by the chain's writer alone, in the record's transaction.
+ * The input of a decision, until retention erases it: `projection` is the part of the request that the policies read
+ * (policy/evaluation/projection.ts), `input` the whole request, both as canonical JSON. Each is stored with its salt (16 bytes)
+ * or not at all, and expires on its own schedule; a row without both is deleted. The record commits to them: its `ask_commit` is
+ * SHA-256(salt_a | projection), its `input_hash` SHA-256(salt_b | input), see domain/kept-input.ts. Only the chain's writer
+ * writes it, in the record's transaction.
  */
 const DecisionInput = defineEntity({
   name: 'DecisionInput',
@@ -116,7 +116,7 @@ const DecisionInput = defineEntity({
   filters: tenantFilter,
 });
 
-/** What is known of an agent's session, until it expires. */
+/** A known fact about an agent's session, until it expires. */
 const SessionFact = defineEntity({
   name: 'SessionFact',
   tableName: 'session_fact',
@@ -127,7 +127,7 @@ const SessionFact = defineEntity({
     source: p.string().primary(),
     name: p.string().primary(),
     key: p.string().primary(),
-    /** The agent itself said so. */
+    /** Reported by the agent itself. */
     reported: p.boolean().primary(),
     value: p.json().columnType('jsonb').nullable(),
     eventId: p.string(),
@@ -137,7 +137,7 @@ const SessionFact = defineEntity({
   filters: tenantFilter,
 });
 
-/** That an agent has reported what became of a permitted action: each is reported once. */
+/** Marks that an agent has reported the outcome of a permitted action: each is reported once. */
 const ReportedOutcome = defineEntity({
   name: 'ReportedOutcome',
   tableName: 'reported_outcome',
@@ -150,7 +150,7 @@ const ReportedOutcome = defineEntity({
   filters: tenantFilter,
 });
 
-/** What the tests of an enforced version found when they last ran by themselves. */
+/** The results of the tests of an enforced version when they last ran on their own. */
 const PolicyTests = defineEntity({
   name: 'PolicyTests',
   tableName: 'policy_tests',
@@ -158,7 +158,7 @@ const PolicyTests = defineEntity({
     tenantId: p.string().primary(),
     policyId: p.string().primary(),
     version: p.integer(),
-    /** The hash of all that the result depended on. */
+    /** The hash of everything the result depended on. */
     basis: p.string(),
     /** The names of the tests that failed. */
     failing: p.json<string[]>(),
@@ -166,7 +166,7 @@ const PolicyTests = defineEntity({
   filters: tenantFilter,
 });
 
-/** A comment of a review that its writer has not sent. */
+/** A review comment that its writer has not sent. */
 const PendingComment = defineEntity({
   name: 'PendingComment',
   tableName: 'pending_comment',
@@ -184,7 +184,7 @@ const PendingComment = defineEntity({
   filters: tenantFilter,
 });
 
-/** A request that authors try policies on. */
+/** A saved request that authors try policies on. */
 const SavedQuestion = defineEntity({
   name: 'SavedQuestion',
   tableName: 'saved_question',
@@ -199,7 +199,7 @@ const SavedQuestion = defineEntity({
   filters: tenantFilter,
 });
 
-/** A call that an agent named, and what it was answered. */
+/** A call that an agent named, and the answer it got. */
 const AgentCall = defineEntity({
   name: 'AgentCall',
   tableName: 'agent_call',
@@ -207,11 +207,11 @@ const AgentCall = defineEntity({
     tenantId: p.string().primary(),
     agentId: p.string().primary(),
     callId: p.string().primary(),
-    /** The hash of what it asked for. */
+    /** The hash of the request. */
     asked: p.string(),
     /** The record of its newest answer. */
     eventId: p.string(),
-    /** Who decides it now, and until when nobody else does. */
+    /** Who is deciding it now, and until when no one else may. */
     holder: p.string(),
     busyUntil: time().nullable(),
     /** The hold that it waits for, and whether that was consumed for it. */
@@ -271,7 +271,7 @@ const DeliveryLane = defineEntity({
   filters: tenantFilter,
 });
 
-/** What subscribers are to hear, committed with the change. */
+/** Events for subscribers, committed with the change. */
 const EventOutbox = defineEntity({
   name: 'EventOutbox',
   tableName: 'event_outbox',
@@ -288,7 +288,7 @@ const EventOutbox = defineEntity({
   filters: tenantFilter,
 });
 
-/** The bytes of an evidence package in pieces, the first at place 0. */
+/** The bytes of an evidence package in chunks, the first at place 0. */
 const EvidenceChunk = defineEntity({
   name: 'EvidenceChunk',
   tableName: 'evidence_chunk',
@@ -301,7 +301,7 @@ const EvidenceChunk = defineEntity({
   filters: tenantFilter,
 });
 
-/** Summaries of blocks of the decision chain, by which searches without an index find records. */
+/** Summaries of blocks of the decision chain, which searches without an index use to find records. */
 const ForensicBlock = defineEntity({
   name: 'ForensicBlock',
   tableName: 'forensic_block',
@@ -345,7 +345,7 @@ const Instance = defineEntity({
   },
 });
 
-/** Mails that wait, sealed. */
+/** Queued mails, sealed. */
 const MailMessage = defineEntity({
   name: 'MailMessage',
   tableName: 'mail_message',
@@ -384,9 +384,9 @@ const MailPreference = defineEntity({
     userId: p.string().primary(),
     pace: p.text(),
     kinds: p.array(),
-    /** Of a daily letter, in UTC. */
+    /** Hour of the daily letter, in UTC. */
     dailyHour: p.integer(),
-    /** Of each kind: how many letters were written in the hour that began then. */
+    /** Per kind: how many letters were written in the hour that began then. */
     sent: p.json<Partial<Record<MailKind, { since: number; letters: number }>>>().columnType('jsonb'),
   },
   filters: tenantFilter,
@@ -401,7 +401,7 @@ const MailNotice = defineEntity({
     userId: p.string().primary(),
     kind: p.string().primary(),
     subjectId: p.string().primary(),
-    /** Of a policy; 0 for a hold. */
+    /** Version of a policy; 0 for a hold. */
     version: p.integer().primary(),
     createdAt: time(),
     dueAt: time(),
@@ -427,7 +427,7 @@ const PolicyBundle = defineEntity({
   filters: tenantFilter,
 });
 
-/** Which bundle a proxy used from when on, see server/proxies/bundle-history.ts. */
+/** Which bundle a proxy used, and since when; see server/proxies/bundle-history.ts. */
 const ProxyBundle = defineEntity({
   name: 'ProxyBundle',
   tableName: 'proxy_bundle',
@@ -442,7 +442,7 @@ const ProxyBundle = defineEntity({
   filters: tenantFilter,
 });
 
-/** What was taken of rates and budgets in the windows that are open, in all and by credential. */
+/** What was taken from rates and budgets in the open windows, in total and by credential. */
 const LimitCounter = defineEntity({
   name: 'LimitCounter',
   tableName: 'limit_counter',
@@ -458,7 +458,7 @@ const LimitCounter = defineEntity({
   filters: tenantFilter,
 });
 
-/** What single calls took of them, so that none takes twice. */
+/** What single calls took from them, so that none takes twice. */
 const LimitTake = defineEntity({
   name: 'LimitTake',
   tableName: 'limit_take',
@@ -472,7 +472,7 @@ const LimitTake = defineEntity({
   filters: tenantFilter,
 });
 
-/** Links that sign a person in. */
+/** Links that sign in a person. */
 const SignInLink = defineEntity({
   name: 'SignInLink',
   tableName: 'sign_in_link',
@@ -492,7 +492,7 @@ const SignInLink = defineEntity({
   filters: tenantFilter,
 });
 
-/** Requests for such links, sealed, of tenants that are not known yet. */
+/** Requests for such links, sealed; their tenants are not known yet. */
 const SignInRequest = defineEntity({
   name: 'SignInRequest',
   tableName: 'sign_in_request',
@@ -535,7 +535,7 @@ const SsoConnection = defineEntity({
   filters: tenantFilter,
 });
 
-/** Domains that a tenant says are its own. */
+/** Domains that a tenant claims. */
 const SsoDomain = defineEntity({
   name: 'SsoDomain',
   tableName: 'sso_domain',
@@ -549,7 +549,7 @@ const SsoDomain = defineEntity({
   filters: tenantFilter,
 });
 
-/** Which account of a provider is which member. */
+/** Which provider account belongs to which member. */
 const SsoIdentity = defineEntity({
   name: 'SsoIdentity',
   tableName: 'sso_identity',
@@ -564,7 +564,7 @@ const SsoIdentity = defineEntity({
   filters: tenantFilter,
 });
 
-/** States of single sign-on that were used. */
+/** Used states of single sign-on. */
 const SsoUsedState = defineEntity({
   name: 'SsoUsedState',
   tableName: 'sso_used_state',
@@ -576,7 +576,7 @@ const SsoUsedState = defineEntity({
   filters: tenantFilter,
 });
 
-/** Whose tokens name agents. */
+/** Issuers whose tokens identify agents. */
 const TokenIssuer = defineEntity({
   name: 'TokenIssuer',
   tableName: 'token_issuer',
@@ -589,7 +589,7 @@ const TokenIssuer = defineEntity({
   filters: tenantFilter,
 });
 
-/** Domains that a tenant has shown to be its own; one tenant each. */
+/** Domains that a tenant has proven to be its own; one tenant each. */
 const VerifiedDomain = defineEntity({
   name: 'VerifiedDomain',
   tableName: 'verified_domain',
@@ -605,7 +605,7 @@ const VerifiedDomain = defineEntity({
   filters: tenantFilter,
 });
 
-/** A token that was issued, and the token of the platform that was used up for it. */
+/** An issued token, and the platform's token that was used up for it. */
 const WorkloadToken = defineEntity({
   name: 'WorkloadToken',
   tableName: 'workload_token',
@@ -619,7 +619,7 @@ const WorkloadToken = defineEntity({
     source: p.json().columnType('jsonb'),
     createdAt: time(),
     expiresAt: time(),
-    /** When the platform's token has surely expired. */
+    /** By when the platform's token has certainly expired. */
     forgetAt: time(),
     lastUsedAt: time().nullable(),
     revokedAt: time().nullable(),
@@ -627,7 +627,7 @@ const WorkloadToken = defineEntity({
   filters: tenantFilter,
 });
 
-/** A tenant that moves to another installation or came from one. */
+/** A tenant that is moving to another installation or came from one. */
 const TenantMove = defineEntity({
   name: 'TenantMove',
   tableName: 'tenant_move',
@@ -646,7 +646,7 @@ const TenantMove = defineEntity({
   filters: tenantFilter,
 });
 
-/** A row of a tenant that leaves, lifted out of its table. */
+/** A row of a departing tenant, removed from its table. */
 const TenantParcel = defineEntity({
   name: 'TenantParcel',
   tableName: 'tenant_parcel',
@@ -659,7 +659,7 @@ const TenantParcel = defineEntity({
   filters: tenantFilter,
 });
 
-/** A key that only verifies, of the installation that a tenant came from. */
+/** A verify-only key of the installation that a tenant came from. */
 const FormerKey = defineEntity({
   name: 'FormerKey',
   tableName: 'former_key',

@@ -2,9 +2,9 @@ import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { DESTINATION_TYPES } from '../../server/domain/destinations.ts';
 import { tenantFilter, time } from './common.ts';
 
-/** How a destination is used, beside its address. */
+/** How a destination is used, in addition to its address. */
 export interface DestinationConfig {
-  /** Where the links of cards lead; absent: the server's own address. */
+  /** Base of the links on cards; absent: the server's own address. */
   app_url?: string | undefined;
 }
 
@@ -23,8 +23,8 @@ export const Subscription = defineEntity({
     eventTypes: p.array(),
     active: p.boolean(),
     /**
-     * Events from then on are queued, also while it is paused. Null where none are: it was created paused and never resumed, or
-     * the server disabled it.
+     * Events are queued from this time on, even while it is paused. Null if none are queued: it was created paused and never
+     * resumed, or the server disabled it.
      */
     queuesSince: time().nullable(),
     destinationConfig: p.json<DestinationConfig>().columnType('jsonb'),

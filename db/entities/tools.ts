@@ -2,16 +2,16 @@ import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { DRIFT_MODES, type DriftMode, TOOL_STATUSES, type ToolChange } from '../../server/domain/tools.ts';
 import { tenantFilter, time } from './common.ts';
 
-/* The tool registry, and what people say about agents. */
+/* The tool registry, and what people configured about agents. */
 
-/** What one person asked for, to be done when a second one asks for the same. */
+/** What one person requested, carried out when a second person requests the same. */
 export interface Proposal<What> {
   what: What;
   by: string;
   at: string;
 }
 
-/** What people set of a tool server. */
+/** What people configured for a tool server. */
 export interface ToolServerSettings {
   /** Null: the default. */
   mode: DriftMode | null;
@@ -28,19 +28,19 @@ export const ToolServer = defineEntity({
     mode: p.enum(DRIFT_MODES).nullable(),
     trust: p.integer().nullable(),
     checkArguments: p.boolean(),
-    /** The person who answers for it. Nothing reads it to decide. */
+    /** The person responsible for it. No decision depends on it. */
     ownerId: p.string().nullable(),
     proposal: p.json<Proposal<ToolServerSettings>>().columnType('jsonb').nullable(),
     firstSeen: time(),
     lastSeen: time(),
-    /** When a tool of it was first approved. */
+    /** When one of its tools was first approved. */
     reviewedAt: time().nullable(),
   },
   filters: tenantFilter,
 });
 export type ToolServerRow = InferEntity<typeof ToolServer>;
 
-/** What two people must ask for, of one tool. */
+/** Actions on a tool that two people must request. */
 export interface ToolProposals {
   approve?: Proposal<{ pin: string }>;
   labels?: Proposal<{ labels: string[] }>;
@@ -56,25 +56,25 @@ export const Tool = defineEntity({
     server: p.string().primary(),
     name: p.string().primary(),
     status: p.enum(TOOL_STATUSES),
-    /** Of the definition that was seen last. */
+    /** Pin of the definition seen last. */
     pin: p.string(),
     approvedPin: p.string().nullable(),
     approvedBy: p.string().nullable(),
     approvedAt: time().nullable(),
-    /** Definitions that say the approved one in other words, and were accepted without a person. */
+    /** Definitions that reword the approved one, and were accepted without a person. */
     acceptedPins: p.array(),
     rejectedPins: p.array(),
-    /** The newest definition on which nobody has decided. */
+    /** The newest definition that no one has decided on. */
     waitingPin: p.string().nullable(),
-    /** From the approved definition to the one that waits. */
+    /** The change from the approved definition to the waiting one. */
     change: p.json<ToolChange>().columnType('jsonb'),
-    /** The form of the arguments, by which a tool is known again under another name. */
+    /** The shape of the arguments, by which a tool is recognized under another name. */
     shape: p.string().nullable(),
     labels: p.array(),
     proposals: p.json<ToolProposals>().columnType('jsonb'),
-    /** Whether the newest complete list of the server had it. */
+    /** Whether the server's newest complete list contained it. */
     listed: p.boolean(),
-    /** When another definition gave way to an approved one. */
+    /** When it last returned from another definition to an approved one. */
     returnedAt: time().nullable(),
     firstSeen: time(),
     lastSeen: time(),
@@ -93,7 +93,7 @@ export const ToolDefinitionEntity = defineEntity({
     pin: p.string().primary(),
     /** Canonical JSON. */
     definition: p.text(),
-    /** The key that brought it. */
+    /** The key that reported it. */
     reportedBy: p.string(),
     firstSeen: time(),
     lastSeen: time(),
@@ -102,7 +102,7 @@ export const ToolDefinitionEntity = defineEntity({
 });
 export type ToolDefinitionRow = InferEntity<typeof ToolDefinitionEntity>;
 
-/** An agent by its id, whatever key or token it comes with. */
+/** An agent by its id, whatever key or token it uses. */
 export const Agent = defineEntity({
   name: 'Agent',
   tableName: 'agent',

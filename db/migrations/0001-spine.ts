@@ -4,12 +4,12 @@ import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import { wall } from './wall.ts';
 
 /**
- * Every table that holds a tenant's rows has `tenant_id` first in its primary key and in each unique key, and a row
- * level security policy that compares it with the setting `app.tenant`. Requests run as the role `svc_app`, which owns
- * nothing and cannot bypass the policies: without the setting it sees no row. The owner of the tables (migrations, the
- * chain writer, jobs that serve all tenants) is not subject to them; COPY FROM needs that.
+ * Every table with tenant rows has `tenant_id` first in its primary key and in each unique key, and a row level security policy
+ * that compares it with the setting `app.tenant`. Requests run as the role `svc_app`, which owns nothing and cannot bypass the
+ * policies: without the setting it sees no row. The owner of the tables (migrations, the chain writer, jobs that serve all
+ * tenants) is not subject to them; COPY FROM needs that.
  *
- * What no request may change has no grant: chain records are only read by `svc_app`, audit records only added.
+ * What no request may change has no grant: `svc_app` can only read chain records, and only add audit records.
  */
 const TENANT_TABLES: Record<string, string> = {
   tenant: 'select, update',
@@ -58,7 +58,7 @@ export class Spine extends Migration {
         created_at timestamptz(3) not null,
         retired_at timestamptz(3)
       )`);
-    // the hash of a secret, which names its tenant -> what it is of; only the owner reads it
+    // the hash of a secret, which names its tenant -> its credential; only the owner reads it
     this.addSql(`
       create table credential (
         tenant_id text collate "C" not null,
@@ -196,7 +196,7 @@ export class Spine extends Migration {
         foreign key (tenant_id, policy_id) references policy
       )`);
     this.addSql('create index on policy_revision (tenant_id, policy_id, squeezed_hash)');
-    // what a reviewer has written and not sent: theirs alone until it is a comment of the revision
+    // a reviewer's unsent comments: visible only to them until each becomes a comment of the revision
     this.addSql(`
       create table pending_comment (
         tenant_id text collate "C" not null,
@@ -240,7 +240,7 @@ export class Spine extends Migration {
         unsummarized boolean not null default false,
         primary key (tenant_id, chain)
       ) with (fillfactor = 50)`);
-    // an update that leaves them as they are does not touch these indexes
+    // an update that does not change these columns does not touch the indexes
     this.addSql(`create index chain_head_unsigned on chain_head (tenant_id, chain) where unsigned`);
     this.addSql(`create index chain_head_unsummarized on chain_head (tenant_id, chain) where unsummarized`);
     this.addSql(`
@@ -253,7 +253,7 @@ export class Spine extends Migration {
         created_at timestamptz(3) not null,
         primary key (tenant_id, chain, seq)
       )`);
-    // a chain that does not hold what it is known to have held; the row closes it until an operator accepts the loss
+    // a chain that lacks records it is known to have had; the row closes it until an operator accepts the loss
     this.addSql(`
       create table chain_alarm (
         tenant_id text collate "C" not null references tenant,
@@ -290,7 +290,7 @@ export class Spine extends Migration {
     this.addSql(
       `create index forensic_record_decision on forensic_record (tenant_id, decision, seq) where decision > 0`,
     );
-    // an agent, a session or a tool of many records may have few that were not allowed: these cost only for those records
+    // an agent, session or tool with many records may have few that were not allowed: only those records pay for these indexes
     this.addSql(
       `create index forensic_record_agent_decision on forensic_record (tenant_id, agent_h, decision, seq)
        where decision > 0`,
@@ -303,7 +303,7 @@ export class Spine extends Migration {
       `create index forensic_record_tool_decision on forensic_record (tenant_id, tool_h, decision, seq)
        where decision > 0`,
     );
-    // what searches without an index read: see server/chain/blocks.ts
+    // read by searches without an index: see server/chain/blocks.ts
     this.addSql(`
       create table forensic_block (
         tenant_id text collate "C" not null,
@@ -312,7 +312,7 @@ export class Spine extends Migration {
         ${BLOCK_FIELDS.map((field) => `${field} text collate "C" not null`).join(', ')},
         primary key (tenant_id, block)
       )`);
-    // few of them are wanted at once, and compressing them would cost more than it saves
+    // few of them are needed at once, and compressing them would cost more than it saves
     this.addSql(
       `alter table forensic_block ${BLOCK_FIELDS.map((field) => `alter ${field} set storage external`).join(', ')}`,
     );
@@ -332,7 +332,7 @@ export class Spine extends Migration {
         primary key (tenant_id, seq),
         unique (tenant_id, id)
       )`);
-    // columns, not expressions over the line: an expression that could fail has no index under row level security
+    // columns, not expressions over the line: an expression that could fail cannot use an index under row level security
     for (const column of ['actor_id', 'action', 'target_type', 'target_id', 'severity']) {
       this.addSql(`create index audit_record_${column} on audit_record (tenant_id, ${column}, seq)`);
     }
@@ -349,7 +349,7 @@ export class Spine extends Migration {
         check ((salt_a is null) = (projection is null) and (salt_b is null) = (input is null)),
         check (projection is not null or input is not null)
       )`);
-    // one for each clock of retention; the second is also how a window of decisions is read
+    // one per retention schedule; the second is also used to read a window of decisions
     this.addSql(`create index decision_input_inputs on decision_input (tenant_id, created_at) where input is not null`);
     this.addSql(`create index decision_input_time on decision_input (tenant_id, created_at)`);
     this.addSql(`
@@ -395,7 +395,7 @@ export class Spine extends Migration {
         check ((wake_at is null) = (ends_at is null)),
         check ((status in ('held', 'released')) = (wake_at is not null))
       )`);
-    // a repeated identical action finds the hold that is still open, also when both requests arrive at once
+    // a repeated identical action finds the hold that is still open, even when both requests arrive at once
     this.addSql(`create unique index escrow_hold_open on escrow_hold (tenant_id, agent_id, agent_role, action_hash)
       where status = 'held' and source = 'evaluate'`);
     this.addSql(`create unique index escrow_hold_idempotency on escrow_hold (tenant_id, idempotency_line, idempotency_key)
@@ -420,7 +420,7 @@ export class Spine extends Migration {
         foreign key (tenant_id, hold_id) references escrow_hold,
         foreign key (tenant_id, user_id) references member
       )`);
-    // who set which hold aside until when: it changes what their own list shows
+    // who set aside which hold until when: it changes only their own list
     this.addSql(`
       create table escrow_aside (
         tenant_id text collate "C" not null,
@@ -433,7 +433,7 @@ export class Spine extends Migration {
       )`);
     this.addSql(`create index escrow_aside_hold on escrow_aside (tenant_id, hold_id)`);
     this.addSql(`create index escrow_aside_back on escrow_aside (back_at)`);
-    // what subscribers must hear, written with the change that it tells of; delivered from here later
+    // events for subscribers, written with the change they report; delivered from here later
     this.addSql(`
       create table event_outbox (
         tenant_id text collate "C" not null references tenant,
@@ -462,7 +462,7 @@ export class Spine extends Migration {
         created_at timestamptz(3) not null,
         primary key (tenant_id, id)
       )`);
-    // the file in pieces, written before what is known of the whole; both are there when the transaction commits
+    // the file in chunks, written before the summary of the whole; both are visible once the transaction commits
     this.addSql(`
       create table evidence_chunk (
         tenant_id text collate "C" not null references tenant,
@@ -484,7 +484,7 @@ export class Spine extends Migration {
         silent_at timestamptz(3) not null default 'epoch',
         primary key (tenant_id, id)
       )`);
-    // which bundle a proxy used from when on
+    // which bundle a proxy used, and since when
     this.addSql(`
       create table proxy_bundle (
         tenant_id text collate "C" not null,
@@ -509,7 +509,7 @@ export class Spine extends Migration {
     for (const [table, grants] of Object.entries(TENANT_TABLES)) {
       for (const sql of wall(table, grants)) this.addSql(sql);
     }
-    // looks up by secret hash change in the same transaction as the rows that they lead to
+    // the rows that map secret hashes change in the same transaction as the rows that they lead to
     for (const sql of wall('credential', 'select, insert, delete')) this.addSql(sql);
   }
 

@@ -4,7 +4,7 @@ import { wall } from './wall.ts';
 
 const list = (words: readonly string[]) => words.map((word) => `'${word}'`).join(', ');
 
-/** Sessions that can be listed, links that a browser asks for, invitations, and the outbox of mails. */
+/** Sessions that can be listed, links that a browser requests, invitations, and the outbox of mails. */
 export class People extends Migration {
   override name = '0002-people';
 
@@ -12,10 +12,9 @@ export class People extends Migration {
     this.addSql(`alter table credential drop constraint credential_kind_check`);
     this.addSql(`alter table credential add constraint credential_kind_check
       check (kind in ('api_key', 'agent_key', 'sign_in_link', 'invitation'))`);
-    // people's addresses are looked up across tenants in one place, by the owner: a person who asks for a sign-in link
-    // says no tenant
+    // the owner looks people up by address across tenants in one place: a person who asks for a sign-in link names no tenant
     this.addSql(`create index member_email on member (email)`);
-    // the handle is what lists show: the id is the hash by which the session is found
+    // lists show the handle: the id is the hash by which the session is found
     this.addSql(`alter table session add column handle text collate "C", add column ip text,
       add column user_agent text, add column last_used_at timestamptz(3)`);
     this.addSql(`update session set handle = 'ses_' || replace(gen_random_uuid()::text, '-', '')`);
@@ -27,12 +26,12 @@ export class People extends Migration {
     this.addSql(`alter table sign_in_link add column source text not null default 'operator'
         check (source in ('operator', 'mail')),
       add column request_id text collate "C", add column nonce_hash bytea, add column asker_used_at timestamptz(3), add column session_id text collate "C"`);
-    // a request that is worked on again after a crash makes no second link
+    // a request that is processed again after a crash creates no second link
     this.addSql(`create unique index sign_in_link_request on sign_in_link (tenant_id, user_id, request_id)
       where request_id is not null`);
     this.addSql(`create index sign_in_link_member on sign_in_link (tenant_id, user_id)`);
     this.addSql(`create index sign_in_link_end on sign_in_link (expires_at)`);
-    // who asked for a link, before anyone has looked whether the address is known; of no tenant
+    // requests for links, before anyone has checked whether the address is known; they belong to no tenant
     this.addSql(`
       create table sign_in_request (
         id text collate "C" primary key,
@@ -64,7 +63,7 @@ export class People extends Migration {
       where accepted_at is null and revoked_at is null`);
     this.addSql(`create index invitation_inviter on invitation (tenant_id, invited_by_id)
       where accepted_at is null and revoked_at is null`);
-    // a change that takes a safeguard away waits here for a second person
+    // a change that removes a safeguard waits here for a second person
     this.addSql(`
       create table settings_change (
         tenant_id text collate "C" not null references tenant,
@@ -102,9 +101,9 @@ export class People extends Migration {
         primary key (tenant_id, id)
       )`);
     this.addSql(`create index mail_message_next on mail_message (next_at)`);
-    // what a person waits for, such as a link, before what brings news
+    // mails that a person waits for, such as a link, go before news
     this.addSql(`create index mail_message_first on mail_message ((user_id is not null), next_at)`);
-    // who wants to be mailed about what, and how many letters of each kind they got since when; nobody without a row
+    // who wants to be mailed about what, and how many letters of each kind they got since when; no row, no mail
     this.addSql(`
       create table mail_preference (
         tenant_id text collate "C" not null references tenant,
@@ -116,8 +115,8 @@ export class People extends Migration {
         primary key (tenant_id, user_id),
         foreign key (tenant_id, user_id) references member
       )`);
-    // what is to be mailed to whom. Without a reference to the person: anyone who holds an action must not wait for somebody
-    // who changes that person
+    // what to mail to whom. No reference to the person: anyone who holds an action must not wait for a concurrent change to that
+    // person
     this.addSql(`
       create table mail_notice (
         tenant_id text collate "C" not null references tenant,

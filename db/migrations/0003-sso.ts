@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** Single sign-on with OpenID Connect, and the issuers whose tokens a tenant's proxies take from agents. */
+/** Single sign-on with OpenID Connect, and the issuers whose tokens a tenant's proxies accept from agents. */
 const TENANT_TABLES: Record<string, string> = {
   sso_connection: 'select, insert, update, delete',
   sso_domain: 'select, insert, update, delete',
@@ -14,7 +14,7 @@ export class SingleSignOn extends Migration {
   override name = '0003-sso';
 
   override up(): void {
-    // one provider a tenant. `revision` is new with each change of what a sign-in depends on; `proven_at` tells that an
+    // one provider per tenant. `revision` is new whenever something that a sign-in depends on changes; `proven_at` is set once an
     // admin has signed in with this revision
     this.addSql(`
       create table sso_connection (
@@ -29,8 +29,8 @@ export class SingleSignOn extends Migration {
         proven_by text collate "C",
         check ((proven_at is null) = (proven_by is null))
       )`);
-    // a domain that a tenant says is its own; several tenants may say so until one has shown it. `lost_at` tells since
-    // when another tenant has it that has shown it later
+    // a domain that a tenant claims; several tenants may claim it until one has proven it. `lost_at` is since when it belongs to
+    // another tenant, which proved it later
     this.addSql(`
       create table sso_domain (
         tenant_id text collate "C" not null references tenant,
@@ -40,7 +40,7 @@ export class SingleSignOn extends Migration {
         lost_at timestamptz(3),
         primary key (tenant_id, domain)
       )`);
-    // the tenant that has shown it: the primary key lets there be one. Asked before the tenant of a sign-in is known
+    // the tenant that has proven it: the primary key allows only one. Looked up before the tenant of a sign-in is known
     this.addSql(`
       create table verified_domain (
         domain text collate "C" primary key,
@@ -53,7 +53,7 @@ export class SingleSignOn extends Migration {
         missing_since timestamptz(3)
       )`);
     this.addSql(`create index on verified_domain (tenant_id)`);
-    // which account of the provider is which member: one each way
+    // which provider account belongs to which member: one to one
     this.addSql(`
       create table sso_identity (
         tenant_id text collate "C" not null,
@@ -66,7 +66,7 @@ export class SingleSignOn extends Migration {
         unique (tenant_id, issuer, user_id),
         foreign key (tenant_id, user_id) references member
       )`);
-    // a state works once: its row is added by the callback that uses it, and kept until the state has expired
+    // a state works once: the callback that uses it adds its row, and kept until the state has expired
     this.addSql(`
       create table sso_used_state (
         tenant_id text collate "C" not null references tenant,

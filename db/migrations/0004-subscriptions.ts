@@ -1,14 +1,14 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** Subscriptions, the deliveries to them, and what the workers know of each destination. */
+/** Subscriptions, the deliveries to them, and what the workers know about each destination. */
 export class Subscriptions extends Migration {
   override name = '0004-subscriptions';
 
   override up(): void {
-    // URLs and secrets are stored sealed: the URL of a chat is its secret. Which types there are, and which of them have a
-    // secret, is said in server/domain/destinations.ts alone: a new one needs no migration, and a server of the version
-    // before may run beside one of the next.
+    // URLs and secrets are stored sealed: a chat URL is itself the secret. The types, and which of them have a secret, are
+    // defined only in server/domain/destinations.ts: a new type needs no migration, and a server of the previous version may run
+    // alongside one of the next.
     this.addSql(`
       create table subscription (
         tenant_id text collate "C" not null references tenant,
@@ -36,9 +36,9 @@ export class Subscriptions extends Migration {
         check (not (active and queues_since is null)),
         check (queues_since is null or disabled_at is null)
       )`);
-    // One row for each destination: a subscription (of the same id), or a notify target of holds, whose URL is here. Who
-    // holds the lease is the only one that sends there; whatever takes the lease away raises the fence. The room is how many
-    // more events may wait while the subscription is paused; null until they are counted.
+    // One row per destination: a subscription (with the same id), or a notify target of holds, whose URL is here. Only the holder
+    // of the lease sends there; anything that takes the lease away raises the fence. The room is how many more events may wait
+    // while the subscription is paused; null until they are counted.
     this.addSql(`
       create table delivery_lane (
         tenant_id text collate "C" not null references tenant,
@@ -54,9 +54,9 @@ export class Subscriptions extends Migration {
         gone_since timestamptz(3) check (gone_since is null or failing_since is not null),
         primary key (tenant_id, id)
       ) with (fillfactor = 50)`);
-    // When each can be served, apart for those that fail: these are looked for in the order of that time, and of each tenant. The
-    // latter is told in words of its own, so that no other index is taken for it, nor it for another one: what is best seems to be
-    // the same where PostgreSQL has last counted none of them, and is not.
+    // When each can be served, indexed separately for failing ones: lanes are looked up in order of that time, overall and per
+    // tenant. The per-tenant index has a differently phrased predicate, so that the planner does not mistake it for another index
+    // or vice versa: to a planner that last counted none of these rows, all of them seem equally good, and they are not.
     const readyAt = 'greatest(due_at, not_before, leased_until)';
     this.addSql(`create index delivery_lane_due on delivery_lane ((${readyAt}))
       where due_at is not null and failing_since is null`);
@@ -69,10 +69,10 @@ export class Subscriptions extends Migration {
     this.addSql(`create index delivery_lane_resend on delivery_lane (tenant_id, id)
       where resend is not null and resend->>'ended_at' is null`);
     this.addSql(`create index subscription_disabled on subscription (disabled_at) where disabled_at is not null`);
-    // The columns are of the last attempt, and the history has those before it: most have one alone.
-    // an event's id sorts by its time, which is the order in which a destination is told. The tenant is that of the lane:
-    // a reference of its own would be looked up for each row. So would one to the event, which is deleted after its deliveries.
-    // Each index is written twice for a delivery, as a rule: when it is queued and when it has arrived.
+    // The columns describe the last attempt, and the history the ones before it: most have only one. An event's id sorts by its
+    // time, which is the order of delivery to a destination. The tenant is that of the lane: a reference of its own would be
+    // looked up for each row. So would one to the event, which is deleted after its deliveries. As a rule, each index is written
+    // twice per delivery: when it is queued and when it has arrived.
     this.addSql(`
       create table delivery (
         tenant_id text collate "C" not null,
@@ -102,18 +102,18 @@ export class Subscriptions extends Migration {
     this.addSql(`create index delivery_failed on delivery (tenant_id, lane_id, event_id) where status = 'failed'`);
     this.addSql(`create index delivery_missed on delivery (tenant_id, lane_id, event_id)
       where status <> 'delivered' and attempts > 0`);
-    // what was written before there were subscriptions is of interest to none of them
+    // what was written before there were subscriptions concerns none of them
     this.addSql(`alter table event_outbox add column fanned_out_at timestamptz(3)`);
-    // the one destination that an example is for; null for what happened, which is for all that ask for its type
+    // the one destination that an example is for; null for real events, which go to everyone who asks for their type
     this.addSql(`alter table event_outbox add column lane_id text collate "C"`);
-    // whether there was a delivery of it then; null before
+    // whether it caused a delivery at that time; null before fan-out
     this.addSql(`alter table event_outbox add column wanted boolean`);
     this.addSql(`update event_outbox set fanned_out_at = created_at, wanted = false`);
     this.addSql(`create index event_outbox_unwanted on event_outbox (created_at) where not wanted`);
     this.addSql(`create index event_outbox_waiting on event_outbox (tenant_id, created_at, id)
       where fanned_out_at is null`);
     this.addSql(`create index event_outbox_age on event_outbox (created_at)`);
-    // set when the silence of a proxy was reported; its next heartbeat takes it away
+    // set when a proxy's silence was reported; its next heartbeat clears it
     this.addSql(`alter table proxy_instance add column offline_at timestamptz(3)`);
     this.addSql(`create index proxy_instance_silent on proxy_instance (silent_at) where offline_at is null`);
     this.addSql(`create index proxy_instance_offline on proxy_instance (last_seen_at) where offline_at is not null`);

@@ -1,6 +1,6 @@
 import { Migration } from '@mikro-orm/migrations';
 
-/** The holds that wait for people, the one first that ends soonest. */
+/** The holds that wait for people, in order of expiry. */
 export class HoldsByExpiry extends Migration {
   override name = '0005-holds-by-expiry';
 

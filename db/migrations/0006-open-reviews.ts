@@ -1,6 +1,6 @@
 import { Migration } from '@mikro-orm/migrations';
 
-/** The policies that are enforced by break glass and that nobody else has looked at yet, told from their machine. */
+/** The policies that are enforced by break glass and not reviewed by anyone else yet, derived from their machine. */
 export class OpenReviews extends Migration {
   override name = '0006-open-reviews';
 

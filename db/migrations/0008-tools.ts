@@ -49,7 +49,7 @@ export class Tools extends Migration {
       )`);
     this.addSql(`create index tool_status on tool (tenant_id, status, server, name)`);
     this.addSql(`create index tool_shape on tool (tenant_id, server, shape) where shape is not null`);
-    // the text is the canonical one that the pin is the hash of
+    // the text is the canonical one that the pin hashes
     this.addSql(`
       create table tool_definition (
         tenant_id text collate "C" not null,

@@ -36,7 +36,7 @@ export class Simulations extends Migration {
     this.addSql(`create index on policy_simulation (tenant_id, policy_id, created_at)`);
     this.addSql(`create index on policy_simulation (created_at) where status in ('queued', 'running')`);
     this.addSql(`create index on policy_simulation (created_at) where status in ('done', 'failed', 'cancelled')`);
-    // INVARIANT: one at a time for each tenant
+    // INVARIANT: one at a time per tenant
     this.addSql(`create unique index on policy_simulation (tenant_id) where status = 'running'`);
     for (const sql of wall('policy_simulation', 'select, insert, update, delete')) this.addSql(sql);
   }

@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** What tools' answers said in the sessions of agents, and what agents reported of their own calls. */
+/** Facts that tool results established in agent sessions, and the outcomes that agents reported for their own calls. */
 export class SessionFacts extends Migration {
   override name = '0012-session-facts';
 

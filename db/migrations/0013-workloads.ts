@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** Whose tokens a tenant takes from pipelines, the tokens that were issued for them, and where versions come from. */
+/** The issuers whose tokens a tenant accepts from pipelines, the tokens issued in exchange, and the origin of versions. */
 export class Workloads extends Migration {
   override name = '0013-workloads';
 
@@ -27,7 +27,7 @@ export class Workloads extends Migration {
         unconfirmed_since timestamptz(3),
         primary key (tenant_id, id)
       )`);
-    // a token of a platform is exchanged once: the row stays until that token has expired
+    // a platform's token is exchanged once: the row stays until that token has expired
     this.addSql(`
       create table workload_token (
         tenant_id text collate "C" not null,

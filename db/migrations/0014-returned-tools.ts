@@ -1,6 +1,6 @@
 import { Migration } from '@mikro-orm/migrations';
 
-/** When a tool last came back to a definition that is approved, so that one that alternates is told from one that was put right. */
+/** When a tool last returned to an approved definition, which distinguishes one that alternates from one that was fixed. */
 export class ReturnedTools extends Migration {
   override name = '0014-returned-tools';
 

@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** Counters of rates and budgets, for all decision points together; what single calls took of them. */
+/** Counters of rates and budgets, for all decision points together; what single calls took from them. */
 export class Limits extends Migration {
   override name = '0015-limits';
 

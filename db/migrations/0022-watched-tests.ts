@@ -1,7 +1,9 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** What the tests of enforced policies found when they last ran by themselves (server/policy/suite-watch.ts); saved questions. */
+/**
+ * The results of the tests of enforced policies when they last ran on their own (server/policy/suite-watch.ts); saved questions.
+ */
 export class WatchedTests extends Migration {
   override name = '0022-watched-tests';
 
@@ -16,7 +18,7 @@ export class WatchedTests extends Migration {
         primary key (tenant_id, policy_id),
         foreign key (tenant_id, policy_id) references policy
       )`);
-    // requests under a name: see server/policy/questions.ts
+    // named requests: see server/policy/questions.ts
     this.addSql(`
       create table saved_question (
         tenant_id text collate "C" not null references tenant,

@@ -5,7 +5,7 @@ export class TenantMoves extends Migration {
   override name = '0023-tenant-moves';
 
   override up(): void {
-    // `out` where a tenant leaves, and stays as what says where it went; `in` where it arrives
+    // `out` where a tenant leaves, and remains as the record of where it went; `in` where it arrives
     this.addSql(`
       create table tenant_move (
         tenant_id text collate "C" not null,
@@ -22,7 +22,7 @@ export class TenantMoves extends Migration {
         check (state in ('fencing', 'fenced', 'moved') and direction = 'out'
           or state in ('copying', 'arrived', 'cancelled') and direction = 'in')
       )`);
-    // the rows of a tenant that leaves, lifted out of their tables in one transaction: no job and no request finds them there
+    // the rows of a departing tenant, removed from their tables in one transaction: no job and no request finds them there
     this.addSql(`
       create table tenant_parcel (
         tenant_id text collate "C" not null,
@@ -31,7 +31,7 @@ export class TenantMoves extends Migration {
         content jsonb not null,
         primary key (tenant_id, source, place)
       )`);
-    // anyone who has a credential is found again, and nothing else is looked for
+    // only holders of a credential are ever looked up here
     this.addSql(`create index tenant_parcel_credential on tenant_parcel (tenant_id, source, (content->>'id'))
       where source in ('session', 'api_key', 'agent_key', 'workload_token')`);
     this.addSql(
@@ -39,7 +39,7 @@ export class TenantMoves extends Migration {
     );
     this.addSql(`create index tenant_parcel_hash on tenant_parcel (tenant_id, (content->>'hash'))
       where source = 'credential'`);
-    // what the installation signed that a tenant came from is verified with these
+    // these verify what the tenant's former installation signed
     this.addSql(`
       create table former_key (
         tenant_id text collate "C" not null,
@@ -47,7 +47,7 @@ export class TenantMoves extends Migration {
         sealed bytea not null,
         primary key (tenant_id, kid)
       )`);
-    // no policy and no grant: as svc_app nobody sees a row
+    // no policy and no grant: as svc_app, no row is visible
     for (const table of ['tenant_move', 'tenant_parcel', 'former_key']) {
       this.addSql(`alter table ${table} enable row level security`);
     }

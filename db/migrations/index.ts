@@ -40,8 +40,8 @@ export const migrations = [
 ];
 
 /**
- * Of each migration by its name the sha256, in hex, of the statements that it runs. It is stored with the migration when
- * it ran, so that a text that changed afterwards is noticed: the database then is not what the text says.
+ * Maps each migration's name to the sha256, in hex, of the statements it runs. It is stored with the migration when that runs, so
+ * that a text changed afterwards is noticed: the database then does not match the text.
  */
 export function migrationChecksums(): Map<string, string> {
   return new Map(

@@ -1,6 +1,6 @@
 /**
- * The statements that put a table under row level security, as the second wall between tenants: anyone who runs as
- * `svc_app` sees and writes the rows of the tenant in the setting `app.tenant`, and does no more than the grants say.
+ * The statements that put a table under row level security, the second wall between tenants: anyone who runs as `svc_app` sees
+ * and writes only rows of the tenant in the setting `app.tenant`, and does no more than the grants allow.
  */
 export function wall(table: string, grants: string): string[] {
   const own = `tenant_id = nullif(current_setting('app.tenant', true), '')`;
