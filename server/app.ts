@@ -82,25 +82,25 @@ import { registryOf, ToolQueries } from './tools/queries.ts';
 import { Tools } from './tools/registry.ts';
 import { Watch } from './watch.ts';
 
-/** The parts of a running program that its commands and tests reach for. */
+/** The parts of a running program that its commands and tests use. */
 export interface Core extends Services {
   keyring: Keyring;
   checkpoints: Checkpoints;
   verifications: Verifications;
   blocks: Blocks;
-  /** Accepts that records of a chain are lost, see accept-loss.ts. */
+  /** Accepts the loss of records of a chain, see accept-loss.ts. */
   acceptLoss(tenantId: string, chain: ChainName, reason: string, by: Doer): Promise<LossAccepted>;
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
-  /** Seals what is secret at rest. */
+  /** Seals secrets at rest. */
   box: SecretBox;
   mailQueue: MailQueue;
   suiteWatch: SuiteWatch;
-  /** The origins from which the server's own pages send. */
+  /** The origins that the server's own pages send from. */
   origins: readonly string[];
   registry: Registry;
   watch: Watch;
-  /** Whether the database stores what is written. */
+  /** Checks whether the database stores what is written. */
   stores: () => Promise<Readiness>;
   /** Counts a background job that failed. */
   jobFailed: (name: string) => void;
@@ -116,22 +116,22 @@ export interface Core extends Services {
 
 export interface Parts {
   config: Config;
-  /** Of the embedded PostgreSQL, or as in the settings. */
+  /** The embedded PostgreSQL's, or the one in the settings. */
   databaseUrl: string;
   log: Log;
   clock?: Clock;
-  /** Default: one made from the settings. */
+  /** Default: one built from the settings. */
   egress?: Egress;
-  /** Takes a share of the tenants beside other processes, as a server does and a command does not. */
+  /** Takes a share of the tenants alongside other processes: true for a server, false for a command. */
   serves?: boolean;
 }
 
-/** Where a connection is a session, also with a pooler in front of the database. */
+/** The address where a connection is a session, even with a pooler in front of the database. */
 export function sessionUrlOf({ config, databaseUrl }: Pick<Parts, 'config' | 'databaseUrl'>): string {
   return config.databaseSessionUrl ?? databaseUrl;
 }
 
-/** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is wrong. */
+/** Opens the database and wires up the features, without HTTP. Throws SealedError if the master key is wrong. */
 export async function openCore(parts: Parts): Promise<Core> {
   const { config, log } = parts;
   const clock = parts.clock ?? systemClock;
@@ -314,7 +314,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   const fleet = new Fleet(db, clock, audit);
   const tools = new Tools({ db, clock, audit, rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId) });
   const observations = new Observations({ db, clock, audit });
-  // the database's time, unless the program was given another one
+  // uses the database's time, unless the program was given another clock
   const stops = new Stops({
     db,
     clock,

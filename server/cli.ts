@@ -19,7 +19,7 @@ for (const [signal, code] of [
     process.exit(code);
   });
 }
-// who reads the output may stop reading (svc … | head)
+// the reader of the output may stop reading (svc … | head)
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
   if (error.code !== 'EPIPE') throw error;
   process.exit(process.exitCode);

@@ -19,7 +19,7 @@ import {
 export const ROLES = ['web', 'worker'] as const;
 export type ProcessRole = (typeof ROLES)[number];
 
-/** Every setting of the program, with its default. `describe` is what `svc doctor` and docs/operation.md say about it. */
+/** Every setting of the program, with its default. `svc doctor` and docs/operation.md print `describe`. */
 const environment = z.object({
   PORT: int(8080, 0, 65535).describe('port of the HTTP server'),
   HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
@@ -109,9 +109,9 @@ export interface Config {
   readonly origins: readonly string[];
   readonly dataDir: string;
   readonly databaseUrl: string | undefined;
-  /** Where connections are sessions; undefined where those of databaseUrl are. */
+  /** Where connections are sessions; undefined if those of databaseUrl are. */
   readonly databaseSessionUrl: string | undefined;
-  /** The node of Citus beside this process. */
+  /** The Citus node beside this process. */
   readonly databaseNodeUrl: string | undefined;
   /** `replicated`: nothing is acknowledged without a synchronous standby. */
   readonly durability: 'local' | 'replicated';
@@ -121,10 +121,10 @@ export interface Config {
   /** The master key as given; undefined means: read or generate it in the data directory. */
   readonly masterKey: Buffer | undefined;
   readonly pollSeconds: number;
-  /** Statements that the live policies of a tenant may have together. */
+  /** The most statements that a tenant's live policies may have together. */
   readonly liveStatements: number;
   readonly trustProxy: readonly string[];
-  /** CIDRs that the egress guard lets through. */
+  /** CIDRs that the egress guard allows. */
   readonly egressAllow: readonly string[];
   /** host:port; empty means the system's. */
   readonly dnsServers: readonly string[];
@@ -147,7 +147,7 @@ export interface Config {
   readonly logLevel: string;
 }
 
-/** Settings that carry a password, and may be given in a file instead. */
+/** Settings that contain a password, and may be given in a file instead. */
 const FILED = ['DATABASE_URL', 'DATABASE_SESSION_URL', 'DATABASE_NODE_URL', 'REDIS_URL', 'SMTP_URL'] as const;
 
 /** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
@@ -175,7 +175,7 @@ export function readConfig(env: Environment = process.env): Config {
   if (SVC_DURABILITY === 'replicated' && !DATABASE_URL) {
     reader.fault('SVC_DURABILITY: the embedded PostgreSQL has no standby: set DATABASE_URL');
   }
-  // an embedded PostgreSQL belongs to one process; without Redis there is no second one that could do the rest
+  // an embedded PostgreSQL belongs to one process, and without Redis no second process could do the rest
   if (SVC_ROLES?.length === 1 && !(REDIS_URL && DATABASE_URL)) {
     reader.fault('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
   }
@@ -221,7 +221,7 @@ export function readConfig(env: Environment = process.env): Config {
 
 const LOOPBACK = ['localhost', '127.0.0.1', '[::1]'];
 
-/** Scheme, host and port as browsers name them. A server on loopback has three names, and no other machine has them. */
+/** Scheme, host and port as browsers write them. A server on loopback has three names, which no other machine has. */
 function originsOf(base: URL): string[] {
   if (!LOOPBACK.includes(base.hostname)) return [base.origin];
   const port = base.port && `:${base.port}`;
@@ -234,8 +234,8 @@ export function serverSettingsHelp(): SettingHelp[] {
 }
 
 /**
- * A master key from hex or base64. Throws without showing it. A text of hex digits alone is hex: a key with a digit lost
- * must not pass as another key in base64, nor a pass phrase as one of those letters that base64 knows.
+ * A master key from hex or base64. Throws without showing it. A text of only hex digits is hex: a key that lost a digit must not
+ * pass as another key in base64, nor may a pass phrase whose letters all happen to be in the base64 alphabet.
  */
 export function parseMasterKey(text: string, name: string): Buffer {
   const hex = /^[0-9a-fA-F]+$/.test(text);

@@ -16,17 +16,17 @@ import { ConfigError } from './lib/settings.ts';
 import { onStopSignals } from './lib/signals.ts';
 
 /**
- * `npm run dev`: the program for those who change it. Vite listens at the usual address and serves the dashboard from
- * its sources, with hot replacement. Everything else goes to the server, a process behind it that is restarted when one
- * of its sources is saved; requests wait meanwhile. PostgreSQL belongs to this process and keeps running.
+ * `npm run dev`: the program for developers who change it. Vite listens at the usual address and serves the dashboard from its
+ * sources, with hot replacement. Everything else goes to the server, a process behind it that restarts when one of its sources is
+ * saved; requests wait meanwhile. PostgreSQL belongs to this process and keeps running.
  *
  * Nothing imports this file, and no other command serves anything from it.
  */
 const root = path.dirname(import.meta.dirname);
 const SOURCES = ['server', 'machines', 'db'];
-/** Editors save in several steps, and a change of branch touches many files. */
+/** Editors save in several steps, and switching branches touches many files. */
 const SETTLE_MS = 30;
-/** Ends the server when this process is gone, however it ended: the system then closes the channel between them. */
+/** Ends the server when this process is gone, no matter how: the system then closes the channel between them. */
 const ORPHAN_ENDS = 'data:text/javascript,process.once("disconnect",()=>process.kill(process.pid,"SIGTERM"))';
 /** How long a server may take to finish what it accepted. */
 const STOP_MS = 3000;
@@ -35,7 +35,7 @@ async function main(): Promise<void> {
   const config = readConfig();
   const cache = path.join(config.dataDir, 'dev');
   mkdirSync(cache, { recursive: true });
-  // how PostgreSQL tells this process from a server that uses the same data directory, see EmbeddedPostgres.leave
+  // lets PostgreSQL distinguish this process from a server on the same data directory, see EmbeddedPostgres.leave
   process.env.PGAPPNAME = `svc-dev-${process.pid}`;
   const embedded = config.databaseUrl
     ? undefined
@@ -73,7 +73,7 @@ async function main(): Promise<void> {
   console.log(`the dashboard and the API with every change: ${config.baseUrl}`);
 }
 
-/** The server as a process of its own that can be restarted. */
+/** The server as a restartable child process. */
 class Server {
   readonly port: number;
   readonly #env: NodeJS.ProcessEnv;
@@ -88,7 +88,7 @@ class Server {
     this.#start();
   }
 
-  /** Resolves when the latest server answers, or with false when it ended because its sources have a fault. */
+  /** Resolves when the latest server answers, or to false if it ended because its sources have an error. */
   async ready(): Promise<boolean> {
     while (this.#restarting) await this.#restarting;
     const latest = this.#answers;
@@ -96,10 +96,10 @@ class Server {
     return latest === this.#answers && !this.#restarting ? answers : this.ready();
   }
 
-  /** Stops the server and starts it from the sources as they are then. */
+  /** Stops the server and starts it again from the current sources. */
   restart(): void {
     const began = performance.now();
-    // a save while the old one stops needs no further start
+    // a save while the old one is stopping needs no further start
     this.#restarting ??= this.stop().then(() => {
       this.#restarting = undefined;
       this.#start();
@@ -114,20 +114,20 @@ class Server {
     const child = this.#child;
     if (ended(child)) return;
     const exited = once(child, 'exit');
-    // one that does not listen yet has accepted nothing
+    // a server that is not listening yet has accepted nothing
     child.kill(this.#listens ? 'SIGTERM' : 'SIGKILL');
     const late = setTimeout(() => child.kill('SIGKILL'), STOP_MS);
     await exited;
     clearTimeout(late);
   }
 
-  /** For the end of this process, which waits for nothing. */
+  /** For the end of this process, which does not wait. */
   kill(): void {
     this.#child.kill('SIGKILL');
   }
 
   #start(): void {
-    // its own process group: Ctrl-C reaches this process alone, which stops the server
+    // its own process group: Ctrl-C reaches only this process, which stops the server
     const child = spawn(process.execPath, ['--import', ORPHAN_ENDS, path.join(root, 'server/main.ts')], {
       cwd: process.cwd(),
       env: this.#env,
@@ -152,7 +152,7 @@ function ended(child: ChildProcess): boolean {
   return child.exitCode !== null || child.signalCode !== null;
 }
 
-/** Vite at the address of the settings: its modules, the page for every path of the dashboard, and the API behind it. */
+/** Vite at the configured address: its modules, the page for every dashboard path, and the API behind it. */
 async function serveDashboard(config: Config, cache: string, server: Server): Promise<ViteDevServer> {
   const forward = async (req: Connect.IncomingMessage, res: ServerResponse) => {
     if (await server.ready()) return pass(req, res, server);
@@ -170,7 +170,7 @@ async function serveDashboard(config: Config, cache: string, server: Server): Pr
       host: config.host,
       strictPort: true,
       cors: false,
-      // the sources, and nothing else that lies in the project's folder, such as the data directory with its keys
+      // the sources, and nothing else in the project's folder, such as the data directory with its keys
       fs: {
         allow: [
           ...['web', ...SOURCES].map((name) => path.join(root, name)),
@@ -204,7 +204,7 @@ async function serveDashboard(config: Config, cache: string, server: Server): Pr
   return vite;
 }
 
-/** The page as the server itself would answer it, but for scripts within it, of which React's refresh needs one. */
+/** The page as the server itself would send it, except for scripts in it: React's refresh needs one. */
 async function page(vite: ViteDevServer, req: Connect.IncomingMessage, res: ServerResponse): Promise<void> {
   const nonce = randomBytes(18).toString('base64url');
   const source = readFileSync(path.join(root, 'web/index.html'), 'utf8');
@@ -219,9 +219,9 @@ async function page(vite: ViteDevServer, req: Connect.IncomingMessage, res: Serv
   res.end(html.replaceAll(NONCE_PLACEHOLDER, nonce));
 }
 
-/** Passes a request and its answer on as they come, so that streams flow and uploads are not held in memory. */
+/** Streams a request and its response through, so that streams flow and uploads are not held in memory. */
 function pass(req: Connect.IncomingMessage, res: ServerResponse, server: Server): void {
-  // of no pool: its connections would be those of a server that has ended since
+  // not pooled: pooled connections might lead to a server that has since ended
   const to = { port: server.port, host: '127.0.0.1', path: req.originalUrl, agent: false };
   const onward = request({ ...to, method: req.method, headers: { ...req.headers, connection: 'close' } });
   onward.on('response', (answer) => {

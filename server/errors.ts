@@ -2,7 +2,7 @@ import { TRPCError } from '@trpc/server';
 import { ERRORS, type ErrorCode } from './domain/errors.ts';
 import type { Fault } from './lib/faults.ts';
 
-/** The body of every error answer: RFC 9457 with `code`, `request_id` and, for faults of the request, `errors`. */
+/** The body of every error response: RFC 9457 with `code`, `request_id` and, for faults of the request, `errors`. */
 export interface ProblemBody {
   type: string;
   title: string;
@@ -31,8 +31,8 @@ const TRPC_CODE: Record<number, ConstructorParameters<typeof TRPCError>[0]['code
 };
 
 /**
- * The one error that handlers throw on purpose. `detail` is shown to the caller: it never holds a secret, a hash of
- * one, SQL or a stack. It is a TRPCError so that it passes through tRPC with its headers and faults.
+ * The one error that handlers throw deliberately. `detail` is shown to the caller: it never holds a secret, a hash of one, SQL or
+ * a stack. It is a TRPCError so that it passes through tRPC with its headers and faults.
  */
 export class AppError extends TRPCError {
   readonly problem: ErrorCode;

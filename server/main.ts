@@ -38,8 +38,8 @@ async function main(): Promise<void> {
   const { demo } = options();
   const config = readConfig();
   const log = createLog(config.logLevel);
-  // What must end before the process does, the last begun first. A signal may come while it still starts, or makes the first
-  // tenant: that is finished, and then stopped.
+  // What must be stopped before the process ends, the last started first. A signal may arrive during startup or while the first
+  // tenant is being created: that is finished, and then stopped.
   const running: { stop(): Promise<void> }[] = [];
   let stopping = false;
   const stop = async (signal: NodeJS.Signals) => {
@@ -95,7 +95,7 @@ async function main(): Promise<void> {
   await begun;
 }
 
-/** The tenant of a new installation, unless another process that started at the same time made it, and shows it. */
+/** Creates and shows the tenant of a new installation, unless another process that started at the same time created it. */
 async function createFirst(core: Core, baseUrl: string): Promise<void> {
   const tenant = await createTenant(core, baseUrl, {
     id: 'default',
@@ -106,7 +106,7 @@ async function createFirst(core: Core, baseUrl: string): Promise<void> {
     throw error;
   });
   if (!tenant) return;
-  // shown once, on purpose not as a log entry: logs are kept and shipped
+  // shown once, and deliberately not as a log entry: logs are kept and shipped
   console.log(
     [
       '',

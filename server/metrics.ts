@@ -49,20 +49,20 @@ export class Metrics {
     ...this.#to,
   });
 
-  /** Adds what is asked for whenever the metrics are read. */
+  /** Adds values that are read whenever the metrics are. */
   measure(now: {
     chainsClosed: () => number;
     waitingEvents: () => number;
     unacknowledgedSeconds: () => number;
-    /** In a worker only. */
+    /** Only in a worker. */
     counts: (() => Counts | undefined) | undefined;
-    /** Beside a node of Citus only. */
+    /** Only beside a Citus node. */
     answers: (() => Promise<Readonly<Record<string, boolean>>>) | undefined;
-    /** Where a synchronous standby is demanded only: of each server, and why there is none. */
+    /** Only where a synchronous standby is required: per server, why it has none, if so. */
     standbys:
       | (() => readonly { readonly name: string | undefined; readonly missing: string | undefined }[])
       | undefined;
-    /** With several processes only. */
+    /** Only with several processes. */
     owned: (() => { tenants: number; buckets: number }) | undefined;
   }): void {
     new Gauge({
@@ -150,7 +150,7 @@ export class Metrics {
         labelNames: ['server'],
         ...this.#to,
         collect() {
-          // a node that has no tenants any more is none of them
+          // a node that no longer has tenants is not reported
           this.reset();
           for (const { name, missing } of standbys())
             this.set(name === undefined ? {} : { server: name }, missing === undefined ? 1 : 0);

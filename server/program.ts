@@ -47,16 +47,14 @@ export interface Program {
   readonly core: Core | undefined;
   /** Starts to listen. Resolves to the address. */
   listen(): Promise<string>;
-  /** Stops taking requests, finishes those under way, and closes everything. */
+  /** Stops taking requests, finishes those in progress, and closes everything. */
   stop(): Promise<void>;
 }
 
-/**
- * The whole program on a migrated database. With a wrong master key it starts sealed: it answers 503 and is not ready.
- */
+/** The whole program on a migrated database. If the master key is wrong, it starts sealed: it answers 503 and is not ready. */
 export async function createProgram(parts: Parts): Promise<Program> {
   const { config, log } = parts;
-  // before anything is written: a commit without its standby waits for it
+  // before anything is written: a commit without its standby would wait for it
   const sessionUrl = sessionUrlOf(parts);
   if (config.durability === 'replicated') {
     await awaitStandby(sessionUrl);
@@ -101,7 +99,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   });
   if (core) {
     const { checkpoints, db } = core;
-    // the listener connects with the program, and whenever the database was away: it may be an older copy by now
+    // the listener connects at startup and after the database was away: that may be an older copy by now
     db.notices.on('signing_keys', ({ tenantId }) => {
       if (tenantId === '*') void checkpoints.inspectAll();
     });
@@ -118,7 +116,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   if (core && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core);
-    // as it was committed: building it takes longer than the rest of the start
+    // as committed: building it takes longer than the rest of the startup
     const document = jsonAnswer(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
@@ -174,7 +172,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         {
           name: 'sign-in links',
           everySeconds: 1,
-          // who asks for one names no tenant
+          // someone who asks for one names no tenant
           undivided: true,
           run: async (signal) => {
             while (!signal.aborted && (await core.links.serveRequests()) > 0);
@@ -204,7 +202,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     listen: () => app.listen({ port: config.port, host: config.host }),
     async stop() {
       stopping = true;
-      // first, so that the others have taken over by the time that the last request and job here are done
+      // first, so that the others have taken over by the time the last request and job here are done
       core?.actors.leave();
       server.leave();
       streams?.close();
@@ -228,7 +226,7 @@ function authenticatorOf({ db, sessions, redis, box }: Core, clock: Clock, log: 
   );
 }
 
-/** The OpenAPI document of the program, made without a database: no handler is called for it. */
+/** The program's OpenAPI document, built without a database: no handler is called. */
 export async function describeApi(): Promise<object> {
   const { openApiDocument } = await import('./api/openapi.ts');
   const nothing = {} as Core;
@@ -268,7 +266,7 @@ function liveStreams({ db }: Core): LiveStreams {
   });
 }
 
-/** Spans of decisions and holds; what sends them is loaded only where the operator has a collector. */
+/** Spans of decisions and holds; the exporter is loaded only if the operator has a collector. */
 async function telemetryOf({ db, decider }: Core, endpoint: string, log: Log): Promise<Telemetry> {
   const { startTelemetry } = await import('./lib/telemetry/spans.ts');
   const telemetry = await startTelemetry({ endpoint, service: SERVICES.server, log });

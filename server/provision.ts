@@ -3,17 +3,17 @@ import { type MagicLinks, OPERATOR_LINK_SECONDS } from './auth/magic-links.ts';
 import { OPERATOR } from './domain/audit.ts';
 import type { Tenants } from './tenants/tenants.ts';
 
-/** What an operator gets of a new tenant: shown once. */
+/** What an operator gets for a new tenant: shown once. */
 export interface NewTenant {
   tenant_id: string;
   admin_email: string;
   /** An API key with the scope admin. It belongs to no person. */
   api_key: string;
-  /** Signs the first admin in, once, within seven days. */
+  /** Signs in the first admin, once, within seven days. */
   sign_in_url: string;
 }
 
-/** A tenant with its first admin, an admin API key and a sign-in link. */
+/** Creates a tenant with its first admin, an admin API key and a sign-in link. */
 export async function createTenant(
   services: { tenants: Tenants; keys: Keys; links: MagicLinks },
   baseUrl: string,
@@ -29,7 +29,7 @@ export async function createTenant(
   return { tenant_id: tenantId, admin_email: input.adminEmail, api_key: secret, sign_in_url };
 }
 
-/** A link that signs a member in, once. With `only`, those of before end. */
+/** A link that signs in a member, once. With `only`, earlier links end. */
 export async function newSignInLink(
   services: { links: MagicLinks },
   baseUrl: string,

@@ -3,12 +3,12 @@ import type { Job } from './jobs/jobs.ts';
 
 /** How often a worker counts. */
 const EVERY_SECONDS = 15;
-/** A hold that ends so soon, and that nobody has voted on, is about to end unseen. */
+/** A hold that expires this soon without any vote is about to end unseen. */
 const UNSEEN_SECONDS = 600;
-/** A proxy that was silent for longer was taken out of service, as a rule. */
+/** A proxy that was silent for longer has usually been taken out of service. */
 const FORGOTTEN_DAYS = 7;
 
-/** What an operator is to know of all tenants together. */
+/** What an operator must know about all tenants together. */
 export interface Counts {
   readonly proxiesSilent: number;
   readonly destinationsFailing: number;
@@ -18,8 +18,8 @@ export interface Counts {
 }
 
 /**
- * Counts, over all tenants, what people must notice and no process can see by itself. It reads rows that are few, or by their
- * index. The counts are those of the database, so each worker has the same.
+ * Counts, over all tenants, what people must notice and no process can see on its own. The rows it reads are few, or found by an
+ * index. The counts are the database's, so each worker reports the same.
  */
 export class Watch {
   readonly #owner: pg.Pool;

@@ -1,23 +1,23 @@
 /**
- * Tenants are owned by the bucket. A process takes over, hands over and forgets buckets, so what it costs to know who owns
- * what does not grow with the number of tenants.
+ * Tenants are owned by bucket. Processes take over, hand over and forget whole buckets, so the cost of tracking ownership does
+ * not grow with the number of tenants.
  */
 export const BUCKETS = 1024;
 
-/** A process that is alive, as the others know it. */
+/** A live process, as the others see it. */
 export interface Process {
-  /** Random, and behind a point the number of the node of Citus that it is beside, if any. */
+  /** Random, followed by a dot and the number of the Citus node beside it, if any. */
   readonly id: string;
-  /** Whether it takes buckets: not while it shuts down, and an operator's command never. */
+  /** Whether it takes buckets: not while it shuts down, and never for an operator's command. */
   readonly takes: boolean;
 }
 
-/** The bucket of a tenant whose rows are on this node, where there are several. Each node has buckets of its own. */
+/** The bucket of a tenant whose rows are on this node, if there are several. Each node has buckets of its own. */
 export function bucketOf(tenantId: string, node?: number): number {
   return firstOf(node) + (mixed(hashOf(tenantId)) % BUCKETS);
 }
 
-/** The buckets of tenants on these nodes, and of those of which no node is known. */
+/** The buckets of tenants on these nodes, and of tenants whose node is unknown. */
 export function bucketsOf(nodes: readonly number[]): number[] {
   return [undefined, ...nodes].flatMap((node) => Array.from({ length: BUCKETS }, (_, n) => firstOf(node) + n));
 }
@@ -25,8 +25,8 @@ export function bucketsOf(nodes: readonly number[]): number[] {
 const firstOf = (node: number | undefined) => (node === undefined ? 0 : (node + 1) * BUCKETS);
 
 /**
- * The processes that may own a bucket: those beside the node that has its tenants, or where there is none all. All tenants of a
- * bucket have the same owner, so whatever decides about it must be the same for all of them.
+ * The processes that may own a bucket: those beside the node that has its tenants, or all if there are none. All tenants of a
+ * bucket have the same owner, so everything that determines the owner must be the same for all of them.
  */
 function candidates(bucket: number, processes: readonly Process[]): readonly Process[] {
   const takers = processes.filter(({ takes }) => takes);
@@ -37,9 +37,9 @@ function candidates(bucket: number, processes: readonly Process[]): readonly Pro
 }
 
 /**
- * The owner of a bucket by rendezvous hashing: of the candidates, the one with the highest score. When a process comes, only the
- * buckets move that it gets; when one goes, only those that it had. Two processes agree on which of them goes before the other,
- * whomever else they know. Undefined without a candidate.
+ * The owner of a bucket by rendezvous hashing: the candidate with the highest score. When a process arrives, only the buckets
+ * that it gets move; when one leaves, only those that it had. Two processes agree on which of them ranks first, whichever others
+ * they know of. Undefined if there is no candidate.
  */
 export function ownerOf(bucket: number, processes: readonly Process[]): string | undefined {
   let owner: string | undefined;

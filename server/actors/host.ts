@@ -11,13 +11,13 @@ import { Deadlines } from '../lib/deadlines.ts';
  */
 export interface ActorHost<Command, Result> {
   /**
-   * Sends the command to the tenant's actor and resolves with its result; any further promise is the kind's. Commands
-   * of one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with
-   * what the kind threw; with UNAVAILABLE if the ownership was lost twice in a row, after `stop`, when too much waits for
-   * actors to open, and when there is no result within PATIENCE_MS: a command that was not begun by then never is.
+   * Sends the command to the tenant's actor and resolves with its result; any further guarantee is up to the kind. Commands of
+   * one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with the kind's
+   * error; with UNAVAILABLE if ownership was lost twice in a row, after `stop`, when too much waits for actors to open, and when
+   * there is no result within PATIENCE_MS: a command that was not begun by then never is.
    */
   send(tenantId: string, command: Command): Promise<Result>;
-  /** Has other processes take over, where there are any. Commands are still accepted, and reach the new owner. */
+  /** Makes other processes take over, if there are any. Commands are still accepted, and reach the new owner. */
   leave(): void;
   /** Refuses new commands, waits for those in progress, and closes all actors. */
   stop(): Promise<void>;
@@ -28,16 +28,16 @@ export interface ActorKind<Actor, Command, Result> {
   open(tenantId: string): Promise<Actor>;
   handle(actor: Actor, command: Command): Promise<Result>;
   close?(actor: Actor): Promise<void> | void;
-  /** About how many bytes of memory a command takes. Asked of those that wait for an actor to open. */
+  /** The approximate memory a command takes, in bytes. Called for commands that wait for an actor to open. */
   size?(command: Command): number;
 }
 
-/** A caller has an answer within this time, whatever is waited for. */
+/** A caller gets an answer within this time, no matter what it waits for. */
 export const PATIENCE_MS = 5000;
 
-/** How much may wait for actors to open. */
+/** How much memory commands waiting for actors to open may take. */
 const WAITING_BYTES = 64 * 1024 * 1024;
-/** What one tenant has waiting is at most this part of what is left for the others. */
+/** One tenant's waiting commands may take at most this share of the space left for the others. */
 const SHARE = 1 / 3;
 const COMMAND_BYTES = 1024;
 
@@ -49,12 +49,12 @@ export interface Opening<Actor> {
 }
 
 /**
- * The commands that wait for actors to open. They are bounded here, because a kind sees only those that it handles. A tenant
- * whose actor does not open may have a quarter of an empty room, and less the fuller it is, so there is some for the small
- * commands of others until the actors of dozens do not open.
+ * The commands that wait for actors to open. They are bounded here, because a kind sees only the commands that it handles. A
+ * tenant whose actor does not open may use up to a quarter of an empty room, and less the fuller it is, so there is space for the
+ * small commands of others until the actors of dozens of tenants fail to open.
  *
- * INVARIANT: a command whose caller has been refused is not begun any more, also in another process as long as messages arrive
- * as soon as they should (ON_THE_WAY_MS). The caller sends it again, perhaps with other content under the same idempotency key.
+ * INVARIANT: a command whose caller has been refused is never started later, not even in another process, as long as messages
+ * arrive in time (ON_THE_WAY_MS). The caller sends it again, perhaps with other content under the same idempotency key.
  */
 export class WaitingRoom<Actor, Command> {
   readonly #kind: ActorKind<Actor, Command, unknown>;
@@ -65,8 +65,8 @@ export class WaitingRoom<Actor, Command> {
   }
 
   /**
-   * Resolves to the actor once it is open. Rejects with UNAVAILABLE when there is no room to wait, and at the time `until` (of
-   * performance.now()): the room that the command took is free then.
+   * Resolves to the actor once it is open. Rejects with UNAVAILABLE if there is no room to wait, or at the time `until` (of
+   * performance.now()); the room that the command took is then freed.
    */
   async wait(actor: Opening<Actor>, command: Command, until: number): Promise<Actor> {
     const size = this.#kind.size?.(command) ?? COMMAND_BYTES;
@@ -86,12 +86,12 @@ export class WaitingRoom<Actor, Command> {
   }
 }
 
-/** Throws UNAVAILABLE from the time `until` (of performance.now()) on: the caller of the command has been refused. */
+/** Throws UNAVAILABLE after the time `until` (of performance.now()): the caller of the command has been refused. */
 export function assertInTime(until: number): void {
   if (performance.now() >= until) throw noAnswer();
 }
 
-/** Ends what a caller waits for in time. */
+/** Deadlines that end a caller's wait in time. */
 export function patience(ms: number): Deadlines {
   return new Deadlines(ms, noAnswer);
 }

@@ -13,7 +13,7 @@ export class PeerGone extends Error {}
 export class Moved extends Error {}
 /** No answer. The command may or may not have been executed. */
 export class NoAnswer extends Error {}
-/** Redis did not take the call, as far as is known: that says nothing about the process that it was for. */
+/** As far as is known, Redis did not accept the call: that says nothing about the process it was meant for. */
 export class Unsent extends Error {}
 
 /** A message is sent when it reaches this size; one large command is a message by itself. */
@@ -23,23 +23,23 @@ const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
 /** How often to ask Redis whether the other processes are still connected: a killed one is found within this time. */
 const WATCH_MS = 50;
-/** The same while a call has waited for its answer for this long. */
+/** The same, while some call has waited this long for its answer. */
 const OVERDUE_MS = 20;
-/** How often each process says that it is alive. */
+/** How often each process announces that it is alive. */
 const BEAT_MS = 250;
-/** A process that missed so many of its beats is not counted on: it is paused, or cut off. */
+/** A process that missed this many of its beats is not relied on: it is paused, or cut off. */
 const SILENT_BEATS = 6;
-/** One that missed so many is not waited for. */
+/** A process that missed this many is not waited for. */
 const LATE_BEATS = 2;
-/** A beat that did not come back is sent again after so many. */
+/** A beat that did not come back is sent again after this many. */
 const RESENT_BEATS = 4;
-/** After so many without one that came back, a process considers its connection dead. */
+/** After this many without one coming back, a process considers its connection dead. */
 const LOST_BEATS = 12;
 /** How long another process has to answer a question; a live one does within milliseconds. */
 const ANSWER_MS = 1000;
 /**
- * So much earlier than its caller is refused, a call is not begun any more by the process that it was sent to: a message takes
- * some of the caller's time, which nobody there can measure. One that takes longer than this counts as not sent.
+ * A called process stops starting a call this long before its caller is refused: the message itself uses up some of the caller's
+ * time, which the receiver cannot measure. A message that takes longer than this counts as not sent.
  */
 const ON_THE_WAY_MS = 500;
 /** The minimum interval between log entries about forged messages: anyone who can send one can send many. */
@@ -48,10 +48,10 @@ const PROCESS_ID = /^[A-Za-z0-9_-]{16}(\.\d{1,9})?$/;
 /** More processes than any installation has; names beyond that were made up. */
 const MOST_PROCESSES = 1000;
 
-/** Another process that has shown that it is there. */
+/** Another process that has shown that it is alive. */
 interface Member {
   takes: boolean;
-  /** How many beats of this process came since its last message. */
+  /** How many of this process's beats arrived since its last message. */
   missed: number;
 }
 
@@ -71,9 +71,9 @@ class Peer {
 }
 
 /**
- * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant, command and the milliseconds
- * within which it may be begun; a
- * question whether the receiver is there, or the request to let go of a bucket; or an answer.
+ * One part of a message: a sign of life, with whether the sender takes buckets; a call with its number, tenant, command and the
+ * milliseconds within which it may be started; a question whether the receiver is alive; a request to let go of a bucket; or an
+ * answer.
  */
 type Part =
   | ['beat', boolean]
@@ -94,21 +94,22 @@ interface WireError {
 }
 
 /**
- * The processes of an installation, over Redis publish/subscribe: who is alive, and calls between them. Each process listens on
- * the channel of its id, and on one of all. Everything sent to a process in one turn of the event loop is one message.
+ * The processes of an installation, over Redis publish/subscribe: which are alive, and calls between them. Each process listens
+ * on the channel of its id, and on one shared by all. Everything sent to a process in one turn of the event loop is one message.
  *
  * Delivery is at most once, so a call may get no answer; it then fails with NoAnswer and the caller retries.
  *
- * Nothing is stored, and no clock is read, to know who is alive. A process is a member once it has answered a question of this
- * one, so nobody is made up, and no message of a past process brings it back. It is one no more when Redis says that nothing
- * listens on its channel (it was killed), or when SILENT_BEATS beats of this process came back since its last message (it is
- * paused, or cut off). Beats of all arrive in one order on one connection: while Redis is slow or away, or this process was
- * paused, none come back, and nobody is taken for dead. A message that could not be sent says the same about Redis, and nothing
- * about the process that it was for: until a beat of this process comes back, it does not count on Redis.
+ * Liveness needs no stored state and no clock. A process becomes a member once it has answered a question from this one, so
+ * members cannot be made up, and no message of a past process brings it back. It stops being a member when Redis reports that
+ * nothing listens on its channel (it was killed), or when SILENT_BEATS beats of this process came back since its last message (it
+ * is paused, or cut off). Everyone's beats arrive in one order on one connection: while Redis is slow or down, or this process
+ * was paused, none come back, and no process is considered dead. Likewise, a message that could not be sent says something about
+ * Redis, and nothing about the process it was meant for: until a beat of this process comes back, this process does not rely on
+ * Redis.
  *
- * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message is encrypted
- * and authenticated for one channel, with a key that only processes with the master key have; it contains its sender and sequence
- * number, and repeated messages are dropped.
+ * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message is
+ * encrypted and authenticated for one channel, with a key that only processes with the master key have; it contains its sender
+ * and sequence number, and repeated messages are dropped.
  */
 export class Peers {
   /** Identifies this run of this process; never reused. */
@@ -127,7 +128,7 @@ export class Peers {
   readonly #timers: NodeJS.Timeout[];
   #takes: boolean;
   #subscribed = false;
-  /** A message could not be sent, and none of this process has come back since. */
+  /** A message could not be sent, and no beat of this process has come back since. */
   #muted = false;
   #unheard = 0;
   #often: NodeJS.Timeout | undefined;
@@ -145,8 +146,8 @@ export class Peers {
     redis: RedisLink;
     log: Log;
     /**
-     * Handles a call from another process, if it can be begun before `until` (of performance.now()): its caller is refused
-     * soon after. Throws Moved if this process does not own the tenant.
+     * Handles a call from another process, if it can be started before `until` (of performance.now()): its caller is refused soon
+     * after. Throws Moved if this process does not own the tenant.
      */
     serve: (tenantId: string, command: unknown, until: number) => Promise<unknown>;
     /** Lets go of a bucket that another process is about to take. Resolves to false if it stays here. */
@@ -155,7 +156,7 @@ export class Peers {
     takes: boolean;
     /** The node of Citus that this process is beside. */
     node: number | undefined;
-    /** Called when a process came or went, and when this one can or can no longer reach others. */
+    /** Called when a process arrived or left, and when this one gains or loses contact with the others. */
     changed: () => void;
     /** How long a call waits for its answer. */
     silenceMs: number;
@@ -197,13 +198,13 @@ export class Peers {
     return this.#subscribed && this.#redis.commands.status === 'ready';
   }
 
-  /** This process, and every other one that is alive as far as is known. */
+  /** This process, and every other one believed to be alive. */
   get processes(): Process[] {
     const others = [...this.#members].map(([id, { takes }]) => ({ id, takes }));
     return [{ id: this.id, takes: this.#takes }, ...others];
   }
 
-  /** Tells the others that this process takes nothing more and lets go of all it has. */
+  /** Tells the others that this process takes no more buckets and lets go of all it has. */
   leave(): void {
     this.#takes = false;
     this.#say();
@@ -211,8 +212,8 @@ export class Peers {
   }
 
   /**
-   * Asks every other process to let go of a bucket. Resolves to true when all did; a process that does not answer is not waited
-   * for, since the fence stops it. To false when one keeps the bucket.
+   * Asks every other process to let go of a bucket. Resolves to true if all did, and to false if one keeps the bucket. A process
+   * that does not answer is not waited for: the fence stops it.
    */
   async released(bucket: number): Promise<boolean> {
     if (!this.ready) return true;
@@ -224,7 +225,7 @@ export class Peers {
 
   /**
    * Sends the command to another process. Rejects with PeerGone, Moved, NoAnswer or Unsent if, as far as is known, it was not
-   * executed; with the error that it threw there; or with UNAVAILABLE if too many calls already wait.
+   * executed; with the error it threw there; or with UNAVAILABLE if too many calls already wait.
    */
   call(id: string, tenantId: string, command: string, until: number): Promise<unknown> {
     const peer = this.#peer(id);
@@ -268,7 +269,7 @@ export class Peers {
     try {
       await subscriber.subscribe(this.#channel(this.id), this.#everyone);
     } catch (err) {
-      // after an answer that came too late the connection stays ready, and nothing else would subscribe once more
+      // if the answer came too late, the connection stays ready, and nothing else would subscribe again
       if (subscriber.status === 'ready') subscriber.disconnect(true);
       throw err;
     }
@@ -287,8 +288,8 @@ export class Peers {
   }
 
   /**
-   * Says to all that this process is alive, itself included: a connection that stops delivering that is dead, even without an
-   * error, and is replaced.
+   * Announces to all processes, itself included, that this one is alive: a connection that stops delivering these beats is dead,
+   * even without an error, and is replaced.
    */
   #beat(): void {
     if (!this.#connected) return;
@@ -298,7 +299,7 @@ export class Peers {
       this.#redis.subscriber.disconnect(true);
       return;
     }
-    // after a pause of Redis all that was sent meanwhile comes at once, one process after the other: never enough to miss
+    // after a pause of Redis, everything sent meanwhile arrives at once, process by process: never enough beats to count as silent
     if (this.#unheard++ % RESENT_BEATS === 0) this.#say();
   }
 
@@ -309,7 +310,7 @@ export class Peers {
     sent.catch((err) => this.#log.debug({ err }, 'a beat was not sent'));
   }
 
-  /** What each beat of this process that came back says about the others. */
+  /** What each returning beat of this process implies about the others. */
   #count(): void {
     this.#unheard = 0;
     if (this.#muted) {
@@ -323,7 +324,7 @@ export class Peers {
     }
   }
 
-  /** Has a process show that it is there. It is a member from then on. */
+  /** Makes a process show that it is alive. From then on it is a member. */
   async #meet(id: string): Promise<void> {
     if (id === this.id || this.#members.has(id) || this.#meeting.has(id)) return;
     this.#meeting.add(id);
@@ -334,7 +335,7 @@ export class Peers {
     this.#changed();
   }
 
-  /** Asks another process. Resolves to undefined if it does not answer. */
+  /** Sends a question to another process. Resolves to undefined if there is no answer. */
   #ask(id: string, question: (number: number) => string): Promise<boolean | undefined> {
     const number = ++this.#last;
     return new Promise((resolve) => {
@@ -366,7 +367,7 @@ export class Peers {
     return peer;
   }
 
-  /** `number`: that of a call or a question. */
+  /** `number`: the number of a call or a question. */
   #send(id: string, text: string, number?: number): void {
     this.#peer(id).unsent.push({ text, number });
     this.#dirty.add(id);
@@ -415,7 +416,7 @@ export class Peers {
     sent.finally(() => this.#publishing.delete(sent));
   }
 
-  /** Does not count on Redis until what is said now, or later, comes back. */
+  /** Stops relying on Redis until a beat sent now, or later, comes back. */
   #mute(): void {
     if (this.#muted) return;
     this.#muted = true;
@@ -488,7 +489,7 @@ export class Peers {
   #settle(from: string, part: Extract<Part, ['result' | 'moved' | 'error', ...unknown[]]>): void {
     const peer = this.#peers.get(from);
     const call = peer?.calls.get(part[1]);
-    if (!peer || !call) return; // the call was given up
+    if (!peer || !call) return; // the call was abandoned
     this.#take(peer, part[1], call);
     if (part[0] === 'result') call.resolve(part[2]);
     else if (part[0] === 'moved') call.reject(new Moved());
@@ -508,18 +509,18 @@ export class Peers {
     }
   }
 
-  /** The process is not there, or does not speak: what waits for it fails. */
+  /** The process is gone or silent: everything that waits for it fails. */
   #forget(id: string, error: Error): void {
     for (const question of this.#questions.values()) if (question.id === id) question.settle(undefined);
     const known = this.#members.delete(id);
     const peer = this.#peers.get(id);
     this.#peers.delete(id);
-    // anyone who waited looks for the new owner, which is known by then
+    // callers that waited look up the new owner, which is known by then
     if (known) this.#changed();
     if (peer) this.#reject(peer, error);
   }
 
-  /** Looks more often as long as calls wait. */
+  /** Checks more often as long as calls wait. */
   #lookOften(): void {
     this.#often = undefined;
     const oldest = [...this.#peers.values()].map(({ calls }) => calls.values().next().value?.sentAt ?? Infinity);
@@ -530,8 +531,8 @@ export class Peers {
   }
 
   /**
-   * Looks for killed processes, which no longer listen, and for calls that nobody answers. Call it when another process seems to
-   * know of an end that is not known here.
+   * Checks for killed processes, which no longer listen, and for calls without an answer. Call it when another process seems to
+   * know of an end that this one has not noticed.
    */
   look(): void {
     const now = performance.now();

@@ -19,29 +19,29 @@ import { Moved, NoAnswer, PeerGone, Peers, Unsent } from './peers.ts';
 export interface RedisHostOptions {
   redis: RedisLink;
   log: Log;
-  /** False for a process that only calls the others, such as an operator's command: it owns nothing beside them. */
+  /** False for a process that only calls the others, such as an operator's command: while others run, it owns nothing. */
   takes?: boolean;
   /** Where the rows of tenants are, if on several servers: db/citus.ts. */
   places?: Places | undefined;
-  /** How long an owner has to answer a command, before it is handled where it arrived. */
+  /** How long an owner has to answer a command before it is handled where it arrived. */
   answerMs?: number;
   /** How long a command may take before its caller gets UNAVAILABLE. */
   patienceMs?: number;
 }
 
-/** Which node has a tenant. Processes may differ about it for a while, and then forward to each other. */
+/** Which node has a tenant. Processes may disagree for a while, and then forward to each other. */
 interface Places {
   /** The node that this process is beside. */
   readonly here: number | undefined;
   readonly nodes: readonly number[];
   nodeOf(tenantId: string): number | undefined;
   onMove(listener: () => void): void;
-  /** Finds out whether that is still true. */
+  /** Checks whether that is still true. */
   look(): unknown;
 }
 
 const ANSWER_MS = 3000;
-/** For how long an owner that did not answer is not asked again about that bucket, unless it speaks up. */
+/** For this long, an owner that did not answer is not asked about that bucket again, unless it speaks up. */
 const BYPASS_MS = 30_000;
 /**
  * A process that lost a tenant in the database but still receives its commands waits this long, up to twice, at random,
@@ -54,28 +54,28 @@ const UNSENT_MS = 50;
 const IDLE_MS = 600_000;
 const IDLE_LOOK_MS = 60_000;
 const TIDY_MS = 1000;
-/** What a command is tried again after. */
+/** Errors after which a command is retried. */
 const RETRIED = [Fenced, PeerGone, Moved, NoAnswer, Unsent];
 
 /**
- * The host for several processes on one database. Every process computes the owner of a tenant from the processes that are
- * alive (buckets.ts, Peers); commands that arrive elsewhere are forwarded to it.
+ * The host for several processes on one database. Every process computes the owner of a tenant from the processes that are alive
+ * (buckets.ts, Peers); commands that arrive elsewhere are forwarded to it.
  *
  * Redis provides only liveness and routing, and stores nothing. Who may write is decided by the fence that the kind takes in
  * PostgreSQL when it opens an actor, so an empty, split, faulty or hostile Redis costs time but never forks a chain:
  *
- * - A process that takes a bucket first asks the others to let go of it. The former owner finishes what it has begun, and sends
- *   what comes later on to the new one, so when processes come and go as they should, nothing fails and nobody is fenced off.
- * - A process that was killed is known within milliseconds, and one that is silent for 1.5 seconds (paused, or cut off) is not
- *   waited for: the next in rank takes the fence. Whatever the former owner writes after that fails with Fenced and is
- *   forwarded.
- * - What cannot be sent is handled where it arrived, and so is all that comes until Redis has shown that it delivers again. The
- *   owner takes the tenant back with the first command after that.
- * - However the processes are misled, a command that the owner does not accept within half of `answerMs` is handled where it
- *   arrived, under a new fence; one that was sent to an owner and got no answer, after all of it.
- * - Without Redis an owner keeps working. Another process that has a command for the tenant takes the fence, and the
- *   two alternate: the one that lost a tenant takes it again after 200 to 400 ms, with all commands received meanwhile.
- *   Both then serve slowly, and the ownership moves at most a few times a second, however many commands there are.
+ * - A process that takes a bucket first asks the others to let go of it. The former owner finishes what it has started, and
+ *   forwards later commands to the new one, so when processes come and go in an orderly way, nothing fails and no one is fenced
+ *   off.
+ * - A killed process is noticed within milliseconds, and one that is silent for 1.5 seconds (paused, or cut off) is not waited
+ *   for: the next in rank takes the fence. Whatever the former owner writes after that fails with Fenced and is forwarded.
+ * - A command that cannot be sent is handled where it arrived, and so are all others until Redis has shown that it delivers
+ *   again. The owner takes the tenant back with the first command after that.
+ * - Even if processes are misled, a command that the owner does not accept within half of `answerMs` is handled where it arrived,
+ *   under a new fence; one that was sent to an owner and got no answer, after all of `answerMs`.
+ * - Without Redis an owner keeps working. Another process that has a command for the tenant takes the fence, and the two
+ *   alternate: the one that lost a tenant takes it again after 200 to 400 ms, with all commands received meanwhile. Both then
+ *   serve slowly, and ownership moves at most a few times a second, however many commands there are.
  */
 export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Result> {
   readonly #kind: ActorKind<Actor, Command, Result>;
@@ -92,7 +92,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #buckets = new Map<number, Bucket<Actor>>();
   /** Owners that did not answer. This process takes their place. */
   readonly #bypassed = new Map<number, { owner: string; until: number }>();
-  /** Buckets of this process whose owner died: there is nobody to ask for them. */
+  /** Buckets of this process whose former owner died: there is no one to ask for them. */
   readonly #vacant = new Set<number>();
   /** When a lost tenant may be taken again. */
   readonly #turns = new Map<string, number>();
@@ -144,14 +144,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return this.#peers.id;
   }
 
-  /** How many tenants this process has actors of. */
+  /** How many tenants this process has actors for. */
   get owned(): number {
     let sum = 0;
     for (const { slots } of this.#buckets.values()) sum += slots.size;
     return sum;
   }
 
-  /** How many of BUCKETS buckets are this process's to own; where tenants are on several nodes, on average of those. */
+  /** How many of BUCKETS buckets this process may own; if tenants are on several nodes, the average per node. */
   get buckets(): number {
     const own = [...this.#owners.values()].filter((owner) => owner === this.id).length;
     return this.#owners.size === 0 ? 0 : Math.round((own * BUCKETS) / this.#owners.size);
@@ -168,7 +168,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   /**
    * Refuses new commands, and leaves: the other processes take over, bucket by bucket, when this one has finished the commands
-   * that it has begun. Commands that are forwarded to it meanwhile go on to the new owner.
+   * that it has started. Commands forwarded to it meanwhile go on to the new owner.
    */
   stop(): Promise<void> {
     this.#stopped ??= this.#stop();
@@ -207,13 +207,13 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         return (await this.#peers.call(owner, tenantId, text, until)) as Result;
       } catch (error) {
         if (!RETRIED.some((kind) => error instanceof kind)) throw error;
-        // by another process, or by this one's view of the matter: the tenant may have moved to another node
+        // another process owns it, or this one's view is stale: the tenant may have moved to another node
         if (error instanceof Moved || error instanceof Fenced) void this.#places?.look();
         const waited = performance.now() - began;
         const refused = error instanceof NoAnswer || (error instanceof Moved && waited > this.#answerMs / 2);
-        // unless the owner is another one by now
+        // unless the owner has changed by now
         if (refused && owner !== this.id && this.#ownerOf(number) === owner) this.#bypass(number, owner);
-        // Redis may have recovered meanwhile, and then says so
+        // Redis may recover meanwhile, and then shows it
         if (error instanceof Unsent) await delay(UNSENT_MS);
       }
       // the first retries do not wait; after that, an owner that is handing over gets time to finish
@@ -224,7 +224,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   /** Handles a command forwarded by another process. It is not forwarded again: the sender looks up the owner. */
   async #serve(tenantId: string, command: Command, until: number): Promise<Result> {
     const number = this.#bucketOf(tenantId);
-    // one that stops opens nothing that nobody would close
+    // while stopping, do not open actors that nothing would close
     if (this.#stopped || this.#ownerOf(number) !== this.id) {
       // the sender may know that the owner has ended, or that the tenant's rows have moved
       this.#peers.look();
@@ -261,14 +261,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return bucketOf(tenantId, this.#places?.nodeOf(tenantId));
   }
 
-  /** The owner of a bucket: without Redis, or where the owner does not answer, this process. */
+  /** The owner of a bucket: this process, if there is no Redis or the owner does not answer. */
   #ownerOf(number: number): string {
     const owner = this.#owners.get(number) ?? this.id;
     const bypassed = this.#bypassed.get(number);
     return bypassed?.owner === owner && bypassed.until > performance.now() ? this.id : owner;
   }
 
-  /** Computes the owners again, and lets go of the buckets that are no longer this process's. */
+  /** Recomputes the owners, and lets go of the buckets that no longer belong to this process. */
   #rebalance(): void {
     const { ready, processes } = this.#peers;
     const before = this.#owners;
@@ -283,7 +283,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     this.#leaveOthers();
   }
 
-  /** Lets go of buckets of others, and of tenants whose rows have moved to another node. */
+  /** Lets go of buckets that others own, and of tenants whose rows have moved to another node. */
   #leaveOthers(): void {
     for (const [number, bucket] of this.#buckets) {
       if (this.#ownerOf(number) !== this.id) this.#leaveLogged(number, bucket);
@@ -303,7 +303,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     this.#bypassed.set(number, { owner, until: performance.now() + BYPASS_MS });
   }
 
-  /** Another process takes a bucket. It is let go of, unless this one goes before the other. */
+  /** Another process is taking a bucket. Lets go of it, unless this process ranks before the other. */
   async #release(number: number, asker: Process): Promise<boolean> {
     if (this.#bypassed.get(number)?.owner === asker.id) this.#bypassed.delete(number);
     const bucket = this.#buckets.get(number);
@@ -344,7 +344,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   async #opened(number: number, bucket: Bucket<Actor>, tenantId: string): Promise<Actor> {
-    // an owner that is passed over would keep it, and the answers of those that never had it take their time
+    // a bypassed owner would refuse to let go, and waiting for answers of processes that never had it costs time
     const unasked = this.#bypassed.has(number) || this.#vacant.delete(number);
     bucket.taken ??= unasked ? Promise.resolve(true) : this.#peers.released(number);
     const taken = bucket.taken;
@@ -386,7 +386,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     );
   }
 
-  /** Once, also when both the tenant and its bucket go. */
+  /** Runs once, even if both the tenant and its bucket go. */
   #close(bucket: Bucket<Actor>, tenantId: string, slot: Slot<Actor>): Promise<void> {
     slot.closing ??= (async () => {
       if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
@@ -397,7 +397,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return slot.closing;
   }
 
-  /** Lets go of what is another's again, and of actors that nobody uses. */
+  /** Lets go of what belongs to others again, and of unused actors. */
   #tidy(): void {
     const now = performance.now();
     for (const [number, { until }] of this.#bypassed) if (until <= now) this.#bypassed.delete(number);
@@ -423,7 +423,7 @@ function drop<Actor>(bucket: Bucket<Actor>, tenantId: string, slot: Slot<Actor>)
 
 interface Bucket<Actor> {
   readonly slots: Map<string, Slot<Actor>>;
-  /** Whether the other processes have let go of it. Asked for before the first actor, and after one was lost. */
+  /** Whether the other processes have let go of it. Requested before the first actor, and after one was lost. */
   taken: Promise<boolean> | undefined;
   /** Set once it is being handed over. */
   leaving: Promise<void> | undefined;
