@@ -70,7 +70,7 @@ export function beginner(
       const [limiter, name] = limiterFor(limit, principal);
       count(await limiter.take(name));
     }
-    // anyone who says which tenant it means must not act in another one
+    // a caller that names its tenant must not act in another one
     const tenant = request.headers['x-svc-tenant'];
     if (principal && tenant !== undefined && tenant !== principal.tenantId) {
       throw new AppError('FORBIDDEN', 'the credential belongs to another tenant than X-Svc-Tenant names');

@@ -25,22 +25,22 @@ export type FoundKind =
   | 'audit';
 export interface Found {
   kind: FoundKind;
-  /** What names it: the tool's name, and otherwise its id. */
+  /** The tool's name, or else its id. */
   id: string;
-  /** What else people know it by: the server of a tool, the name of a person; empty where there is nothing. */
+  /** What else people know it by: the server of a tool, the name of a person; empty if there is nothing. */
   detail: string;
-  /** Of a hold: whose action it is, and since when it waits. */
+  /** Of a hold: whose action it is, and since when it has been waiting. */
   agent_id?: string;
   created_at?: string;
 }
 
-/** Of each kind. */
+/** Results of each kind. */
 const MOST = 5;
-/** Rows of each table that a part of a name is looked for in. */
+/** Rows of each table that are searched for a part of a name. */
 const MOST_LOOKED_AT = 2_000;
-/** Policies whose texts are read for the names of rules. */
+/** Policies whose texts are searched for the names of rules. */
 const MOST_TEXTS = 300;
-/** The newest records that a hash is looked for in: it has no index. */
+/** Records, newest first, that are searched for a hash: it has no index. */
 const MOST_HASHES = 20_000;
 
 export function findProcedure(db: Reads) {
@@ -164,7 +164,7 @@ async function find(db: Reads, tenantId: string, sought: string, { people }: { p
     }
     return found;
   });
-  // by an index each
+  // each found by an index
   const ids: Found[] = [];
   const session = await searchEvents(db, tenantId, { session_id: exactly(sought), limit: 1 });
   if (session.events.length > 0) ids.push({ kind: 'session', id: sought, detail: '' });

@@ -33,13 +33,13 @@ import type { AppRouter } from './root.ts';
 
 /** The maximum size of a body in bytes. Ingest has its own, larger limit for an uncompressed body. */
 const BODY_LIMIT = 1024 * 1024;
-/** The most calls of a batch at /trpc. */
+/** The most calls in a batch at /trpc. */
 const MOST_CALLS = 20;
 
 export interface HttpServer {
   readonly app: FastifyInstance;
   readonly begin: Begin;
-  /** From now on every answer ends its connection: the server is about to close, and waits for those that are kept. */
+  /** From now on every response ends its connection: the server is about to close, and waits for kept connections. */
   leave(): void;
 }
 
@@ -175,14 +175,14 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           const context = beginEarly(req, () => begin(req, res, ...calls.map((meta) => meta?.limit)));
           const principal = await context.then(
             (begun) => begun.principal,
-            // tRPC tells of it
+            // tRPC reports it
             () => undefined,
           );
           const may = (meta: Meta | undefined) =>
             principal !== undefined && meta?.access && !refusal(meta.access, principal);
           if (!calls.some(may)) {
-            // before the body is read: tRPC says why of each call, and needs no input for that. Of a request without a body it
-            // would keep in memory whatever comes of one.
+            // before the body is read: tRPC reports why for each call, and needs no input for that. Without a body in the
+            // request, tRPC would buffer whatever arrives.
             req.body = '';
             await answer(req, res);
             return res;
@@ -204,10 +204,10 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
   mountRest(app, router, begin);
 }
 
-/** What anybody may send. It breaks off where there is more. */
+/** The body that an unauthenticated caller may send. Fails if there is more. */
 async function* publicBody(payload: Readable): AsyncGenerator<Buffer> {
   let bytes = 0;
-  // the answer still needs the connection
+  // the response still needs the connection
   for await (const chunk of payload.iterator({ destroyOnReturn: false })) {
     bytes += (chunk as Buffer).length;
     if (bytes > PUBLIC_BODY_BYTES) throw new AppError('PAYLOAD_TOO_LARGE');
@@ -215,7 +215,7 @@ async function* publicBody(payload: Readable): AsyncGenerator<Buffer> {
   }
 }
 
-/** Collects the routes mounted after this call; the function returned gives the methods of a path, sorted. */
+/** Collects the routes mounted after this call; the returned function gives the methods of a path, sorted. */
 function routeTable(app: FastifyInstance): (path: string) => string[] {
   const patterns = new Map<string, { pattern: RegExp; methods: Set<string> }>();
   app.addHook('onRoute', ({ method, url }) => {
@@ -263,7 +263,7 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
-/** What an operator should know of. That a caller has left is no fault, whatever would have been answered. */
+/** Whether an operator should know of it. A caller leaving is no fault, whatever the response would have been. */
 function isFault({ status, cause }: AppError): boolean {
   return status >= 500 && !(cause instanceof ReadRefused && cause.why === 'left');
 }

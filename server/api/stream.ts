@@ -25,7 +25,7 @@ const HINTS: Partial<Record<Topic, string>> = {
 const HEARTBEAT_MS = 15_000;
 /** How often the heads of the chains are read while a stream is open. */
 const HEADS_MS = 1_000;
-/** Streams of one credential at a time: each tab of a dashboard has one. */
+/** Open streams per credential: each tab of a dashboard has one. */
 const MOST_STREAMS = 50;
 
 interface Listener {
@@ -49,7 +49,7 @@ export class LiveStreams {
   readonly #atOnce = new AtOnce(MOST_STREAMS);
   readonly #heads: (tenantIds: string[]) => Promise<Map<string, number>>;
   readonly #placeOf: (tenantId: string) => unknown;
-  /** Where heads are being read. */
+  /** Servers whose heads are being read. */
   readonly #looking = new Set<unknown>();
   readonly #known = new Map<string, number>();
   #timer: NodeJS.Timeout | undefined;
@@ -58,7 +58,7 @@ export class LiveStreams {
   constructor(parts: {
     notices: Pick<Notices, 'on'>;
     heads: (tenantIds: string[]) => Promise<Map<string, number>>;
-    /** The server that has a tenant, where there are several: one that says nothing keeps no other's tenants waiting. */
+    /** The server that has a tenant, if there are several: a silent one does not keep the tenants of others waiting. */
     placeOf: (tenantId: string) => unknown;
   }) {
     this.#heads = parts.heads;
@@ -159,7 +159,7 @@ export class LiveStreams {
         }
       }
     } catch {
-      // the database is away: there is nothing to tell of, and the next look may find it
+      // the database is down: there is nothing to report, and the next look may find it
     } finally {
       this.#looking.delete(place);
     }

@@ -1,6 +1,6 @@
 import { AppError } from '../errors.ts';
 
-/** Bounds how many answers each credential waits for at a time: each keeps a connection. */
+/** Limits how many requests of each credential wait at once: each holds a connection. */
 export class AtOnce {
   readonly #most: number;
   readonly #counts = new Map<string, number>();
@@ -9,7 +9,7 @@ export class AtOnce {
     this.#most = most;
   }
 
-  /** Counts one more; the function returned, called once, counts it no longer. Throws RATE_LIMITED at the bound. */
+  /** Counts one more; the returned function stops counting it, and is called once. Throws RATE_LIMITED at the limit. */
   take(credentialId: string): () => void {
     const count = this.#counts.get(credentialId) ?? 0;
     if (count >= this.#most) {

@@ -4,10 +4,10 @@ import type { Actor } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 
 /**
- * A request may have been authorized just before its person was removed or demoted, or its key revoked; above all one that
- * fetched something in between. Their rows are locked, so either the end of the right finds what this request made, or it
- * is seen here and nothing is made. `maker`: the person who must be an admin, where it is not the actor. `owner`: a person
- * who must be a member.
+ * A request may have been authorized just before its person was removed or demoted, or its key revoked, especially one that
+ * fetched something in between. Their rows are locked, so either whoever ends the right finds what this request created, or the
+ * end is seen here and nothing is created. `maker`: the person who must be an admin, if not the actor. `owner`: a person who must
+ * be a member.
  */
 export async function assertEntitled(
   em: EntityManager,
@@ -27,7 +27,7 @@ export async function assertEntitled(
     throw new AppError('FORBIDDEN', 'the owner of the key is not a member');
   }
   if (actor.type !== 'api_key') return;
-  // not only shared: a key that replaces itself locks its row again
+  // not just a shared lock: a key that replaces itself locks its row again
   const valid = await em.execute<unknown[]>(
     'select 1 from api_key where tenant_id = ? and id = ? and revoked_at is null for no key update',
     [tenantId, actor.id],

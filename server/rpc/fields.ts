@@ -9,7 +9,7 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
-/** The method of an HTTP request: a token, so that it can neither look like what stands beside it nor hide it. */
+/** The method of an HTTP request: a token, so that it can neither imitate nor hide the text around it. */
 export const httpMethod = (max: number) =>
   z
     .string()
@@ -21,7 +21,7 @@ export const REASON_MISSING = 'is required: say why, in one line; it goes into t
 /** The hash of the definition of a tool. */
 export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');
 
-/** An address of the form that browsers accept, in lower case. */
+/** An address in the form that browsers accept, in lower case. */
 export const emailAddress = z
   .string()
   .trim()
@@ -29,21 +29,21 @@ export const emailAddress = z
   .max(254)
   .regex(z.regexes.html5Email, 'must be the address of a mailbox');
 
-/** A time that a caller names, in ISO 8601: a date, which is its beginning in UTC, or date and time with Z or an offset. */
+/** A time given by a caller, in ISO 8601: a date, which means its start in UTC, or date and time with Z or an offset. */
 export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()], {
   error: 'must be an ISO 8601 date, or date and time with Z or an offset',
 });
 
-/** The same for a time that is kept and answered again: an offset can lead out of the years that an answer can name. */
+/** The same for a time that is stored and returned: an offset can push it beyond the years that a response can express. */
 export const keptTime = timestamp.refine((s) => {
   const year = new Date(s).getUTCFullYear();
   return year >= 0 && year <= 9999;
 }, 'must be within the years 0000 to 9999 in UTC');
 
 /**
- * Why somebody changes a role, takes a right away or weakens a safeguard: one line, which the audit log keeps and shows. Every
- * route that does so requires it, from every caller. Making a key, rotating one and inviting a person need none: what they give
- * is in the record itself.
+ * Why someone changes a role, takes a right away or weakens a safeguard: one line, which the audit log keeps and shows. Every
+ * route that does so requires it, from every caller. Creating or rotating a key and inviting a person need none: the record
+ * itself shows what they grant.
  */
 export const reason = z
   .string({ error: ({ input }) => (input === undefined ? REASON_MISSING : undefined) })

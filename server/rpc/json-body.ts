@@ -22,12 +22,12 @@ export function jsonReader(app: FastifyInstance): ReadJson {
   const refuse = (detail: string, cause?: unknown) => new AppError('VALIDATION_FAILED', detail, { cause });
   return (request, body, done) => {
     if (body.length === 0) return done(null, undefined);
-    // a decoder would put U+FFFD for each wrong byte: then two different bodies would be one
+    // a decoder would replace each wrong byte with U+FFFD, making two different bodies equal
     if (!isUtf8(body)) return done(refuse('the body is not valid UTF-8'));
     if (nestsDeeper(body, DEPTH_LIMIT)) return done(refuse(`the JSON is nested deeper than ${DEPTH_LIMIT}`));
     parse(request, body.toString(), (error, value) => {
       if (error) return done(refuse('the body is not valid JSON', error));
-      // of two members with one name, some programs take the first, others the last
+      // given two members of one name, some programs take the first, others the last
       if (repeatsMember(body, value)) return done(refuse('the JSON has two members of the same name'));
       done(null, value);
     });

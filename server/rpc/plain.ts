@@ -8,8 +8,8 @@ import { beginEarly, contextOf, PUBLIC_BODY_BYTES } from './early.ts';
 import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
 
 /**
- * Begins a request: authenticates it and counts it, once for each call in it, against that call's limit. Every route but
- * the health checks and static files calls it.
+ * Begins a request: authenticates it and counts each call in it against that call's limit. Every route except the health checks
+ * and static files calls it.
  */
 export type Begin = (
   request: FastifyRequest,
@@ -18,8 +18,8 @@ export type Begin = (
 ) => Promise<Context>;
 
 /**
- * A route whose answer is not JSON from a procedure (a bundle, a redirect, a stream, the ingest fast path). It names its
- * access, and is described in the OpenAPI document, like the rest.
+ * A route whose response is not JSON from a procedure (a bundle, a redirect, a stream, the ingest fast path). Like the rest, it
+ * declares its access and is described in the OpenAPI document.
  */
 export interface PlainDescription {
   method: 'GET' | 'POST';
@@ -30,24 +30,24 @@ export interface PlainDescription {
   summary: string;
   description?: string;
   tag: string;
-  /** Query parameters; all are optional text, or a list of texts that may be repeated, and an unknown one is refused. */
+  /** Query parameters; all are optional text, or a list of texts that may be repeated. Unknown ones are refused. */
   query?: Record<
     string,
     z.ZodType<unknown, string | undefined> | z.ZodOptional<z.ZodArray<z.ZodType<unknown, string>>>
   >;
-  /** Unknown query parameters are passed over, where it is not for this server to say which there are. */
+  /** Unknown query parameters are ignored, where this server cannot know which exist. */
   otherQuery?: true;
   /** The JSON body, for the document only: the handler parses it. */
   body?: z.ZodType;
   /** The fields of a form on one of the server's own pages; the same in JSON. Anything else is refused. */
   form?: Record<string, z.ZodType<unknown, string | undefined>>;
-  /** People come here with a browser: what goes wrong is told in a page where one is asked for. */
+  /** People open this in a browser: errors are shown as a page if one is requested. */
   page?: true;
-  /** What it answers on success: status -> content type and schema. */
+  /** Responses on success: status -> content type and schema. */
   answers: Record<number, PlainAnswer>;
   problems?: readonly ErrorCode[];
   headers?: RouteHeaders;
-  /** Served outside the API, also while the server is sealed: without credential, limits and the common problems. */
+  /** Served outside the API, even while the server is sealed: without credentials, limits and the common problems. */
   standalone?: true;
 }
 
@@ -55,7 +55,7 @@ export interface PlainAnswer {
   description: string;
   type?: string;
   schema?: z.ZodType;
-  /** The other content types that the caller may ask for, with what they hold. */
+  /** The other content types that the caller may request, with their contents. */
   others?: Readonly<Record<string, z.ZodType>>;
 }
 
@@ -65,7 +65,7 @@ export interface PlainRoute extends PlainDescription {
 
 export interface PlainCall {
   context: Context;
-  /** The caller, which a public route may not have. */
+  /** The caller; a public route may have none. */
   principal: Principal | null;
   query: Record<string, string | undefined>;
   params: Record<string, string>;
@@ -75,19 +75,19 @@ export interface PlainCall {
   reply: FastifyReply;
 }
 
-/** The caller's principal within a route that is not public. */
+/** The caller's principal in a route that is not public. */
 export function principalOf(call: PlainCall): Principal {
   if (!call.principal) throw new AppError('UNAUTHENTICATED');
   return call.principal;
 }
 
-/** Answers with a page of the server's own. */
+/** Responds with one of the server's own pages. */
 export function sendPage(reply: FastifyReply, status: number, text: string): FastifyReply {
   return reply.code(status).headers(PAGE_HEADERS).send(text);
 }
 
 export function mountPlain(app: FastifyInstance, routes: readonly PlainRoute[], begin: Begin): void {
-  // only the routes that have a form take one: a form can be sent from anywhere without asking
+  // only routes that have a form accept one: any site can submit a form without asking
   app.register(async (scope) => {
     scope.addContentTypeParser('application/x-www-form-urlencoded', { parseAs: 'string' }, readForm);
     for (const route of routes.filter(({ form }) => form)) mountOne(scope, route, begin);
@@ -119,7 +119,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
       reply,
     });
   };
-  /** Faults are told in a page where one is asked for. */
+  /** Errors are shown as a page if one is requested. */
   const paged =
     <T>(work: (request: FastifyRequest, reply: FastifyReply) => Promise<T>) =>
     async (request: FastifyRequest, reply: FastifyReply): Promise<T | FastifyReply> => {
@@ -136,7 +136,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   app.route({
     method: route.method,
     url: route.path.replace(/\{(\w+)\}/g, ':$1'),
-    // a HEAD must never do what a GET does once, and there is no answer here whose headers alone are of use
+    // a HEAD must never do what a GET does only once, and no response here has headers that are useful alone
     exposeHeadRoute: false,
     ...(route.access.public && { bodyLimit: PUBLIC_BODY_BYTES }),
     onRequest: paged(start),
@@ -144,7 +144,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   });
 }
 
-/** A list that has one text comes as that text. */
+/** A list parameter with a single text arrives as that text; makes it a list. */
 function asLists(query: Record<string, unknown>, schemas: NonNullable<PlainDescription['query']>) {
   const isList = (name: string) => {
     const schema = Object.hasOwn(schemas, name) ? schemas[name] : undefined;
@@ -169,7 +169,7 @@ function sentence(text: string): string {
 
 type Done = (error: Error | null, value?: unknown) => void;
 
-/** A field that comes twice is refused, as in JSON: which of the two counts would be a guess. */
+/** A repeated field is refused, as in JSON: which one counts would be a guess. */
 function readForm(_request: FastifyRequest, body: string | Buffer, done: Done): void {
   const fields = new URLSearchParams(body.toString());
   const names = [...fields.keys()];

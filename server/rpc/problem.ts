@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 
-/** The body of every error answer, for the documents; `problemBody` makes it. */
+/** The body of every error response, for the documents; `problemBody` creates it. */
 export const Problem = z
   .object({
     type: z.string().describe('urn:svc:error:<code in lower case>'),

@@ -7,37 +7,37 @@ import { AppError, problemBody } from '../errors.ts';
 import { isDatabaseFault, ReadRefused } from '../lib/database-fault.ts';
 import { faultsOf } from '../lib/faults.ts';
 
-/** What every procedure knows of its request. `principal` is null only on public routes. */
+/** What every procedure knows about its request. `principal` is null only on public routes. */
 export interface Context {
   readonly principal: Principal | null;
   readonly requestId: string;
   readonly ip: string;
   readonly method: string;
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
-  /** For an answer that waited: whether the credential still means the same caller with the same rights. */
+  /** For a response that waited: whether the credential still means the same caller with the same rights. */
   stillValid(): Promise<boolean>;
-  /** Counts more calls than the request itself against a limit. Rejects with RATE_LIMITED. */
+  /** Counts additional calls, beyond the request itself, against a limit. Rejects with RATE_LIMITED. */
   count(limit: Limit, calls: number): Promise<void>;
-  /** A signal that aborts when nobody waits for the answer any more. */
+  /** A signal that aborts when no one waits for the response any more. */
   gone(): AbortSignal;
-  /** Headers for the answer; filled by the procedure. */
+  /** Response headers; filled in by the procedure. */
   readonly answer: Record<string, string | string[]>;
 }
 
 /**
- * What a call counts against, where that is not the common limit of its session or key: `sign_in` is by network address
- * and asks for no credential, `export` by person, `subscription_test` by tenant, the others by credential.
+ * What a call counts against, if not the common limit of its session or key: `sign_in` is by network address and needs no
+ * credential, `export` by person, `subscription_test` by tenant, the others by credential.
  */
 export type Limit = 'evaluate' | 'ingest' | 'export' | 'subscription_test' | 'tools' | 'sign_in';
 
 export type Meta = OpenApiMeta & {
   access?: Access;
   limit?: Limit;
-  /** The most bytes of a REST body, where that is not the common bound. */
+  /** The largest REST body in bytes, if not the common limit. */
   bodyBytes?: number;
-  /** The status of success, 200 when absent. */
+  /** The status on success; 200 if absent. */
   status?: 200 | 201 | 202 | 204;
-  /** The errors that this route answers beside the common ones. */
+  /** The errors that this route returns in addition to the common ones. */
   problems?: readonly ErrorCode[];
   headers?: RouteHeaders;
 };
@@ -49,7 +49,7 @@ export interface HeaderDescription {
   schema?: Readonly<Record<string, unknown>>;
 }
 
-/** The headers that one route reads, and those that its answers carry, by status. For the document only. */
+/** The headers that a route reads, and those in its responses, by status. For the document only. */
 export interface RouteHeaders {
   request?: Readonly<Record<string, HeaderDescription>>;
   answer?: Readonly<Record<number, Readonly<Record<string, HeaderDescription>>>>;
@@ -67,7 +67,7 @@ export const trpc = initTRPC
     },
   });
 
-/** Throws why the principal may not call a route with this rule. */
+/** Throws the reason why the principal may not call a route with this rule. */
 export function assertAccess(access: Access, principal: Principal | null): void {
   const refused = refusal(access, principal);
   if (!refused) return;
@@ -75,7 +75,7 @@ export function assertAccess(access: Access, principal: Principal | null): void 
   throw new AppError(refused.code, refused.detail, { headers });
 }
 
-/** INVARIANT: a procedure without an access rule answers nobody; `route` below is the only way to make one. */
+/** INVARIANT: a procedure without an access rule serves no one; `route` below is the only way to make one. */
 function assertMayCall(meta: Meta | undefined, { principal }: Context): void {
   if (!meta?.access) throw new AppError('INTERNAL', 'this route has no access rule');
   assertAccess(meta.access, principal);
@@ -109,8 +109,8 @@ interface RouteSpec {
 }
 
 /**
- * A procedure that is also a REST route: its line (`POST /v1/policies/{id}/approve`), what it is for, and who may call
- * it. The handler receives a principal whose tenant is the only one that it can name.
+ * A procedure that is also a REST route: its line (`POST /v1/policies/{id}/approve`), its purpose, and who may call it. The
+ * handler receives a principal, whose tenant is the only one that it can name.
  */
 export function route(line: Line, access: Exclude<Access, { public: true }>, spec: RouteSpec) {
   return withPrincipal.meta(metaOf(line, access, spec));
@@ -141,7 +141,7 @@ function metaOf(line: Line, access: Access, spec: RouteSpec): Meta {
   };
 }
 
-/** Runs a procedure for an unchecked input. Rejects as the procedure does. */
+/** Runs a procedure on unchecked input. Rejects as the procedure does. */
 export type Run = (context: Context, input: unknown) => Promise<unknown>;
 
 type Step = ((...args: never[]) => unknown) & { readonly _type?: string };
@@ -157,9 +157,9 @@ const stepsOf = (of: object) => (of as { _def: Definition })._def.middlewares;
 const [ACCESS, PRINCIPAL] = stepsOf(withPrincipal) as [Step, Step];
 
 /**
- * A procedure as tRPC runs it, without tRPC between its steps: who may call it, its input, its handler, its answer, all as
- * its definition says. tRPC copies the context at each step and asks the schemas in their asynchronous form, which takes
- * longer than all the rest of a short call. Throws when the procedure has steps that are none of these.
+ * Runs a procedure as tRPC does, without tRPC between the steps: access check, input, handler, output, all as its definition
+ * says. tRPC copies the context at each step and calls the schemas' asynchronous form, which takes longer than everything else in
+ * a short call. Throws if the procedure has any other steps.
  */
 export function directly(procedure: AnyProcedure): Run {
   const { meta, inputs, output, resolver } = procedure._def as unknown as Definition;
@@ -191,14 +191,16 @@ export function directly(procedure: AnyProcedure): Run {
   };
 }
 
-/** What a handler threw that is not meant for the caller is the handler's fault, even if it has the form of a caller's. */
+/** An error from a handler that is not meant for the caller is the handler's fault, even if it looks like the caller's. */
 function handlerError(error: unknown): unknown {
   if (error instanceof AppError || error instanceof TRPCError || error instanceof ReadRefused) return error;
   if (isDatabaseFault(error)) return error;
   return new AppError('INTERNAL', undefined, { cause: error });
 }
 
-/** Any error as one of the closed table. What is not meant for the caller becomes INTERNAL, with the cause kept for the log. */
+/**
+ * Maps any error to one of the closed table. Errors not meant for the caller become INTERNAL, with the cause kept for the log.
+ */
 export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): AppError {
   if (error instanceof AppError) return error;
   if (error instanceof Error && error.cause instanceof AppError) return error.cause;
@@ -242,7 +244,7 @@ export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): Ap
 
 function readRefused(error: ReadRefused): AppError {
   if (error.why !== 'took_long') {
-    // to one who has left nothing is answered
+    // a caller who has left gets no response
     return new AppError('UNAVAILABLE', 'too many reads of this tenant are under way', {
       headers: { 'retry-after': '1' },
       cause: error,
@@ -253,10 +255,10 @@ function readRefused(error: ReadRefused): AppError {
   return new AppError('TOO_BROAD', detail, { cause: error });
 }
 
-/** The first faults of a request; a long list of them helps nobody. */
+/** The faults of a request that are listed; a longer list helps no one. */
 const MAX_FAULTS = 20;
 
-/** `where`: what the faults are in. A part of the body is named by its pointer. */
+/** `where`: what contains the faults. A part of the body is named by its pointer. */
 export function validationError(error: z.core.$ZodError, where: 'body' | 'query' | `/${string}`): AppError {
   const within = where.startsWith('/') ? where : '';
   const faults = faultsOf(error)

@@ -14,8 +14,8 @@ export interface EventStream {
 }
 
 /**
- * Answers with server-sent events (HTML Living Standard, section 9.2), each with JSON as its data. Undefined when the
- * client is gone already. The connection closes with the stream, so that a server that stops does not wait for it.
+ * Responds with server-sent events (HTML Living Standard, section 9.2), each with JSON data. Undefined if the client is already
+ * gone. The connection closes with the stream, so that a stopping server does not wait for it.
  */
 export function openEventStream(reply: FastifyReply): EventStream | undefined {
   const { raw } = reply.hijack();
@@ -25,7 +25,7 @@ export function openEventStream(reply: FastifyReply): EventStream | undefined {
     connection: 'close',
     'content-type': 'text/event-stream',
     'cache-control': 'no-store',
-    // nginx would collect the events before it sends them on
+    // nginx would buffer the events before forwarding them
     'x-accel-buffering': 'no',
   });
   return {

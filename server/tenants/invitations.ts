@@ -34,8 +34,8 @@ interface Parts {
   /** Whether there is a mail server. */
   mails: boolean;
   /**
-   * Where there is none: whether a person who invites is shown the link, so that they can hand it over. Not in a tenant where
-   * changes need a second person: anyone who reads the link can be that person.
+   * Without a mail server: whether the inviter is shown the link, to hand it over. Not in a tenant where changes need a second
+   * person: anyone who reads the link can be that person.
    */
   showsLinks: (tenantId: string) => Promise<boolean>;
   baseUrl: string;
@@ -45,7 +45,7 @@ interface Parts {
     tenantId: string,
     start: { member: MemberRow; authMethod: 'magic_link'; now: Date; origin: Origin },
   ) => Promise<{ cookie: string; expiresAt: Date }>;
-  /** Counts and logs a sign-in that failed. */
+  /** Counts and logs a failed sign-in. */
   failed: (reason: string, origin: Origin) => void;
 }
 
@@ -55,9 +55,9 @@ export const LINK_WAYS = ['mail', 'inviter', 'operator'] as const;
 /** An invitation that was just made or renewed. */
 export interface Invited {
   row: InvitationRow;
-  /** The operator finds the mail among the files of the server. */
+  /** `operator`: the operator finds the mail in the server's files. */
   linkBy: (typeof LINK_WAYS)[number];
-  /** Where the inviter hands it over. It is nowhere else to be read. */
+  /** Set if the inviter hands it over. It can be read nowhere else. */
   link?: string;
 }
 
@@ -82,10 +82,10 @@ export class Invitations {
   }
 
   /**
-   * Invites an address and mails the link. An invitation that is still open for the address is replaced, and its link
-   * stops working. CONFLICT if the address belongs to a member, or its domain to another organization. A removed person who accepts gets the same account
-   * back. `inviter` is the person who invites, by session or with a key of theirs: the invitation ends when they are no
-   * longer an admin. Only a person in a session (`present`) may be shown the link.
+   * Invites an address and mails the link. An invitation that is still open for the address is replaced, and its link stops
+   * working. CONFLICT if the address belongs to a member, or its domain to another organization. A removed person who accepts
+   * gets the same account back. `inviter` is the person who invites, by session or with a key of theirs: the invitation ends when
+   * they are no longer an admin. Only a person in a session (`present`) may be shown the link.
    */
   async create(
     tenantId: string,
@@ -158,7 +158,7 @@ export class Invitations {
       revoked: { revokedAt: { $ne: null } },
       all: {},
     }[filter.status ?? 'all'];
-    // addresses are stored in lower case
+    // addresses are stored in lower case, so search in lower case
     const part = filter.q?.toLowerCase().replace(/[\\%_]/g, '\\$&');
     const where = { $and: [state, part === undefined ? {} : { email: { $like: `%${part}%` } }] };
     const [rows, total] = await this.#parts.db.reader(tenantId).findAndCount(Invitation, where, {
@@ -176,7 +176,7 @@ export class Invitations {
   }
 
   /**
-   * Mails a new link, valid for another seven days; the previous one stops working. Whoever sends it is from now on the
+   * Mails a new link, valid for another seven days; the previous one stops working. The person who resends it becomes the
    * inviter, as in `create`. NOT_FOUND if the invitation is not open, CONFLICT if the address belongs to a member.
    */
   async resend(
@@ -391,7 +391,7 @@ export class Invitations {
       : `${this.#parts.baseUrl}/auth/invite?token=${token}`;
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
     if (this.#parts.mails) return { row, linkBy: 'mail' };
-    // anyone who accepts for somebody who was removed gets that account, and its past
+    // accepting for an address that was removed gives access to that account, and its past
     const removed = await em.count(Member, { tenantId, email: row.email, removedAt: { $ne: null } });
     const shows = present && removed === 0 && (await this.#parts.showsLinks(tenantId));
     return shows ? { row, linkBy: 'inviter', link: address } : { row, linkBy: 'operator' };

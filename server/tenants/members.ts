@@ -40,7 +40,7 @@ export interface PersonFilter {
 export interface Holdings {
   /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
   signOut(em: EntityManager, tenantId: string, userId: string): Promise<number>;
-  /** Revokes the keys that the person made; with `all` also those that they answer for. */
+  /** Revokes the keys that the person created; with `all` also those that they are responsible for. */
   revokeKeys(
     em: EntityManager,
     notify: Notify,
@@ -49,11 +49,11 @@ export interface Holdings {
     which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
-  /** Throws CONFLICT where only the company's sign-on lets people in, and this is the last admin who can use it. */
+  /** Throws CONFLICT if only single sign-on lets people in, and this is the last admin who can use it. */
   assertAdminStays(em: EntityManager, tenantId: string, without: string): Promise<void>;
-  /** Nothing more is mailed to the person, also of what is queued. */
+  /** Stops all mail to the person, including what is queued. */
   stopMail(em: EntityManager, tenantId: string, userId: string): Promise<void>;
-  /** Forgets the comments that the person has not sent. */
+  /** Deletes the comments that the person has not sent. */
   forgetPending(em: EntityManager, tenantId: string, userId: string): Promise<void>;
   /** Takes the person out of the approver groups; resolves to the groups. */
   leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
@@ -71,8 +71,8 @@ const PERSON = `m.id, m.email, m.name, m.avatar_url, m.roles, m.created_at, m.la
 const WITH_STATUS = { active: 'm.removed_at is null', removed: 'm.removed_at is not null', all: 'true' };
 
 /**
- * The people of a tenant and their roles. A change is committed together with its audit record, and every process acts
- * on it when the promise resolves.
+ * The people of a tenant and their roles. A change is committed together with its audit record, and every process applies it when
+ * the promise resolves.
  */
 export class Members {
   readonly #db: Database;
@@ -96,7 +96,7 @@ export class Members {
     return this.#db.readOnly(
       tenantId,
       async (client) => {
-        // the parameter of the time is used, so that both statements take the same list
+        // the time parameter must be used, so that both statements take the same list
         const count = await client.query<{ total: number }>(
           `select count(*)::int as total from member m where $1::timestamptz is not null and ${where.sql}`,
           where.values,
@@ -112,7 +112,7 @@ export class Members {
     );
   }
 
-  /** NOT_FOUND when nobody has the id. People who were removed are found. */
+  /** NOT_FOUND if no one has the id. People who were removed are found. */
   async get(tenantId: string, userId: string): Promise<Person> {
     const [person] = await this.#db.query<Person>(
       tenantId,
@@ -123,7 +123,7 @@ export class Members {
     return person;
   }
 
-  /** CONFLICT when the person holds the role. Higher roles include it, and do not count as holding it. */
+  /** CONFLICT if the person holds the role. Higher roles include it, but do not count as holding it. */
   async grant(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
     await this.#change(
       tenantId,
@@ -140,8 +140,8 @@ export class Members {
   }
 
   /**
-   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when no other admin could sign in. What a person
-   * made as an admin ends with the role: keys, open invitations, and changes of settings that wait.
+   * Takes a role away. NOT_FOUND if the person does not hold it; CONFLICT if no other admin could sign in. What a person created
+   * as an admin ends with the role: keys, open invitations, and pending changes of settings.
    */
   async revoke(tenantId: string, userId: string, role: Role, by: Doer, reason: string): Promise<void> {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role, reason } as const;
@@ -162,8 +162,8 @@ export class Members {
   }
 
   /**
-   * Removes a person: roles, sessions, links and approver groups are gone, and so are the keys that they made or answer
-   * for, whose text they may have, and the invitations that they sent. Nothing lets them in until they are invited
+   * Removes a person: their roles, sessions, links and approver groups are gone, and so are the keys that they created or are
+   * responsible for (they may have a copy), and the invitations that they sent. Nothing lets them in until they are invited
    * again. CONFLICT for the last admin who can sign in.
    */
   async remove(tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
@@ -195,7 +195,7 @@ export class Members {
   }
 
   /**
-   * Ends what a person requested as an admin and is still open: invitations, and changes of settings. Resolves to how many
+   * Ends what a person requested as an admin that is still open: invitations, and changes of settings. Resolves to the number of
    * invitations.
    */
   async #endMade(em: EntityManager, tenantId: string, userId: string): Promise<number> {
@@ -207,8 +207,8 @@ export class Members {
   }
 
   /**
-   * One change of one person. They and the admins are locked first, in the order of ids as everywhere: of two changes that
-   * would leave no admin the later one sees the earlier, and an admin who was just removed changes nothing any more.
+   * One change of one person. They and the admins are locked first, in the order of ids as everywhere: of two changes that would
+   * leave no admin, the later one sees the earlier one, and an admin who was just removed can no longer change anything.
    */
   async #change(
     tenantId: string,
@@ -264,9 +264,8 @@ export class Members {
 }
 
 /**
- * Makes an address a member within the caller's transaction, with these roles: a new account, or the one that it had
- * before it was removed, with the new roles. CONFLICT for a current member. The caller sends the notice that the members
- * changed.
+ * Makes an address a member within the caller's transaction, with these roles: a new account, or the one that it had before it
+ * was removed, with the new roles. CONFLICT for a current member. The caller sends the notice that the members changed.
  */
 export async function join(
   em: EntityManager,
@@ -297,7 +296,9 @@ export async function join(
   return { member, how };
 }
 
-/** What a person set aside comes back when somebody becomes an approver or ceases to be one. Resolves to whether it is so. */
+/**
+ * Holds that people set aside come back when someone becomes an approver or stops being one. Resolves to whether that happened.
+ */
 async function electorateChanged(
   em: EntityManager,
   tenantId: string,

@@ -8,7 +8,7 @@ import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
 import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
 import type { Tenants } from './tenants.ts';
 
-/** What a key is called: nothing that helps to use it. */
+/** How a key is shown: nothing that helps to use it. */
 type KeyName = { id: string; kind: 'api_key' | 'agent_key'; name: string; ended: boolean };
 
 export function peopleRouter(tenants: Tenants, keyNames: (tenantId: string) => Promise<KeyName[]>) {

@@ -39,8 +39,8 @@ export interface Refusal {
 }
 
 /**
- * Configuration that another feature stores but that is guarded like settings. Both functions run in the transaction of
- * the change, which locks the tenant's row. `secret` is the part of the change that nobody may read back.
+ * Configuration that another feature stores but that is guarded like settings. Both functions run in the transaction of the
+ * change, which locks the tenant's row. `secret` is the part of the change that no one may read back.
  */
 export interface GuardedPart {
   /** The effects of the change given the current state; empty if there is nothing to change. */
@@ -61,7 +61,7 @@ export interface GuardedPart {
 interface Parts {
   db: Database;
   box: SecretBox;
-  /** The identity provider. Anyone who chooses the provider can sign in as anyone. */
+  /** The identity provider. Whoever chooses the provider can sign in as anyone. */
   sso: GuardedPart;
   clock: Clock;
   audit: WriteAudit;
@@ -363,10 +363,10 @@ export class SettingsChanges {
     const [before, after] = [this.#read(stored), this.#read(next)];
     const objection = await this.#parts.objection(em, tenantId, before, after);
     if (objection) return this.#refused(em, tenantId, by, objection.action, objection.error);
-    // what is kept for less time than before may be due now; no two changes write the same moment, so that a look under way sees this one
+    // data with a shortened retention may be due now; no two changes write the same time, so a look in progress notices this one
     await em.nativeUpdate(Tenant, { tenantId }, { settings: next, eraseAt: new Date(this.#parts.clock.now()) });
     if (after.poll_seconds < before.poll_seconds) {
-      // proxies have less time from now on: those that are silent already are looked at now, not when they were to be
+      // proxies have less time from now on: those already silent are checked now, not at their former time
       const now = new Date(this.#parts.clock.now());
       await em.execute(
         'update proxy_instance set silent_at = ? where tenant_id = ? and offline_at is null and silent_at > ?',
@@ -422,7 +422,7 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
 /** Settings that decide, besides the roles, who may vote on holds. */
 const ELECTORATE: readonly string[] = ['approver_groups', 'policy_author_may_vote'] satisfies SettingName[];
 
-/** Holds that people set aside are back when other people may vote on them. Called before the first audit record. */
+/** Holds that people set aside come back when other people may vote on them. Called before the first audit record. */
 async function electorateChanges(em: EntityManager, tenantId: string, changes: readonly { setting: string }[]) {
   if (changes.some(({ setting }) => ELECTORATE.includes(setting))) await bringBack(em, tenantId, 'all');
 }
@@ -435,7 +435,7 @@ export const secretContext = (tenantId: string, id: string) => `${tenantId}/sett
 
 const noChange = () => new AppError('NOT_FOUND', 'there is no such settings change');
 
-/** A request may have been authorized just before its person lost the role. */
+/** A request may have been authorized just before the person lost the role. */
 function assertRole(people: ReadonlyMap<string, Standing>, id: string, role: Role): void {
   if (hasRole((people.get(id)?.roles ?? []) as Role[], role)) return;
   throw new AppError('FORBIDDEN', `this needs the role ${role}`);

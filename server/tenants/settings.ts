@@ -104,9 +104,9 @@ export function patched(stored: object, patch: SettingsPatch): Record<string, un
 type Loosens<T> = (before: T, after: T) => boolean;
 
 /**
- * The settings that decide whose approval is needed, what policies apply to, who may sign in, and how long evidence is
- * kept. Only a signed-in person can change them, with a reason. Each entry tells which changes weaken a safeguard; if
- * approval is required, these wait for a second person.
+ * The settings that decide whose approval is needed, what policies apply to, who may sign in, and how long evidence is kept. Only
+ * a signed-in person can change them, with a reason. Each entry defines which changes weaken a safeguard; if approval is
+ * required, these wait for a second person.
  */
 const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   approval_required: (before) => before,

@@ -36,8 +36,8 @@ export class Tenants {
   }
 
   /**
-   * Creates a tenant with its first admin and the first record of its audit chain. CONFLICT if the id is taken. The id
-   * is part of the tenant's chains and never changes. `demo`: what is in it is made up, see server/demo.
+   * Creates a tenant with its first admin and the first record of its audit chain. CONFLICT if the id is taken. The id is part of
+   * the tenant's chains and never changes. `demo`: its contents are made up, see server/demo.
    */
   async create(
     input: { id?: string; name: string; adminEmail: string; adminName?: string; demo?: boolean },
@@ -46,7 +46,7 @@ export class Tenants {
     const now = new Date(this.#clock.now());
     const tenantId = input.id ?? newId('ten', now.getTime());
     const adminId = newId('usr', now.getTime());
-    // what is known of its chains here would contradict another one's, and what was copied of them is not a new one's
+    // remaining records of its chains would contradict a new tenant's, and copied ones do not belong to a new tenant
     const moving = await isMoving(this.#db.owner, tenantId);
     if (moving) {
       const what = moving === 'out' ? 'has moved to' : 'is arriving from';
@@ -91,16 +91,16 @@ export class Tenants {
     return rows.map((row) => ({ ...row, created_at: row.created_at.toISOString() }));
   }
 
-  /** Whether no tenant was ever here, demos aside, nor comes here from another installation. */
+  /** Whether there never was a tenant here, except for demos, and none is arriving from another installation. */
   async none(): Promise<boolean> {
-    // on several servers, Citus first fetches each part: it must have a column
+    // on several servers, Citus first fetches each part: each must have a column
     const { rows } = await this.#db.owner.query<{ some: boolean }>(
       'select exists (select 1 from tenant where demo is null) or exists (select 1 from tenant_move) as some',
     );
     return !rows[0]!.some;
   }
 
-  /** The tenant's effective settings. Cached while notices arrive. */
+  /** The tenant's effective settings. Cached as long as notices arrive. */
   settings(tenantId: string): Promise<Settings> {
     return this.#settings.get(tenantId, async () => {
       const rows = await this.#db.query<{ settings: object }>(
@@ -121,7 +121,7 @@ export class Tenants {
     return this.#settingsBy(em, tenantId, 'select settings from tenant where tenant_id = ? for share');
   }
 
-  /** The effective settings as the caller's transaction sees them; they may change before it ends. */
+  /** The effective settings as seen by the caller's transaction; they may change before it ends. */
   settingsSeen(em: EntityManager, tenantId: string): Promise<Settings> {
     return this.#settingsBy(em, tenantId, 'select settings from tenant where tenant_id = ?');
   }
@@ -132,7 +132,7 @@ export class Tenants {
     return settingsOf(row.settings, this.#server);
   }
 
-  /** The same on a connection of the owner's. */
+  /** The same on an owner connection. */
   async settingsHeld(client: Pick<pg.ClientBase, 'query'>, tenantId: string): Promise<Settings> {
     const { rows } = await client.query<{ settings: object }>(
       'select settings from tenant where tenant_id = $1 for share',
@@ -174,9 +174,8 @@ export class Tenants {
   }
 
   /**
-   * Adds a person to the tenant. A person who was removed gets the same account back, with these roles. An open invitation
-   * of the address ends: its link would sign whoever has it in as this person. CONFLICT if the address already belongs to
-   * a member.
+   * Adds a person to the tenant. A person who was removed gets the same account back, with these roles. An open invitation of the
+   * address ends: its link would sign in whoever has it as this person. CONFLICT if the address already belongs to a member.
    */
   async addMember(
     tenantId: string,
@@ -186,7 +185,7 @@ export class Tenants {
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
       const open = { tenantId, email: input.email.toLowerCase(), acceptedAt: null, revokedAt: null };
-      // the order of every transaction that also invites or accepts, see lockPeople
+      // the lock order of every transaction that also invites or accepts, see lockPeople
       await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, open.email]);
       await lockTenant(em, tenantId);
       await em.nativeUpdate(Invitation, open, { revokedAt: now });
