@@ -87,7 +87,7 @@ interface About {
   method: string;
   access: Access;
   limit: Limit | undefined;
-  /** The status of success; 0 if it is described. */
+  /** The status of success; 0 if the route describes its own responses. */
   status: number;
   problems: readonly ErrorCode[];
   headers: RouteHeaders;

@@ -1,14 +1,14 @@
-/** What failed is left alone for so long, and twice as long each time that it fails again, */
+/** A failing tenant is skipped for this long, and twice as long each time it fails again, */
 const RETRY_MS = 1000;
 /** but never longer. */
 const MOST_RETRY_MS = 60_000;
 
-/** Which tenants failed lately: what fails for one is to delay no other. */
+/** Tenants that failed lately: a failure of one must not delay the others. */
 export class BackOff {
-  /** Until when each is left alone, and for how long. */
+  /** Until when each is skipped, and for how long. */
   readonly #failing = new Map<string, { until: number; ms: number }>();
 
-  /** Those to be left alone now. */
+  /** The tenants to skip now. */
   left(): string[] {
     return [...this.#failing].flatMap(([id, { until }]) => (until > performance.now() ? [id] : []));
   }

@@ -1,4 +1,4 @@
-/** A map by texts with a bound on both: when there are too many entries, or characters of keys, the oldest go. */
+/** A map with text keys, bounded in entries and in characters of keys: beyond either bound, the oldest entries go. */
 export class Bounded<V> {
   readonly #entries = new Map<string, V>();
   readonly #most: { entries: number; characters: number };
@@ -16,7 +16,7 @@ export class Bounded<V> {
     return this.#entries.get(key);
   }
 
-  /** Keeps the value, if its key alone is not too long, and returns it. */
+  /** Stores the value, unless its key alone is too long, and returns it. */
   set(key: string, value: V): V {
     if (!this.#entries.has(key)) this.#characters += key.length;
     this.#entries.set(key, value);
@@ -29,5 +29,5 @@ export class Bounded<V> {
   }
 }
 
-/** A copy of a well-formed text that does not keep in memory the longer one that it was cut from. */
+/** A copy of a well-formed text that does not keep alive the longer text it was cut from. */
 export const detached = (text: string): string => Buffer.from(text).toString();

@@ -1,20 +1,20 @@
-/** A value that JSON can carry. */
+/** A value that JSON can represent. */
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
 /**
- * The canonical JSON text of a value (RFC 8785, JCS): keys sorted by UTF-16 code units, no white space, numbers and
- * strings as ECMAScript prints them. Two parties that hash this text of equal values get equal hashes.
+ * The canonical JSON text of a value (RFC 8785, JCS): keys sorted by UTF-16 code units, no white space, numbers and strings as
+ * ECMAScript prints them. Two parties that hash the texts of equal values get equal hashes.
  *
- * Members whose value is `undefined` are left out, as JSON.stringify does. Throws a RangeError on what has no exact
- * canonical form: non-finite numbers, integers beyond 2^53 (they were rounded before they came here), strings with
- * lone surrogates (RFC 8785 §3.2.2.2 demands an error), and anything that is not JSON.
+ * Members whose value is `undefined` are left out, as JSON.stringify does. Throws a RangeError on what has no exact canonical
+ * form: non-finite numbers, integers beyond 2^53 (they were rounded before they got here), strings with lone surrogates (RFC 8785
+ * §3.2.2.2 demands an error), and anything that is not JSON.
  */
 export function canonicalJson(value: unknown): string {
-  // the engine's own printing is several times as fast, and most of what is hashed was built in order
+  // the engine's own printing is several times as fast, and most hashed values were built in order
   return isInOrder(value) ? JSON.stringify(value) : written(value);
 }
 
-/** Is what `JSON.stringify` prints of it the canonical text? False in doubt. */
+/** Whether `JSON.stringify` prints the canonical text. False if in doubt. */
 function isInOrder(value: unknown): boolean {
   switch (typeof value) {
     case 'string':
@@ -25,7 +25,7 @@ function isInOrder(value: unknown): boolean {
       return true;
     case 'object': {
       if (value === null) return true;
-      // it would be printed in a form of its own
+      // it would be printed in its own form
       if ('toJSON' in value) return false;
       if (Array.isArray(value)) {
         for (let n = 0; n < value.length; n++) if (!isInOrder(value[n])) return false;
@@ -63,7 +63,7 @@ function written(value: unknown): string {
         throw new RangeError('only plain objects and arrays have a canonical JSON form');
       }
       const record = value as Record<string, unknown>;
-      // appending makes no copy, which counts where a bundle has megabytes
+      // appending makes no copy, which matters when a bundle has megabytes
       let text = '';
       for (const key of sorted(Object.keys(record))) {
         const member = record[key];
@@ -87,14 +87,14 @@ function canonicalArray(items: readonly unknown[]): string {
     const item = items[n];
     texts = typeof item === 'string' && item.isWellFormed();
   }
-  // a list of tens of thousands of values
+  // for a list of tens of thousands of values
   if (texts) return JSON.stringify(items);
   let text = '[';
   for (let n = 0; n < items.length; n++) text += `${n === 0 ? '' : ','}${written(items[n])}`;
   return `${text}]`;
 }
 
-/** Of the characters from the space to `~`, these are printed as they are. */
+/** Of the characters from the space to `~`, those that are printed as they are. */
 const PLAIN = /^[ !#-[\]-~]*$/;
 
 function canonicalString(text: string): string {
@@ -107,7 +107,7 @@ function isExact(value: number): boolean {
   return Number.isFinite(value) && (!Number.isInteger(value) || Number.isSafeInteger(value));
 }
 
-/** In place. `sort` makes copies, which is more work than sorting as few names as most objects have. */
+/** In place. `sort` copies, which is more work than sorting the few names that most objects have. */
 function sorted(names: string[]): string[] {
   if (names.length > 24) return names.sort();
   for (let n = 1; n < names.length; n++) {

@@ -1,4 +1,4 @@
-/** Where the program's time comes from, so that tests can stop it. Milliseconds since the epoch. */
+/** The source of the program's time, which tests can stop. Milliseconds since the epoch. */
 export interface Clock {
   now(): number;
 }

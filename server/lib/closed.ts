@@ -1,4 +1,4 @@
-/** A connection, or what is written to one. */
+/** A connection, or a response written to one. */
 interface Closable {
   readonly destroyed: boolean;
   once(event: 'close', listener: () => void): unknown;
@@ -6,8 +6,8 @@ interface Closable {
 }
 
 /**
- * Calls back once, when it has closed; before this returns where it has closed already, since whoever listens after something
- * was waited for would not hear of that any more. Returns what takes the callback back.
+ * Calls back once, when the stream has closed; immediately if it is closed already, because a listener added after some waiting
+ * would miss that event. Returns a function that cancels the callback.
  */
 export function whenClosed(stream: Closable, done: () => void): () => void {
   if (stream.destroyed) {

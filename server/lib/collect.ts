@@ -2,20 +2,20 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
 /**
- * Loading a program leaves far more garbage than it keeps, and Node keeps the room: this gives it back. It takes some tens
- * of milliseconds in which nothing else runs, so it is for the end of a start.
+ * Loading a program leaves far more garbage than it keeps, and Node holds on to the memory: this releases it. It blocks
+ * everything else for some tens of milliseconds, so it is meant for the end of startup.
  */
 export function collectStart(): void {
   collector()();
 }
 
 /**
- * Gives back what load took once little is asked of the process. V8 does that by itself only where there are 10 MB more of old
- * objects than the last time it did: the room for young ones, up to 192 MB, would stay with most processes that were busy.
+ * Releases the memory that load took once the process is less busy. V8 does that on its own only if there are 10 MB more of old
+ * objects than the last time it did: the space for young objects, up to 192 MB, would stay with most processes that were busy.
  *
- * It looks every `lookMs`, and collects when the process was quiet at two looks and holds much more than the least that it ever
- * held. That takes 0.1 or 0.2 s in which nothing else runs, once after each time of load; where it did not help, because other
- * threads give the room back and may be late, it is done again, three times at most.
+ * It checks every `lookMs`, and collects if the process was quiet at two checks and holds much more than the least that it ever
+ * held. That blocks everything else for 0.1 or 0.2 s, once after each period of load; if it did not help, because other threads
+ * release their memory and may be late, it is repeated, three times at most.
  */
 export function collectWhenQuiet(lookMs = 3_000): void {
   const collect = collector();
@@ -34,7 +34,7 @@ export function collectWhenQuiet(lookMs = 3_000): void {
       tries++;
       collect();
     } else if (tries === MOST_TRIES) {
-      // it is in use
+      // the memory is in use
       least = held;
     }
     before = process.cpuUsage();
@@ -42,11 +42,11 @@ export function collectWhenQuiet(lookMs = 3_000): void {
 }
 
 const MOST_TRIES = 3;
-/** The share of a core: time alone would say that a process is busy which waits for a core on a busy machine. */
+/** A share of one core. CPU time, because by elapsed time a process that waits for a core on a busy machine would seem busy. */
 const QUIET = 0.1;
 const MUCH_BYTES = 32 * 1024 * 1024;
 
-/** Any other kind keeps the room that it empties. */
+/** Any other kind of collection keeps the memory that it empties. */
 function collector(): () => void {
   setFlagsFromString('--expose-gc');
   const collect = runInNewContext('gc') as (options: object) => void;

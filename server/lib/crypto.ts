@@ -29,8 +29,8 @@ let pool = Buffer.alloc(0);
 let drawn = 0;
 
 /**
- * A few bytes of the system's generator, each given out once. They are drawn some thousands at a time, because a draw
- * takes as long for sixteen. For ids and salts; keys are drawn by themselves. The view is valid until the next call.
+ * A few bytes from the system's generator, each handed out once. They are drawn in batches of some thousands, because drawing
+ * sixteen takes just as long. For ids and salts; keys are drawn individually. The view is valid until the next call.
  */
 export function randomFew(bytes: number): Buffer {
   if (drawn + bytes > pool.length) {
@@ -66,7 +66,7 @@ export function toBase62(value: number, width: number): string {
   return out;
 }
 
-/** The SPKI DER of an Ed25519 public key: what its fingerprint is taken over. */
+/** The SPKI DER of an Ed25519 public key: the input of its fingerprint. */
 export function spkiDer(key: KeyObject): Buffer {
   return key.export({ type: 'spki', format: 'der' }) as Buffer;
 }

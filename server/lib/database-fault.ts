@@ -1,6 +1,6 @@
 /**
- * Which errors mean that the database cannot serve a statement now, so that the caller should retry, and not that
- * the program or the request is wrong. Pure.
+ * Which errors mean that the database cannot serve a statement now, so the caller should retry, rather than that the program or
+ * the request is wrong. Pure.
  */
 
 /** SQLSTATE classes of PostgreSQL: connection exceptions, insufficient resources. */
@@ -21,7 +21,7 @@ const STATES = new Set([
   '57P02',
   '57P03',
   '57P05',
-  // an I/O error, as of a full or broken disk
+  // an I/O error, such as a full or broken disk
   '58030',
 ]);
 const SYSTEM = new Set([
@@ -38,12 +38,12 @@ const SYSTEM = new Set([
 const TEXTS =
   /^(Connection terminated|timeout exceeded when trying to connect|Client has encountered a connection error|Client was closed|Cannot use a pool after calling end)/;
 
-/** Whether the error, or what caused it, is a fault of the database. */
+/** Whether the error, or its cause, is a fault of the database. */
 export function isDatabaseFault(error: unknown): boolean {
   for (let at = error, depth = 0; at instanceof Error && depth < 8; at = at.cause, depth++) {
     const { code, syscall, constraint } = at as { code?: unknown; syscall?: unknown; constraint?: unknown };
     if (typeof code === 'string' && (STATES.has(code) || (code.length === 5 && CLASSES.test(code)))) return true;
-    // the tenant was there when the request was let in: it is moving to another installation
+    // the tenant existed when the request was admitted: it is moving to another installation
     if (code === '23503' && typeof constraint === 'string' && constraint.endsWith('_tenant_id_fkey')) return true;
     if (typeof code === 'string' && SYSTEM.has(code) && (syscall === undefined || syscall !== 'listen')) return true;
     if (TEXTS.test(at.message)) return true;
@@ -53,8 +53,8 @@ export function isDatabaseFault(error: unknown): boolean {
 }
 
 /**
- * Reading was given up: the statement took too long, too many like it wait already, or who asked has left. Nothing is wrong with
- * the database.
+ * A read was abandoned: the statement took too long, too many like it are waiting already, or the caller has left. Nothing is
+ * wrong with the database.
  */
 export class ReadRefused extends Error {
   override readonly name = 'ReadRefused';

@@ -1,6 +1,6 @@
-/** The parts of an address of PostgreSQL that names its hosts one by one, as libpq reads it. Pure. */
+/** Parses a PostgreSQL address that lists several hosts, as libpq reads it. Pure. */
 
-/** One host of the address, and the address with that host alone, which every client of PostgreSQL understands. */
+/** One host of the address, and the address with only that host, which every PostgreSQL client understands. */
 export interface DatabaseHost {
   readonly host: string;
   readonly port: number;
@@ -8,8 +8,8 @@ export interface DatabaseHost {
 }
 
 /**
- * The hosts of `postgres://user:password@host1:5432,host2/database`, in their order. What is not of this form has one host,
- * and is returned as it is. Throws, without showing any of it, where several hosts are given and one is wrong.
+ * The hosts of `postgres://user:password@host1:5432,host2/database`, in order. An address not of this form has one host, and is
+ * returned unchanged. Throws, without showing any of it, if several hosts are given and one is wrong.
  */
 export function databaseHosts(url: string): DatabaseHost[] {
   const [, scheme = '', authority = '', rest = ''] = /^(postgres(?:ql)?:\/\/)([^/?#]*)(.*)$/s.exec(url) ?? [];
@@ -17,7 +17,7 @@ export function databaseHosts(url: string): DatabaseHost[] {
   const places = authority.slice(at).split(',');
   if (places.length === 1) return [{ host: '', port: 0, url }];
   const query = new URLSearchParams(/\?([^#]*)/.exec(rest)?.[1]);
-  // the program writes: a list that may lead to a standby is a mistake
+  // the program writes: a host list that allows a standby is a mistake
   if (!['read-write', 'primary'].includes(query.get('target_session_attrs') ?? 'read-write')) {
     throw new Error('target_session_attrs must be read-write or primary');
   }

@@ -1,4 +1,4 @@
-/** The answer, or what `late` gives or throws when it takes longer than `ms`. What becomes of the answer then is not looked at. */
+/** The answer, or the result of `late` (returned or thrown) if it takes longer than `ms`. A later answer is ignored. */
 export async function inTime<T, L>(ms: number, answer: Promise<T>, late: () => L): Promise<T | L> {
   let timer: NodeJS.Timeout | undefined;
   const end = new Promise<void>((resolve) => {
@@ -16,21 +16,21 @@ interface Waiting {
   readonly reject: (error: Error) => void;
 }
 
-/** Gives answers a time that is the same for all, with one timer: one for each costs more than a short answer takes. */
+/** Gives all answers the same time limit with a single timer: one timer each costs more than a short answer takes. */
 export class Deadlines {
   readonly #ms: number;
   readonly #late: () => Error;
-  /** The oldest first. */
+  /** Oldest first. */
   readonly #waiting = new Set<Waiting>();
   #timer: NodeJS.Timeout | undefined;
 
-  /** `late` makes the error for what takes longer than `ms`. */
+  /** `late` creates the error for an answer that takes longer than `ms`. */
   constructor(ms: number, late: () => Error) {
     this.#ms = ms;
     this.#late = late;
   }
 
-  /** The answer, or a rejection when it takes longer. What becomes of it afterwards is not looked at. */
+  /** The answer, or a rejection if it takes longer. A later answer is ignored. */
   of<T>(answer: Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const one = { until: performance.now() + this.#ms, reject };
@@ -49,7 +49,7 @@ export class Deadlines {
     });
   }
 
-  /** Whatever is waited for keeps the process alive by itself. */
+  /** Does not keep the process alive: the awaited work does. */
   #checkIn(ms: number): NodeJS.Timeout {
     return setTimeout(() => this.#check(), Math.ceil(ms)).unref();
   }

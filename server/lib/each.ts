@@ -1,9 +1,9 @@
-/** After so many failures in a row the fault is taken to be of all, and the rest is left for the next time. */
+/** After this many failures in a row the problem is assumed to affect all items, and the rest are left for the next time. */
 const MOST_IN_A_ROW = 20;
 
 /**
- * Does `work` for each item, one after the other, until `signal` is aborted. It begins at any of them, another one each time: so
- * those that always fail keep no other from its turn, however many they are. What failed is thrown at the end.
+ * Runs `work` for each item in turn, until `signal` is aborted. It starts at a random item: so items that always fail, however
+ * many, do not keep the others from their turn. Failures are thrown together at the end.
  */
 export async function each<T>(
   items: readonly T[],
@@ -20,7 +20,7 @@ export async function each<T>(
       inARow = 0;
     } catch (error) {
       inARow++;
-      // of parts that have parts themselves
+      // failures of nested calls are flattened
       failures.push(...(error instanceof AggregateError ? error.errors : [error]));
     }
   }

@@ -9,12 +9,11 @@ import ipaddr from 'ipaddr.js';
 import { Parts } from './parts.ts';
 
 /**
- * The only way out of the server for an address that a tenant or another party gave: webhooks, issuers, key sets, notify targets.
+ * The server's only way out to an address given by a tenant or another party: webhooks, issuers, key sets, notify targets.
  *
- * INVARIANT: the address that is dialed is the address that was checked. For each connection a name is resolved once, all
- * its addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so an
- * answer that changes in between (DNS rebinding) changes nothing. Redirects are answers like any other and are not
- * followed.
+ * INVARIANT: the address that is dialed is the address that was checked. For each connection a name is resolved once, all its
+ * addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so a changed
+ * answer (DNS rebinding) has no effect. Redirects are responses like any other and are not followed.
  *
  * A connection serves one request, unless the caller says whose it is (`keep`): see Connections.
  */
@@ -44,40 +43,43 @@ export class EgressError extends Error {
 export interface EgressAnswer {
   status: number;
   headers: Record<string, string | string[] | undefined>;
-  /** As received: a Content-Encoding is not undone, so no small answer can become a big one here. */
+  /** As received: Content-Encoding is not decoded, so no small response can become a big one here. */
   body: Buffer;
-  /** The answer was longer than `maxBytes`, and the rest was not read. */
+  /** The response was longer than `maxBytes`, and the rest was not read. */
   truncated: boolean;
 }
 
 export interface EgressRequest {
   url: string;
-  /** `GET` without a body and `POST` with one, unless said. */
+  /** Default: `GET` without a body, `POST` with one. */
   method?: string;
   headers?: Record<string, string>;
   body?: string | Buffer;
-  /** For all of it: names, connection, TLS, request and answer. Default 10,000. */
+  /** For everything: name resolution, connection, TLS, request and response. Default 10,000. */
   timeoutMs?: number;
-  /** How much of the answer's body is read. Default 65,536. */
+  /** How much of the response body is read. Default 65,536. */
   maxBytes?: number;
-  /** What a longer answer is: cut off there (default), or TOO_LARGE, for callers that would parse it. */
+  /** How a longer response is handled: cut off there (default), or TOO_LARGE, for callers that would parse it. */
   tooLarge?: 'truncate' | 'fail';
   /** Ends the call early: it then rejects with the signal's reason. */
   signal?: AbortSignal;
   /**
-   * Whose connection this is. It is kept for a short time for the next call with the same value, scheme, host and port, and
-   * for no other. A call on a kept connection that the other side has ended, without a byte of an answer, is made once
-   * more on a new connection: only for requests that may arrive twice.
+   * Whose connection this is. It is kept for a short time for the next call with the same value, scheme, host and port, and for
+   * no other. A call on a kept connection that the other side has ended, without a byte of a response, is repeated once on a new
+   * connection: only for requests that may arrive twice.
    */
   keep?: string;
 }
 
 const TIMEOUT_MS = 10_000;
-/** How long a connection is kept without a request; less where the other side says so (`Keep-Alive: timeout=5`). */
+/** How long an idle connection is kept; less if the other side asks for it (`Keep-Alive: timeout=5`). */
 const IDLE_MS = 15_000;
-/** How old a connection is at most when a request begins on it: so long may a receiver that has moved be looked for in the old place. */
+/**
+ * The maximum age of a connection when a request begins on it: a receiver that has moved may be called at its old address for
+ * this long.
+ */
 const CONNECTION_MS = 60_000;
-/** Connections without a request, for each scheme. Of more, those that were used longest ago are closed. */
+/** Idle connections per scheme. Beyond that, the least recently used are closed. */
 const MOST_IDLE = 256;
 const MAX_BYTES = 65_536;
 const OWN_MS = 5000;
@@ -85,13 +87,16 @@ const OWN_MS = 5000;
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
 type Range = [Address, number];
 
-/** IPv4 that no tenant may name (IANA special-purpose registry, RFC 6890 and later), and clouds' metadata beyond it. */
+/**
+ * IPv4 addresses that no tenant may dial (IANA special-purpose registry, RFC 6890 and later), and cloud metadata addresses beyond
+ * those.
+ */
 const FORBIDDEN_V4 = ranges(
   '0.0.0.0/8', // this network, RFC 791
   '10.0.0.0/8', // private, RFC 1918
   '100.64.0.0/10', // carrier-grade NAT, RFC 6598; metadata of Alibaba Cloud (100.100.100.200)
   '127.0.0.0/8', // loopback, RFC 1122
-  '168.63.129.16/32', // Azure's host: public by number, reachable from inside only
+  '168.63.129.16/32', // Azure's host: public by number, reachable only from inside
   '169.254.0.0/16', // link-local, RFC 3927; metadata of most clouds
   '172.16.0.0/12', // private, RFC 1918
   '192.0.0.0/24', // protocol assignments, RFC 6890; metadata of Oracle Cloud (192.0.0.192)
@@ -109,8 +114,8 @@ const FORBIDDEN_V4 = ranges(
 );
 
 /**
- * Of IPv6, only global unicast can be dialed at all: what lies outside is loopback, IPv4-compatible, discard-only,
- * local-use NAT64 (64:ff9b:1::/48), SRv6 (5f00::/16), unique local, link-local, site-local, multicast, or unassigned.
+ * Of IPv6, only global unicast can be dialed at all: everything else is loopback, IPv4-compatible, discard-only, local-use NAT64
+ * (64:ff9b:1::/48), SRv6 (5f00::/16), unique local, link-local, site-local, multicast, or unassigned.
  */
 const GLOBAL_V6 = ranges('2000::/3');
 const FORBIDDEN_V6 = ranges(
@@ -122,8 +127,8 @@ const FORBIDDEN_V6 = ranges(
   '3fff::/20', // documentation, RFC 9637
 );
 /**
- * NAT64's well-known prefix (RFC 6052): where there is only IPv6, DNS64 makes such an address for every IPv4 host, and
- * the translator dials the last 32 bits. They are what is judged.
+ * NAT64's well-known prefix (RFC 6052): on an IPv6-only network, DNS64 makes such an address for every IPv4 host, and the
+ * translator dials the last 32 bits. Those are judged.
  */
 const NAT64 = ranges('64:ff9b::/96');
 
@@ -150,9 +155,9 @@ export class Egress {
   readonly #connections = { 'http:': new Connections('http:'), 'https:': new Connections('https:') };
 
   /**
-   * `allow`: CIDRs that may be dialed although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
-   * those of the system. For tests: `ca`, certificates (PEM) that are trusted beside the system's, and `interfaces`, the
-   * network interfaces of this machine.
+   * `allow`: CIDRs that may be dialed although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none: the
+   * system's. For tests: `ca`, certificates (PEM) trusted in addition to the system's, and `interfaces`, the network interfaces
+   * of this machine.
    */
   constructor(options: {
     allow: readonly string[];
@@ -167,16 +172,16 @@ export class Egress {
   }
 
   /**
-   * What is asked when an address is saved: http or https, no userinfo, a name that resolves, and every address it has may
-   * be dialed. Throws EgressError. It promises nothing for later: `send` judges again, each time.
+   * The check when an address is saved: http or https, no userinfo, a name that resolves, and all of its addresses may be dialed.
+   * Throws EgressError. It guarantees nothing for later: `send` judges again, each time.
    */
   async check(url: string): Promise<void> {
     await within({ timeoutMs: TIMEOUT_MS }, (signal) => this.#addresses(parse(url), signal));
   }
 
   /**
-   * Sends one request and reads the answer, whatever its status. Throws EgressError when there is none; then the
-   * destination may still have received the request, unless the failure is DESTINATION_BLOCKED, DNS_ERROR or TLS_ERROR.
+   * Sends one request and reads the response, whatever its status. Throws EgressError if there is none; the destination may still
+   * have received the request, unless the failure is DESTINATION_BLOCKED, DNS_ERROR or TLS_ERROR.
    */
   async send(request: EgressRequest): Promise<EgressAnswer> {
     return within({ timeoutMs: request.timeoutMs ?? TIMEOUT_MS, signal: request.signal }, async (signal) => {
@@ -194,7 +199,7 @@ export class Egress {
     });
   }
 
-  /** The TXT records of a name, each in one piece; empty when there are none. Throws EgressError DNS_ERROR or TIMEOUT. */
+  /** The TXT records of a name, each in one piece; empty if there are none. Throws EgressError DNS_ERROR or TIMEOUT. */
   async txt(name: string): Promise<string[]> {
     return within({ timeoutMs: TIMEOUT_MS }, async (signal) => {
       try {
@@ -208,8 +213,8 @@ export class Egress {
   }
 
   /**
-   * The addresses to dial, each of them judged. One forbidden address among good ones blocks the name: which of them
-   * would be dialed is otherwise chance, and a name that is half inside is how a rebinding looks from here.
+   * The addresses to dial, all judged. One forbidden address among good ones blocks the name: otherwise chance would decide which
+   * is dialed, and a name that is half inside is what a rebinding looks like from here.
    */
   async #addresses(url: URL, signal: AbortSignal): Promise<string[]> {
     const found = await this.#resolve(hostOf(url), signal);
@@ -230,7 +235,7 @@ export class Egress {
     // where the packets will go: ::ffff:a.b.c.d is dialed as IPv4
     const address = given instanceof ipaddr.IPv6 && given.isIPv4MappedAddress() ? given.toIPv4Address() : given;
     if (contains(this.#allow, address)) return true;
-    // in a container or on a rented machine they may be public by number, and still bypass its firewall
+    // in a container or on a rented machine they may be public addresses, and still bypass its firewall
     if (own.has(address.toNormalizedString())) return false;
     if (address instanceof ipaddr.IPv4) return !contains(FORBIDDEN_V4, address);
     if (contains(NAT64, address)) {
@@ -239,7 +244,7 @@ export class Egress {
     return contains(GLOBAL_V6, address) && !contains(FORBIDDEN_V6, address);
   }
 
-  /** The addresses of this machine, looked up again every few seconds: asking the system costs as much as a short request. */
+  /** This machine's addresses, looked up again every few seconds: querying the system costs as much as a short request. */
   #ownAddresses(): ReadonlySet<string> {
     if (!this.#own || performance.now() >= this.#own.until) {
       const all = Object.values(this.#interfaces()).flatMap((addresses) => addresses ?? []);
@@ -254,7 +259,7 @@ export class Egress {
     // RFC 6761: never a question for a DNS server
     if (host === 'localhost' || host.endsWith('.localhost')) return ['127.0.0.1'];
     const resolver = this.#resolver(signal);
-    // both are waited for: the verdict must not depend on which of them is faster
+    // wait for both: the verdict must not depend on which is faster
     const answers = await Promise.allSettled([resolver.resolve4(host), resolver.resolve6(host)]);
     signal.throwIfAborted();
     const found = answers.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
@@ -264,8 +269,8 @@ export class Egress {
   }
 
   /**
-   * A resolver for one call, so that giving up on it gives up on nothing else. It asks DNS servers itself: the system's
-   * getaddrinfo would hold one of the process's few threads for as long as a tenant's name server stays silent.
+   * A resolver for one call, so that canceling it cancels nothing else. It queries DNS servers itself: the system's getaddrinfo
+   * would hold one of the process's few threads for as long as a tenant's name server stays silent.
    */
   #resolver(signal: AbortSignal): Resolver {
     const resolver = new Resolver({ timeout: 2000, tries: 2 });
@@ -287,7 +292,7 @@ async function within<T>(
     const told = `The destination gave no complete answer within ${limit.timeoutMs / 1000} seconds.`;
     controller.abort(new EgressError('TIMEOUT', told));
   }, limit.timeoutMs);
-  // AbortSignal.any would do this too, at the price of a short request
+  // AbortSignal.any would do this too, at the cost of a short request
   const end = () => controller.abort(limit.signal!.reason);
   limit.signal?.addEventListener('abort', end, { once: true });
   try {
@@ -311,7 +316,7 @@ function parse(text: string): URL {
   return url;
 }
 
-/** The name without its closing dot, or the address without its brackets; URL has made one spelling of all. */
+/** The name without its trailing dot, or the address without its brackets; URL has already normalized the spelling. */
 function hostOf(url: URL): string {
   return url.hostname.replace(/^\[(.*)\]$/, '$1').replace(/\.$/, '');
 }
@@ -319,33 +324,33 @@ function hostOf(url: URL): string {
 /** A kept connection ended before the first byte of an answer, or is no longer there. */
 class EndedWhileIdle extends Error {}
 
-/** What is sent through `Connections`, beside what Node takes. */
+/** Options for `Connections`, in addition to Node's. */
 interface Dialing extends https.RequestOptions {
   autoSelectFamily: boolean;
   autoSelectFamilyAttemptTimeout: number;
-  /** See `nameOf`; undefined where the connection serves one request. */
+  /** See `nameOf`; undefined if the connection serves one request. */
   keepAs?: string | undefined;
   /** Whether the addresses were judged for this call. */
   judged: boolean;
 }
 
-/** Everything that a kept connection depends on. The certificate was checked for the host. */
+/** Everything that a kept connection depends on. Its certificate was checked for the host. */
 const nameOf = (url: URL, keep: string) => `${url.protocol}//${url.host} ${keep}`;
 
 /**
- * Connections that are kept for the next request of the same caller to the same scheme, host and port. One at most is
- * idle for each, for 15 seconds at most.
+ * Connections kept for the next request of the same caller to the same scheme, host and port. At most one is idle for each, for
+ * 15 seconds at most.
  *
- * INVARIANT: a connection is made only to addresses that were judged for the call that makes it. A call that counts on a
- * kept connection brings no addresses, and fails where there is none any more.
+ * INVARIANT: a connection is made only to addresses that were judged for the call that makes it. A call that relies on a kept
+ * connection brings no addresses, and fails if the connection is gone.
  *
- * What arrives while no answer is due ends the connection: bytes that come behind an answer must not be read as the next.
+ * Data that arrives while no response is due ends the connection: bytes after a response must not be read as the next one.
  */
 class Connections extends http.Agent {
   readonly #secure: boolean;
-  /** Since when each connection exists, and whether an answer is due on it. */
+  /** Since when each connection exists, and whether a response is due on it. */
   readonly #known = new WeakMap<Duplex, { since: number; due: () => boolean }>();
-  /** The one that was used longest ago comes first. */
+  /** The least recently used comes first. */
   readonly #idle = new Set<Duplex>();
 
   constructor(protocol: 'http:' | 'https:') {
@@ -358,7 +363,7 @@ class Connections extends http.Agent {
     return this.freeSockets[name]?.some((socket) => !socket.destroyed) ?? false;
   }
 
-  /** Called when the connection of a request is known. */
+  /** Called once a request has been assigned its connection. */
   expect(socket: Duplex, due: () => boolean): void {
     const known = this.#known.get(socket);
     if (known) known.due = due;
@@ -386,7 +391,7 @@ class Connections extends http.Agent {
   override keepSocketAlive(socket: Duplex): boolean {
     const known = this.#known.get(socket);
     const fit = super.keepSocketAlive(socket) as unknown as boolean;
-    // kept for as long as it may be idle, it must not be too old then
+    // if it stays idle for as long as it may, it must still not be too old
     const tooOld = known && performance.now() - known.since > CONNECTION_MS - IDLE_MS;
     if (!fit || !known || tooOld || socket.readableEnded) return false;
     known.due = () => false;
@@ -402,7 +407,7 @@ class Connections extends http.Agent {
   }
 }
 
-/** `addresses`: those that were judged; undefined to use the connection that is kept, or reject with EndedWhileIdle. */
+/** `addresses`: the judged ones; undefined to use the kept connection, or reject with EndedWhileIdle. */
 function exchange(
   url: URL,
   addresses: readonly string[] | undefined,
@@ -422,7 +427,7 @@ function exchange(
       reject(idle ? new EndedWhileIdle() : failureOf(error, stage));
     };
     const options: Dialing = {
-      // a name is "looked up" in what was resolved and judged; an address is dialed as it is, and is the one judged
+      // a name is "looked up" among the resolved and judged addresses; an address is dialed as is, and is the one judged
       host,
       lookup: (_host, { all }, done) => (all ? done(null, found) : done(null, found[0]!.address, found[0]!.family)),
       port: url.port || (secure ? 443 : 80),
@@ -434,17 +439,17 @@ function exchange(
         ...(asked.body !== undefined && { 'content-length': Buffer.byteLength(asked.body) }),
         host: url.host,
       },
-      // otherwise one for this request alone; neither knows a proxy from the environment
+      // or else one for this request only; neither reads a proxy from the environment
       agent: kept ?? false,
       keepAs: kept && nameOf(url, asked.keep!),
       judged: addresses !== undefined,
-      // one address after the other, each with time enough for another continent
+      // one address after the other, each with enough time to reach another continent
       autoSelectFamily: true,
       autoSelectFamilyAttemptTimeout: 1000,
       signal,
       ...(secure && {
         servername: isIP(host) ? '' : host,
-        // whatever NODE_TLS_REJECT_UNAUTHORIZED says
+        // even if NODE_TLS_REJECT_UNAUTHORIZED is set
         rejectUnauthorized: true,
         minVersion: 'TLSv1.2' as const,
         ALPNProtocols: ['http/1.1'],
@@ -469,7 +474,7 @@ function exchange(
       });
     });
     request.on('error', fail);
-    // 101 was not asked for: an answer like any other, and the end of the connection
+    // 101 was not requested: treated like any other response, and ends the connection
     request.on('upgrade', (response, socket) => {
       socket.destroy();
       resolve({ status: response.statusCode!, headers: response.headers, body: Buffer.alloc(0), truncated: false });
@@ -519,7 +524,7 @@ function failureOf(error: Error & { code?: string }, stage: 'connecting' | 'secu
   return new EgressError('CONNECTION_FAILED', 'The destination closed the connection before its answer was complete.');
 }
 
-/** The name exists without such records, or does not exist. */
+/** The name exists but has no such records, or does not exist. */
 function hasNone(error: unknown): boolean {
   const { code } = error as { code?: string };
   return code === 'ENODATA' || code === 'ENOTFOUND';

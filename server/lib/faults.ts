@@ -1,6 +1,6 @@
 import type { z } from 'zod';
 
-/** One fault of a request: where (RFC 6901 pointer into the body, or `?name` for a query parameter) and what. */
+/** One fault of a request: where (RFC 6901 pointer into the body, or `?name` for a query parameter) and what is wrong. */
 export interface Fault {
   pointer: string;
   message: string;
@@ -13,7 +13,7 @@ function pointerTo(path: readonly PropertyKey[]): string {
   return path.map((part) => `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
 }
 
-/** What a schema found wrong, each fault with the place. A member that the schema does not know is a fault of its own. */
+/** The faults that a schema found, each with its place. A member that the schema does not know is a fault of its own. */
 export function faultsOf(error: z.core.$ZodError): Fault[] {
   return error.issues.flatMap((issue) =>
     issue.code === 'unrecognized_keys'

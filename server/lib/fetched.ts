@@ -1,18 +1,17 @@
 interface Entry<T> {
-  /** The last good answer, and when it was asked for. */
+  /** The last good answer, and when it was requested. */
   value?: { it: T; at: number };
-  /** The last failure, when it came after the last good answer. */
+  /** The last failure, if it came after the last good answer. */
   failure?: { error: unknown; at: number };
-  /** When the value was last renewed before its time. */
+  /** When the value was last renewed early. */
   renewedAt?: number;
   fetching?: Promise<T>;
 }
 
 /**
- * What other parties publish and change now and then (discovery documents, key sets), fetched when it is needed.
- * However many callers ask, the publisher sees one request at a time, and a bounded number of them: a failure is
- * remembered as well as an answer. A fresh answer serves the callers for whom it is enough while a newer one is fetched, and is never
- * lost to a failure to do so.
+ * Documents that other parties publish and change now and then (discovery documents, key sets), fetched on demand. However many
+ * callers ask, the publisher sees one request at a time, and a bounded number of them: failures are cached as well as answers.
+ * While a newer answer is fetched, a fresh one serves the callers for whom it is enough, and a failed fetch never discards it.
  */
 export class Fetched<T> {
   readonly #now: () => number;
@@ -20,8 +19,8 @@ export class Fetched<T> {
   readonly #entries = new Map<string, Entry<T>>();
 
   /**
-   * `freshMs`: how long an answer serves. `failedMs`: how long a failure does. `renewMs`: how often at most a fresh answer
-   * is renewed because something was missing in it. `size`: how many answers are kept.
+   * `freshMs`: how long an answer is used. `failedMs`: how long a failure is. `renewMs`: how often at most a fresh answer is
+   * renewed because it lacked something. `size`: how many answers are kept.
    */
   constructor(now: () => number, limits: { freshMs: number; failedMs: number; renewMs: number; size: number }) {
     this.#now = now;
@@ -39,8 +38,8 @@ export class Fetched<T> {
   }
 
   /**
-   * For a caller for whom the fresh answer was not enough: a newer one, or undefined when it was renewed too short a time ago.
-   * Rejects as `fetch` did, and for `failedMs` after that.
+   * For a caller who needs more than the fresh answer has: a newer one, or undefined if it was renewed too recently. Rejects as
+   * `fetch` did, and for `failedMs` after that.
    */
   async renew(key: string, fetch: () => Promise<T>): Promise<T | undefined> {
     const entry = this.#entry(key);
@@ -52,7 +51,7 @@ export class Fetched<T> {
     return this.#fetch(entry, fetch);
   }
 
-  /** Asks now, whatever is known: for callers that may force a request, such as an admin who saves an address. */
+  /** Fetches now, regardless of the cache: for callers that may force a request, such as an admin who saves an address. */
   async ask(key: string, fetch: () => Promise<T>): Promise<T> {
     return this.#fetch(this.#entry(key), fetch);
   }
@@ -60,7 +59,7 @@ export class Fetched<T> {
   #entry(key: string): Entry<T> {
     const kept = this.#entries.get(key);
     const entry = kept ?? {};
-    // the one that was used least recently goes first
+    // the least recently used goes first
     if (kept) this.#entries.delete(key);
     else if (this.#entries.size >= this.#limits.size) this.#entries.delete(this.#entries.keys().next().value!);
     this.#entries.set(key, entry);

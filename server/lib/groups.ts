@@ -1,8 +1,8 @@
 import { setImmediate as turn } from 'node:timers/promises';
 
 /**
- * Handles items in groups, one group after the other: what comes while a group is being handled forms the next one. What
- * comes in one turn of the event loop is handled together.
+ * Handles items in groups, one group after the other: items that arrive while a group is being handled form the next one. Items
+ * added in one turn of the event loop are handled together.
  */
 export class Groups<Item, Result> {
   readonly #handle: (items: readonly Item[]) => Promise<readonly Result[]>;
@@ -10,13 +10,13 @@ export class Groups<Item, Result> {
   #waiting: { item: Item; resolve: (result: Result) => void; reject: (error: unknown) => void }[] = [];
   #running = false;
 
-  /** `handle` resolves to one result for each item, in their order. It gets `most` items at a time. */
+  /** `handle` resolves to one result per item, in order. It gets at most `most` items at a time. */
   constructor(handle: (items: readonly Item[]) => Promise<readonly Result[]>, most: number) {
     this.#handle = handle;
     this.#most = most;
   }
 
-  /** Resolves to the item's result, or rejects with what its group failed with. */
+  /** Resolves to the item's result, or rejects with its group's error. */
   add(item: Item): Promise<Result> {
     return new Promise((resolve, reject) => {
       this.#waiting.push({ item, resolve, reject });

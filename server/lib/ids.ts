@@ -6,8 +6,8 @@ const RANDOM = 16;
 const text = Buffer.alloc(TIME + RANDOM);
 
 /**
- * A new id: the prefix, then 26 characters of ULID in lower case (48 bits of milliseconds, 80 random bits).
- * Ids made later sort later, which keeps the indexes over them dense.
+ * A new id: the prefix, then 26 characters of ULID in lower case (48 bits of milliseconds, 80 random bits). Ids created later
+ * sort later, which keeps the indexes over them dense.
  */
 export function newId(prefix: string, now: number): string {
   writeTime(now);
@@ -16,7 +16,7 @@ export function newId(prefix: string, now: number): string {
   return `${prefix}_${text.toString('latin1')}`;
 }
 
-/** Ids that are made at that time or later sort behind this, and earlier ones before it. */
+/** Ids created at that time or later sort after this, and earlier ones before it. */
 export function firstId(prefix: string, at: number): string {
   writeTime(at);
   return `${prefix}_${text.toString('latin1', 0, TIME)}`;

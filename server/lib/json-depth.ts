@@ -1,6 +1,6 @@
 /**
- * Does this JSON text nest deeper than `most`? To be asked before parsing: a body of eight million brackets would take
- * half a gigabyte. Brackets within strings do not count.
+ * Whether this JSON text nests deeper than `most`. Check before parsing: a body of eight million brackets would take half a
+ * gigabyte. Brackets in strings do not count.
  */
 export function nestsDeeper(json: Uint8Array, most: number): boolean {
   let depth = 0;

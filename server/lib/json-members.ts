@@ -1,6 +1,6 @@
 /**
- * Does some object of this JSON text have two members of the same name? `value` is what `JSON.parse` made of the text,
- * which keeps the last of them: then it has fewer members than the text has colons outside of strings.
+ * Whether any object in this JSON text has two members of the same name. `value` is the result of `JSON.parse`, which keeps only
+ * the last of them: it then has fewer members than the text has colons outside of strings.
  */
 export function repeatsMember(json: Uint8Array, value: unknown): boolean {
   let written = 0;

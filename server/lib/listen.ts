@@ -1,4 +1,4 @@
-/** What keeps a server from listening, in words for its operator; undefined for any other error. */
+/** Why a server cannot listen, as text for its operator; undefined for any other error. */
 export function listenFault(error: unknown): string | undefined {
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (syscall !== 'listen') return undefined;

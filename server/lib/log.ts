@@ -3,8 +3,8 @@ import { pino } from 'pino';
 export type Log = pino.Logger;
 
 /**
- * The program's log: one JSON line an entry on standard output. What could hold a credential is redacted by place, and
- * `err` is printed with its stack here and only here: answers never show one.
+ * The program's log: one JSON line per entry on standard output. Places that could hold a credential are redacted, and `err` is
+ * printed with its stack here and nowhere else: responses never show one.
  */
 export function createLog(level: string, stream?: pino.DestinationStream): Log {
   return pino(
@@ -39,7 +39,7 @@ export function createLog(level: string, stream?: pino.DestinationStream): Log {
 
 type Line = [what: object, text?: string];
 
-/** The log of one request, made when it has its first line: most requests have none. */
+/** The log of one request, created for its first line: most requests have none. */
 export class RequestLog {
   readonly #of: Log;
   readonly #bindings: pino.Bindings;

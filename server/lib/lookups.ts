@@ -1,4 +1,4 @@
-/** As much of a database notice as a cache needs. */
+/** The part of a database notice that a cache needs. */
 export interface LookupNotice {
   /** `*`: anything may have changed. */
   readonly tenantId: string;
@@ -7,11 +7,11 @@ export interface LookupNotice {
   readonly xid?: number | undefined;
 }
 
-/** Where notices come from: db/notices.ts. */
+/** The source of notices: db/notices.ts. */
 export interface NoticeSource {
-  /** Whether every change that was announced until a moment ago has reached this process. */
+  /** Whether every change announced until a moment ago has reached this process. */
   readonly healthy: boolean;
-  /** Since when it has received every notice. */
+  /** The point since which it has received every notice. */
   readonly era: Era | undefined;
   on(topic: never, handler: (notice: LookupNotice) => unknown): unknown;
 }
@@ -23,15 +23,15 @@ export interface Era {
 }
 
 /**
- * A moment of the database: its run, and the oldest transaction that was still open. A look-up that begins at or after
- * this moment sees every committed transaction with a lower number.
+ * A moment of the database: its run, and the oldest transaction still open. A look-up that begins at or after this moment sees
+ * every committed transaction with a lower number.
  */
 export interface Horizon {
   readonly run: string;
   readonly xmin: number;
 }
 
-/** A place outside the process where look-ups are kept for other processes. It may lose them, and repeat old ones. */
+/** A place outside the process where look-ups are shared with other processes. It may lose them, and repeat old ones. */
 export interface SharedLookups<V> {
   horizon(): Promise<Horizon | undefined>;
   read(key: string): Promise<{ value: V; until: number; horizon: Horizon } | undefined>;
@@ -41,16 +41,16 @@ export interface SharedLookups<V> {
 
 export interface LookupOptions<V> {
   readonly notices: NoticeSource;
-  /** The notices that empty it: topic -> the tag of what has changed. */
+  /** The notices that invalidate entries: topic -> the tag of what has changed. */
   readonly empties: Readonly<Record<string, (notice: LookupNotice) => string>>;
-  /** What a value is forgotten with. */
+  /** The tags that invalidate a value. */
   readonly tags: (key: string, value: NonNullable<V>) => readonly string[];
-  /** When the value ends by itself, in milliseconds of `now`. */
+  /** When the value expires on its own, in milliseconds of `now`. */
   readonly until?: (value: NonNullable<V>) => number;
-  /** The longest that a value serves, whatever was or was not announced. */
+  /** The longest that a value is used, with or without notices. */
   readonly mostMs?: number;
   readonly now: () => number;
-  /** How many values are kept, and how many with one tag. */
+  /** How many values are kept, in total and per tag. */
   readonly size?: number;
   readonly perTag?: number;
   readonly shared?: SharedLookups<V> | undefined;
@@ -64,39 +64,39 @@ interface Kept<V> {
 
 interface Turn<V> {
   readonly found: Promise<V>;
-  /** The look-up after it, for those who asked since it began. */
+  /** The look-up after it, for callers that asked since it began. */
   next: Promise<V> | undefined;
 }
 
 const nothing = () => undefined;
 
-/** How long a change is remembered by its tag. Then all that is older than it counts as changed. */
+/** How long a change is remembered by its tag. After that, everything older than it counts as changed. */
 const REMEMBERED_MS = 120_000;
 const MOST_REMEMBERED = 20_000;
 
 /**
- * Remembers what was looked up until a notice says that it changed. The one kind of such a cache in this program.
+ * Caches look-ups until a notice says that they changed. The only such cache in this program.
  *
- * INVARIANT: a look-up that began before an invalidation is never kept after it, nor given to a caller who came after
- * it. While notices do not arrive, everything is looked up; when they arrive again, everything was forgotten.
+ * INVARIANT: a look-up that began before an invalidation is never kept after it, nor given to a caller who came after it. While
+ * notices do not arrive, everything is looked up; when they arrive again, the cache starts empty.
  *
- * Values in a shared place carry the moment of the database at which they were looked up. One counts only when every
- * change that this process knows of (by tag for two minutes, and all of them before that) was visible at that moment:
- * who can write to the shared place can repeat a value, and cannot undo a change with it.
+ * Values in a shared place carry the database moment of their look-up. One is valid only if every change that this process knows
+ * of (by tag for two minutes, and everything before that) was visible at that moment: someone who can write to the shared place
+ * can repeat a value, but cannot undo a change with it.
  */
 export class Lookups<V> {
   readonly #options: LookupOptions<V>;
   readonly #kept = new Map<string, Kept<NonNullable<V>>>();
   readonly #byTag = new Map<string, Set<string>>();
-  /** Look-ups under way that a new caller may join: none that began before the last invalidation. */
+  /** Look-ups in progress that a new caller may join: none that began before the last invalidation. */
   readonly #flights = new Map<string, Promise<V>>();
-  /** Look-ups of which nothing is kept. */
+  /** Look-ups whose results are not kept. */
   readonly #turns = new Map<string, Turn<V>>();
-  /** Counts invalidations: the epoch. */
+  /** Counts invalidations. */
   #epoch = 0;
-  /** The tags of recent changes, the oldest first. */
+  /** The tags of recent changes, oldest first. */
   readonly #changed = new Map<string, { epoch: number; xid: number; at: number }>();
-  /** What is older than this has changed, whatever its tags. */
+  /** Everything older than this counts as changed, whatever its tags. */
   #floor = { epoch: 0, xid: 0 };
 
   constructor(options: LookupOptions<V>) {
@@ -109,7 +109,7 @@ export class Lookups<V> {
     }
   }
 
-  /** The value that is kept under the key, or what `lookUp` finds. Nothing (null, undefined) is not kept. */
+  /** The value kept under the key, or the result of `lookUp`. Null and undefined are not kept. */
   async get(key: string, lookUp: () => Promise<V>): Promise<V> {
     const kept = this.peek(key);
     if (kept !== undefined) return kept;
@@ -123,7 +123,7 @@ export class Lookups<V> {
     return flight;
   }
 
-  /** The value that is kept in this process and may be used now. */
+  /** The value that this process has cached and may use now. */
   peek(key: string): NonNullable<V> | undefined {
     const kept = this.#options.notices.healthy ? this.#kept.get(key) : undefined;
     if (!kept) return undefined;
@@ -131,7 +131,7 @@ export class Lookups<V> {
       this.#drop(key, kept);
       return undefined;
     }
-    // the last of those that go when there are too many
+    // makes it the last to go when there are too many
     this.#kept.delete(key);
     this.#kept.set(key, kept);
     for (const tag of kept.tags) {
@@ -142,7 +142,7 @@ export class Lookups<V> {
     return kept.value;
   }
 
-  /** Forgets what has the tag. `xid`: the transaction that changed it. */
+  /** Forgets everything with the tag. `xid`: the transaction that changed it. */
   forget(tag: string, xid = Number.POSITIVE_INFINITY): void {
     const epoch = ++this.#epoch;
     this.#flights.clear();
@@ -164,15 +164,15 @@ export class Lookups<V> {
   forgetAll(): void {
     this.#flights.clear();
     this.#changed.clear();
-    // changes in the database are counted from the new era on
+    // changes in the database count from the new era on
     this.#floor = { epoch: ++this.#epoch, xid: 0 };
     this.#kept.clear();
     this.#byTag.clear();
   }
 
   /**
-   * While nothing may be remembered: one look-up of a key at a time. Whoever asks meanwhile shares the next one, which
-   * begins after they asked; so what is looked up costs no more than that, however many ask.
+   * Used while nothing may be cached: one look-up per key at a time. Callers that ask meanwhile share the next one, which begins
+   * after they asked; so the load is bounded, however many ask.
    */
   #fresh(key: string, lookUp: () => Promise<V>): Promise<V> {
     const turn = this.#turns.get(key);
@@ -215,7 +215,7 @@ export class Lookups<V> {
     return value;
   }
 
-  /** Whether nothing that is known to have changed since can concern a value from outside. */
+  /** Whether no known change since its look-up can affect a value from the shared place. */
   #stands(key: string, { value, until, horizon }: { value: V; until: number; horizon: Horizon }): boolean {
     const { notices, tags, now } = this.#options;
     const { era, healthy } = notices;

@@ -4,7 +4,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Transporter } from 'nodemailer';
 import type { Log } from './log.ts';
 
-/** A message to one person. The text may hold a link that signs in: it is never logged. */
+/** A message to one person. The text may contain a link that signs in: it is never logged. */
 export interface Letter {
   to: string;
   subject: string;
@@ -13,9 +13,9 @@ export interface Letter {
 }
 
 /**
- * Queues a letter within the caller's transaction: it is sent if and only if that commits, again until the
- * mail server takes it, and not after `until`, when what it holds is of no use any more. With `userId`, what is queued for
- * that person can be taken back.
+ * Queues a letter within the caller's transaction: it is sent if and only if that commits, and retried until the mail server
+ * accepts it, but not after `until`, when its content is no longer useful. With `userId`, letters queued for that person can be
+ * withdrawn.
  */
 export type QueueMail = (
   em: EntityManager,
@@ -29,8 +29,8 @@ export type QueueMail = (
 const STEP_MS = 10_000;
 
 /**
- * Sends letters through the operator's mail server (`SMTP_URL`), or writes each one to a file where there is none. The
- * address of the server is the operator's, not a tenant's, so that the egress guard has no say in it.
+ * Sends letters through the operator's mail server (`SMTP_URL`), or writes each one to a file if there is none. The server's
+ * address comes from the operator, not a tenant, so the egress guard does not apply.
  */
 export class Mail {
   readonly #smtpUrl: string | undefined;
@@ -47,8 +47,8 @@ export class Mail {
   }
 
   /**
-   * Resolves when the mail server has accepted the letter, or when its file is complete and durable. An error never
-   * holds the text. `id` names the letter in the log, in its file and to the mail server.
+   * Resolves when the mail server has accepted the letter, or when its file is complete and durable. An error never contains the
+   * text. `id` names the letter in the log, in its file and to the mail server.
    */
   async send(letter: Letter, id: string): Promise<void> {
     const { to, subject, text, html } = letter;
@@ -80,7 +80,7 @@ export class Mail {
     this.#log.info({ mailId: id, file }, 'a mail was written to a file: set SMTP_URL to have mail sent');
   }
 
-  /** Resolves when the mail server accepts this program's login; immediately where mails become files. */
+  /** Resolves when the mail server accepts this program's login; immediately if mails are written to files. */
   async verify(): Promise<void> {
     if (!this.#directory) await (await this.#opened()).verify();
   }
@@ -121,8 +121,8 @@ interface MimeNode {
 }
 
 /**
- * Text in ASCII stays as it is, with lines as long as a link is (RFC 5322 allows 998): nodemailer would break them after
- * 76 characters, and the link in a file could not be copied.
+ * ASCII text stays as it is, with lines as long as a link (RFC 5322 allows 998): nodemailer would break them after 76 characters,
+ * and a link in a file could not be copied.
  */
 function readable(mail: unknown, done: (error?: Error | null) => void): void {
   const visit = (node: MimeNode) => {

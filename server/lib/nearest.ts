@@ -1,8 +1,8 @@
 import { distance } from 'fastest-levenshtein';
 
 /**
- * The candidate that a mistyped word most likely stands for: at most a third of its letters differ, and two of a short
- * one, as when they are swapped. Undefined when none is that near.
+ * The candidate that a mistyped word most likely stands for: at most a third of its letters differ, or two in a short one, as
+ * when they are swapped. Undefined if none is that close.
  */
 export function nearest(word: string, candidates: readonly string[]): string | undefined {
   const [best] = candidates

@@ -1,19 +1,19 @@
 import os from 'node:os';
 
-/** How threads of long work give way to those that answer requests. */
+/** How threads with long work yield to those that serve requests. */
 
-/** Tells a worker when to rest: how long, in milliseconds, after so many of work. */
+/** Decides when a worker rests: for how long, in milliseconds, after this much work. */
 export interface Rests {
   after(ms: number): number | undefined;
 }
 
-/** Of the thread, not of the process: on Linux each thread has its own. */
+/** For the thread, not the process: on Linux each thread has its own. */
 const NICE = 10;
 /** How long a thread works before it checks whether others need the processor, in milliseconds. */
 const SLICE_MS = 2;
 const LOOK_MS = 100;
 
-/** For other threads: a number that is not 0 while `busy`, until `stop` is called. */
+/** For other threads: a number that is not 0 while `busy()`, until `stop` is called. */
 export function shareBusy(busy: () => boolean): { readonly flag: Int32Array; stop(): void } {
   const flag = new Int32Array(new SharedArrayBuffer(4));
   const look = () => Atomics.store(flag, 0, busy() ? 1 : 0);
@@ -27,7 +27,7 @@ export function lowerPriority(): void {
   try {
     os.setPriority(NICE);
   } catch {
-    // where it may not be changed, the rests alone make room
+    // if that is not permitted, only the rests make room
   }
 }
 

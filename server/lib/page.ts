@@ -1,7 +1,7 @@
 import { sha256 } from './crypto.ts';
 import { contentSecurityPolicy } from './security-headers.ts';
 
-/** Text that is HTML already. Only `html` makes it, so that whatever else is put into a page is escaped. */
+/** Text that is already HTML. Only `html` creates it, so that everything else put into a page is escaped. */
 export class Markup {
   readonly text: string;
   constructor(text: string) {
@@ -14,7 +14,7 @@ const escapeHtml = (text: string) => text.replace(/[&<>"']/g, (character) => ENT
 
 type Part = string | number | Markup | undefined | readonly Markup[];
 
-/** HTML from a template: every value is escaped, unless it came from here itself. Values stand in text or in quotes. */
+/** HTML from a template: every value is escaped, unless it came from here. Values go in text or in quotes. */
 export function html(strings: TemplateStringsArray, ...values: readonly Part[]): Markup {
   const show = (value: Part): string => {
     if (value === undefined) return '';
@@ -37,7 +37,7 @@ button:focus-visible, input:focus-visible, a:focus-visible { outline: 3px solid 
 .quiet { color: GrayText; font-size: .875rem; }
 `;
 
-/** A whole page of the server's own: without any script, with its one style named by hash. */
+/** A whole page of the server's own: without scripts, and with its only style allowed by hash. */
 export function page(title: string, body: Markup): string {
   return html`<!doctype html>
 <html lang="en">
@@ -59,9 +59,9 @@ ${body}
 }
 
 /**
- * Headers of a page, over those of the API. Its address may hold a token: no other site learns more than the server's
- * origin, and no page links elsewhere. Not `no-referrer`: browsers would then send `Origin: null` with the page's form,
- * and the form would be refused as another site's.
+ * Page headers, on top of those of the API. The page's address may contain a token: other sites learn only the server's origin,
+ * and no page links elsewhere. Not `no-referrer`: browsers would then send `Origin: null` with the page's form, and the form
+ * would be refused as another site's.
  */
 export const PAGE_HEADERS: Readonly<Record<string, string>> = {
   'content-type': 'text/html; charset=utf-8',
@@ -75,7 +75,7 @@ export const PAGE_HEADERS: Readonly<Record<string, string>> = {
   'referrer-policy': 'strict-origin',
 };
 
-/** Whether the client is a browser that shows what it asked for to a person. */
+/** Whether the client is a browser that shows the response to a person. */
 export function wantsPage(accept: string | undefined): boolean {
   return /(^|,)\s*text\/html\s*(;|,|$)/i.test(accept ?? '');
 }

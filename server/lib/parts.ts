@@ -1,8 +1,8 @@
 const MOST = 1000;
 
 /**
- * What has come of a body, part by part. The sender says how small the parts are, and each is an object that weighs many times
- * what it holds: of one byte each, those of a megabyte take a hundred. Many parts are therefore made one.
+ * The received parts of a body. The sender decides how small they are, and each is an object that weighs many times its content:
+ * a megabyte in one-byte parts takes a hundred. Many parts are therefore merged into one.
  */
 export class Parts {
   bytes = 0;
@@ -21,7 +21,7 @@ export class Parts {
     this.#small = [];
   }
 
-  /** All of it, in one piece. */
+  /** Everything, in one piece. */
   join(): Buffer {
     const [only] = this.#small;
     if (this.#whole.length === 0 && this.#small.length === 1) return only!;

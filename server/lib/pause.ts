@@ -2,24 +2,24 @@ import { setTimeout as delay } from 'node:timers/promises';
 
 /** Resolves after `ms` milliseconds, or as soon as `signal` is aborted. Never rejects. */
 export async function pause(ms: number, signal: AbortSignal): Promise<void> {
-  // the only error is the abort, which ends the pause like its time does
+  // the only error is the abort, which ends the pause just as its time does
   await delay(ms, undefined, { signal }).catch(() => undefined);
 }
 
-/** Resolves when the event loop has looked at everything else once: work that takes long goes on in steps. */
+/** Resolves once the event loop has handled everything else: long work proceeds in steps. */
 export function nextTurn(): Promise<void> {
   return new Promise((resolve) => setImmediate(resolve));
 }
 
 /**
- * Wakes a loop that looks for work. The loop calls `clear` before it looks and `pause` after it, so that a wake in between
- * is not lost: the pause then ends before it begins.
+ * Wakes a loop that looks for work. The loop calls `clear` before it looks and `pause` after it, so that a wake in between is not
+ * lost: the pause then ends immediately.
  */
 export class Wake {
   #called = new AbortController();
 
   call(): void {
-    // each abort makes an error with its stack, also one that changes nothing
+    // each abort creates an error with its stack, even one that changes nothing
     if (!this.#called.signal.aborted) this.#called.abort();
   }
 

@@ -4,12 +4,12 @@ type Schema = z.core.$ZodType;
 type Check = (value: unknown) => boolean;
 
 /**
- * A check made from a schema, several times as fast as to parse with it, because it makes nothing: no copy of the value and
- * no list of faults. True only for what the schema takes and returns as it is, except that an object may have members
- * that its schema does not name and would leave out: the caller must read none of them.
+ * A check built from a schema, several times as fast as parsing with it, because it creates neither a copy of the value nor a
+ * list of faults. True only for values that the schema accepts and returns unchanged, except that an object may have members that
+ * its schema does not name and would drop: the caller must not read them.
  *
- * INVARIANT: of what it does not know (transforms, unions, schemas of other kinds) it says false, never true. So where it
- * is false, the schema has the word.
+ * INVARIANT: for anything it does not know (transforms, unions, schemas of other kinds) it returns false, never true. So if it is
+ * false, the schema decides.
  */
 export function quickCheck(schema: Schema): Check {
   const def = schema._zod.def as unknown as Definition;
@@ -22,7 +22,7 @@ export function quickCheck(schema: Schema): Check {
       const inner = quickCheck(def.innerType!);
       return (value) => value === null || inner(value);
     }
-    // what it catches it replaces
+    // it replaces what it catches
     case 'catch':
       return quickCheck(def.innerType!);
     case 'string': {
@@ -35,7 +35,7 @@ export function quickCheck(schema: Schema): Check {
     }
     case 'enum': {
       const values: ReadonlySet<unknown> = new Set(Object.values(def.entries!));
-      // of an enumeration with numbers, TypeScript keeps the names among the values
+      // TypeScript keeps the names of a numeric enumeration among the values
       if (values.values().some((value) => typeof value !== 'string')) return never;
       return (value) => values.has(value);
     }
@@ -93,13 +93,13 @@ function all(checks: readonly Check[], value: unknown): boolean {
   return true;
 }
 
-/** `every` would pass over the holes of an array, which are undefined to the schema. */
+/** `every` would skip the holes of an array, which are undefined to the schema. */
 function each(values: readonly unknown[], check: Check): boolean {
   for (let n = 0; n < values.length; n++) if (!check(values[n])) return false;
   return true;
 }
 
-/** The members are read by code made for them: a loop over their names would take most of the time. */
+/** The members are read by generated code: a loop over their names would take most of the time. */
 function objectCheck(def: Definition): Check {
   const names = Object.keys(def.shape!);
   const members = names.map((name) => quickCheck(def.shape![name]!));
@@ -119,13 +119,13 @@ function checksOf(def: Definition): Check[] {
 const INT32 = 2 ** 31;
 
 function checkOf({ check, format, pattern, value: bound, inclusive, maximum, fn, when }: CheckDefinition): Check {
-  // a check that may be left out; this one is for what has no length
+  // a check that may be skipped; this one is for values without a length
   if (when !== undefined && check !== 'max_length') return never;
   switch (check) {
     case 'custom':
       return fn ? (value) => Boolean(fn(value as never)) : never;
     case 'string_format':
-      // a pattern that remembers where it was is used from its beginning only by the schema
+      // a pattern that remembers its position is reset only by the schema
       return pattern && !pattern.global && !pattern.sticky && (format === 'regex' || format === 'datetime')
         ? (value) => pattern.test(value as string)
         : never;

@@ -3,13 +3,13 @@ import { type RateLimiterAbstract, RateLimiterMemory, RateLimiterRedis, RateLimi
 import type { RedisLink } from './redis.ts';
 
 export interface RateRule {
-  /** The name that answers show. */
+  /** The name shown in responses. */
   name: string;
   limit: number;
   seconds: number;
 }
 
-/** What counts as one address: an IPv4 address, or the /64 of an IPv6 one, which a single host has all of. */
+/** The unit counted as one address: an IPv4 address, or the /64 of an IPv6 one, all of which a single host has. */
 export function networkOf(ip: string): string {
   if (!ipaddr.isValid(ip)) return ip;
   const address = ipaddr.process(ip);
@@ -28,8 +28,8 @@ export interface RateState {
 }
 
 /**
- * Counts calls in fixed windows: in this process, and where there is a Redis for all processes together. The stricter
- * count holds, so that someone who deletes or resets the counters in Redis gets no more than the limit from each process.
+ * Counts calls in fixed windows: in this process and, with Redis, across all processes. The stricter count applies, so that
+ * someone who deletes or resets the counters in Redis gets no more than the limit from each process.
  */
 export class RateLimiter {
   readonly #rule: RateRule;
@@ -50,13 +50,13 @@ export class RateLimiter {
         points: rule.limit,
         duration: rule.seconds,
         rejectIfRedisNotReady: true,
-        // a caller over the limit is refused here until the window ends, without a round trip
+        // a caller over the limit is refused locally until the window ends, without a round trip
         inMemoryBlockOnConsumed: rule.limit + 1,
       });
     this.#policy = `"${rule.name}";q=${rule.limit};w=${rule.seconds}`;
   }
 
-  /** Counts calls: all of them, also where they are too many. */
+  /** Counts calls: all of them, even beyond the limit. */
   async take(key: string, calls = 1): Promise<RateState> {
     let { state, allowed } = await consume(this.#own, key, calls);
     if (allowed && this.#shared) {

@@ -3,19 +3,19 @@ import type { Horizon, SharedLookups } from './lookups.ts';
 import type { RedisLink } from './redis.ts';
 
 /**
- * Look-ups that the processes of an installation share through Redis, encrypted and authenticated (see RedisLink). Redis
- * is never the authority: every method resolves without a value when it is away, late or has been tampered with, and a
- * value that it repeats is judged by the moment of the database that stands in it (see Lookups).
+ * Look-ups that the processes of an installation share through Redis, encrypted and authenticated (see RedisLink). Redis is never
+ * the authority: every method resolves without a value when it is down, late or tampered with, and a value that it repeats is
+ * judged by the database moment it contains (see Lookups).
  *
  * Values are plain data that JSON can carry.
  */
 export class RedisLookups<V> implements SharedLookups<V> {
-  /** Until when Redis is not asked, after it did not answer. */
+  /** Until when Redis is skipped, after it did not answer. */
   #hangs = 0;
   readonly #redis: RedisLink;
   readonly #name: string;
   readonly #horizon: () => Promise<Horizon>;
-  /** The moment that is being asked for. Whoever joins begins to look up after it all the same. */
+  /** A pending query for the moment. A caller that joins still begins its look-up after it. */
   #asked: Promise<Horizon | undefined> | undefined;
 
   constructor(redis: RedisLink, name: string, horizon: () => Promise<Horizon>) {
@@ -24,7 +24,7 @@ export class RedisLookups<V> implements SharedLookups<V> {
     this.#horizon = horizon;
   }
 
-  /** Undefined while Redis is unavailable, when nothing can be stored, or while the database does not say. Never rejects. */
+  /** Undefined while Redis is unavailable, when nothing can be stored, or if the database does not answer. Never rejects. */
   async horizon(): Promise<Horizon | undefined> {
     if (this.#redis.commands.status !== 'ready') return undefined;
     this.#asked ??= inTime(ANSWER_MS, this.#attempt(this.#horizon), () => undefined).finally(() => {
@@ -58,7 +58,7 @@ export class RedisLookups<V> implements SharedLookups<V> {
     );
   }
 
-  /** The link has logged why it is away; here that only means: not known. */
+  /** The link has logged why it is down; here that only means: unknown. */
   async #attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
     try {
       return await work();
@@ -68,8 +68,8 @@ export class RedisLookups<V> implements SharedLookups<V> {
   }
 }
 
-/** How long Redis keeps a value at most. A value ends by what is written in it. */
+/** How long Redis keeps a value at most. The value's own expiry is inside it. */
 const KEPT_MS = 60_000;
-/** The client has no time limit of its own for a command that was sent. */
+/** The client has no timeout of its own for a command that was sent. */
 const ANSWER_MS = 250;
 const HANG_MS = 1000;

@@ -5,10 +5,10 @@ import type { Log } from './log.ts';
 
 /** A command that takes longer counts as failed; its sender continues without Redis. */
 const COMMAND_MS = 500;
-/** A connection that was silent for this long is dead: something is sent on each one every second. */
+/** A connection that is silent for this long is dead: something is sent on each one every second. */
 const SILENCE_MS = 3000;
 const RECONNECT_MS = 2000;
-/** Keys whose values a process remembers until Redis says that they changed. */
+/** Keys whose values a process caches until Redis reports a change. */
 const TRACKED_KEYS = 20_000;
 const TRACKED_MS = 60_000;
 
@@ -21,13 +21,13 @@ interface RedisOptions {
 type Clients = Pick<typeof import('ioredis'), 'Redis'> & Pick<typeof import('redis'), 'createClient'>;
 
 /**
- * The connections of a process to Redis. None of them ever queues what cannot be sent now: with Redis away a command
- * fails immediately, and its caller knows what to do without it.
+ * A process's connections to Redis. None of them queues what cannot be sent now: while Redis is down a command fails immediately,
+ * and its caller knows how to continue without it.
  *
- * Redis is shared and may hold whatever its administrator puts there. So everything that another process is to read is
- * encrypted and authenticated with a key that Redis does not have, derived from the master key, and bound to the name of
- * the place that it is meant for. Redis can lose, delay and repeat; it cannot read, change, move or invent. What would do
- * harm when it is repeated must itself say when it was true.
+ * Redis is shared and may hold whatever its administrator puts there. So everything meant for another process is encrypted and
+ * authenticated with a key that Redis does not have, derived from the master key, and bound to the name of the place it is meant
+ * for. Redis can lose, delay and repeat; it cannot read, change, move or invent. Anything that would do harm when repeated must
+ * itself say when it was true.
  */
 export class RedisLink {
   /** Scripts, messages, counters. */
@@ -88,7 +88,7 @@ export class RedisLink {
    * installations that share a Redis.
    */
   static async open(url: string, options: RedisOptions): Promise<RedisLink> {
-    // loaded here, since a process without Redis would pay a tenth of its start for them
+    // loaded here, since a process without Redis would spend a tenth of its startup on them
     const [{ Redis }, { createClient }] = await Promise.all([import('ioredis'), import('redis')]);
     const link = new RedisLink(url, options, { Redis, createClient });
     const connecting = [link.commands.connect(), link.subscriber.connect(), link.tracked.connect()];
@@ -116,7 +116,7 @@ export class RedisLink {
     return Buffer.concat([salt, cipher.update(text as Uint8Array), cipher.final(), cipher.getAuthTag()]);
   }
 
-  /** What was sealed; undefined when it was not sealed for this place by a process of this installation. */
+  /** The original; undefined if it was not sealed for this place by a process of this installation. */
   unseal(place: string, sealed: Uint8Array): Buffer | undefined {
     const bytes = Buffer.from(sealed.buffer, sealed.byteOffset, sealed.byteLength);
     if (bytes.length < SALT_BYTES + TAG_BYTES) return undefined;
@@ -139,8 +139,8 @@ export class RedisLink {
   }
 
   /**
-   * What is read from the tracked connection may never touch the network, so that a dead one would keep answering. It
-   * is asked each second, and opened again when it says nothing.
+   * Reads on the tracked connection may never touch the network, so a dead one would keep answering. It is pinged every second,
+   * and reopened if it is silent.
    */
   #look(): void {
     const { tracked } = this;
@@ -149,7 +149,7 @@ export class RedisLink {
         () => {
           this.#heardAt = performance.now();
         },
-        () => undefined, // no answer: that is what counts
+        () => undefined, // no answer: handled by its absence
       );
     }
     if (performance.now() - this.#heardAt < SILENCE_MS) return;

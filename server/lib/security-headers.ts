@@ -1,17 +1,17 @@
-/** What a browser may not do with an answer, whatever the answer holds. */
+/** What a browser may not do with a response, whatever it contains. */
 export interface HeaderOptions {
-  /** Whether the server is reached by https: then browsers must never use anything else. */
+  /** Whether the server is reached by https: browsers must then never use anything else. */
   https: boolean;
 }
 
-/** Joins a content security policy from its directives; an empty list of sources leaves the directive bare. */
+/** Builds a content security policy from its directives; an empty list of sources leaves the directive bare. */
 export function contentSecurityPolicy(directives: Readonly<Record<string, readonly string[]>>): string {
   return Object.entries(directives)
     .map(([name, sources]) => [name, ...sources].join(' '))
     .join('; ');
 }
 
-/** Headers of every answer: of the API, of pages, of the dashboard's files. */
+/** Headers of every response: API, pages, and dashboard files. */
 function commonHeaders({ https }: HeaderOptions): Record<string, string> {
   return {
     'x-content-type-options': 'nosniff',
@@ -23,7 +23,7 @@ function commonHeaders({ https }: HeaderOptions): Record<string, string> {
   };
 }
 
-/** Headers of an answer that is data: a browser that shows it anyway runs and loads nothing in it. */
+/** Headers of a response that is data: a browser that displays it anyway neither runs nor loads anything in it. */
 export function apiHeaders(options: HeaderOptions): Record<string, string> {
   return {
     ...commonHeaders(options),

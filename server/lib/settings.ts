@@ -4,8 +4,8 @@ import { z } from 'zod';
 import { faultLines } from './faults.ts';
 
 /*
- * How a program reads its settings from the environment: a table of zod schemas, each with its default and, in `describe`,
- * what the documentation says of it.
+ * Reads a program's settings from the environment: a table of zod schemas, each with its default and, in `describe`, its
+ * documentation.
  */
 
 export type Environment = Readonly<Record<string, string | undefined>>;
@@ -13,7 +13,7 @@ export type Environment = Readonly<Record<string, string | undefined>>;
 export const int = (fallback: number, min: number, max: number) =>
   z.coerce.number().int().min(min).max(max).default(fallback);
 
-/** Texts with commas between them. */
+/** Comma-separated texts. */
 export const list = z
   .string()
   .default('')
@@ -42,16 +42,16 @@ function isServer(text: string): boolean {
   return (v6 ? isIPv6(v6) : isIPv4(v4 ?? '')) && Number(port) > 0 && Number(port) < 65536;
 }
 
-/** Settings are wrong; the message lists every fault, and shows no secret. */
+/** Some settings are wrong; the message lists every fault, and shows no secret. */
 export class ConfigError extends Error {
   override readonly name = 'ConfigError';
 }
 
-/** A table's settings while they are read. Faults are collected, so that one error lists them all. */
+/** Reads the settings of a table. Faults are collected, so that one error lists them all. */
 export class SettingsReader<Table extends z.ZodObject> {
-  /** The environment without what is blank, which counts as absent. */
+  /** The environment without blank values, which count as absent. */
   readonly given: Environment;
-  /** Undefined when some setting does not fit its schema. */
+  /** Undefined if any setting does not fit its schema. */
   readonly values: z.output<Table> | undefined;
   readonly #faults: string[];
 
@@ -70,7 +70,7 @@ export class SettingsReader<Table extends z.ZodObject> {
     if (!this.#faults.includes(text)) this.#faults.push(text);
   }
 
-  /** What `read` returns; undefined when it throws, and its message is a fault then. */
+  /** The result of `read`; undefined if it throws, and its message becomes a fault. */
   attempt<T>(read: () => T): T | undefined {
     try {
       return read();
@@ -80,14 +80,14 @@ export class SettingsReader<Table extends z.ZodObject> {
     }
   }
 
-  /** The settings. Throws a ConfigError when there was any fault. */
+  /** The settings. Throws a ConfigError if there was any fault. */
   done(): z.output<Table> {
     if (!this.values || !this.faultless) throw new ConfigError(`Wrong settings:\n  ${this.#faults.join('\n  ')}`);
     return this.values;
   }
 }
 
-/** The text of the file that a setting names, as it is now; undefined when the setting is absent. */
+/** The current text of the file that a setting names; undefined if the setting is absent. */
 export function fileOf(env: Environment, name: string): string | undefined {
   const file = env[name];
   if (!file) return undefined;
@@ -98,19 +98,19 @@ export function fileOf(env: Environment, name: string): string | undefined {
   }
 }
 
-/** A secret, given as `name` or in the file that `name`_FILE names, and which of the two it was; undefined without either. */
+/** A secret, given as `name` or in the file that `name`_FILE names, and which of the two it was; undefined if neither is set. */
 export function secretOf(env: Environment, name: string): { text: string; from: string } | undefined {
   const file = `${name}_FILE`;
   const given = env[name]?.trim();
   if (given && env[file]?.trim()) throw new Error(`${name} and ${file}: give only one`);
   const text = given || fileOf(env, file);
   if (text === undefined) return undefined;
-  // a secret that was not filled in is not one that was not asked for: the server would start on a database of its own
+  // a secret left blank does not mean no secret: the server would start on a database of its own
   if (text.trim() === '') throw new Error(`${file}: the file is empty`);
   return { text: text.trim(), from: given ? name : file };
 }
 
-/** The environment with the secrets of `names` that are given in files. One that cannot be read stays absent: see secretOf. */
+/** The environment with the secrets of `names` that are given in files. An unreadable one stays absent: see secretOf. */
 export function withFiles(env: Environment, names: readonly string[]): Environment {
   const filled: Record<string, string | undefined> = { ...env };
   for (const name of names) {
@@ -126,7 +126,7 @@ export function withFiles(env: Environment, names: readonly string[]): Environme
 export interface SettingHelp {
   name: string;
   meaning: string;
-  /** Empty where there is none. */
+  /** Empty if there is none. */
   fallback: string;
 }
 

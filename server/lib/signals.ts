@@ -1,9 +1,9 @@
-/** A signal so soon after the first one means the same. */
+/** A second signal this soon after the first counts as the same one. */
 const SAME_MS = 1000;
 
 /**
- * Calls `stop` at the first signal that asks the process to end, and `atOnce` at another one. npm passes on what a terminal, or a
- * service manager, has sent to the process too: that is the same wish, not a second one.
+ * Calls `stop` at the first signal that asks the process to end, and `atOnce` at another one. npm forwards signals that a
+ * terminal or a service manager has also sent to the process: that is the same request, not a second one.
  */
 export function onStopSignals(stop: (signal: NodeJS.Signals) => void, atOnce: (signal: NodeJS.Signals) => void): void {
   let first: number | undefined;

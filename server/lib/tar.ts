@@ -1,9 +1,9 @@
-/** Members in the order in which an archive has them. */
+/** Members in archive order. */
 export function sorted<T>(files: ReadonlyMap<string, T>): [string, T][] {
   return [...files].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-/** Says in words what is wrong with an archive. */
+/** The message says what is wrong with an archive. */
 export class ArchiveError extends Error {}
 
 export const TAR_BLOCK = 512;
@@ -23,7 +23,7 @@ export function writeTar(files: ReadonlyMap<string, Uint8Array>): Buffer {
   return Buffer.concat([...blocks, Buffer.alloc(2 * TAR_BLOCK)]);
 }
 
-/** The header block of a member. Throws a RangeError on a name or a size that it cannot hold. */
+/** The header block of a member. Throws a RangeError for a name or size that does not fit. */
 export function tarHeader(name: string, size: number): Buffer {
   if (!isPlainName(name)) throw new RangeError(`${JSON.stringify(name)} cannot be the name of a member`);
   if (size >= 8 ** 11) throw new RangeError(`${name} is too large for a ustar archive`);
@@ -40,9 +40,9 @@ export function tarHeader(name: string, size: number): Buffer {
 }
 
 /**
- * The members of a ustar archive of plain files. Refuses, with an ArchiveError: other kinds of members, names that are
- * absolute, climb, repeat or hold other characters than a package's, wrong checksums, cut or trailing data. Does not
- * look at modes, owners and times: `isWrittenTar` does.
+ * The members of a ustar archive of plain files. Refuses, with an ArchiveError: other kinds of members; names that are absolute,
+ * climb, repeat or contain characters that a package's do not; wrong checksums; truncated or trailing data. Ignores modes, owners
+ * and times: `isWrittenTar` checks those.
  */
 export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
   const bytes = Buffer.from(archive.buffer, archive.byteOffset, archive.byteLength);
@@ -66,8 +66,8 @@ export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
 }
 
 /**
- * Whether an archive is byte for byte what `writeTar` makes of its members, as `readTar` gave them: the same headers in
- * the same order, and zeros as padding. It needs no second copy of the archive.
+ * Whether an archive is byte for byte what `writeTar` makes of its members, as `readTar` returned them: the same headers in the
+ * same order, and zeros as padding. It needs no second copy of the archive.
  */
 export function isWrittenTar(archive: Uint8Array, members: ReadonlyMap<string, Uint8Array>): boolean {
   const bytes = Buffer.from(archive.buffer, archive.byteOffset, archive.byteLength);
@@ -81,7 +81,7 @@ export function isWrittenTar(archive: Uint8Array, members: ReadonlyMap<string, U
   return bytes.subarray(at).equals(Buffer.alloc(2 * TAR_BLOCK));
 }
 
-/** The member that a header block at byte `at` begins; undefined at the end of the archive. Refuses as `readTar` does. */
+/** The member whose header block begins at byte `at`; undefined at the end of the archive. Refuses as `readTar` does. */
 export function readTarHeader(block: Buffer, at: number): { name: string; size: number } | undefined {
   if (block.length < TAR_BLOCK) throw new ArchiveError('the archive is cut off');
   if (block.equals(ZERO_BLOCK)) return undefined;
@@ -112,7 +112,7 @@ function cString(block: Buffer, at: number, length: number): string {
   return end < 0 ? text : text.slice(0, end);
 }
 
-/** Relative, of letters, digits, dot, dash and underscore, no part of it `.` or `..`. */
+/** Relative; of letters, digits, dot, dash and underscore; no segment is `.` or `..`. */
 function isPlainName(name: string): boolean {
   return name.length <= 100 && name.split('/').every((part) => /^[A-Za-z0-9._-]+$/.test(part) && !/^\.\.?$/.test(part));
 }

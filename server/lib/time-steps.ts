@@ -8,8 +8,8 @@ const STEPS = [
 ];
 
 /**
- * Where the steps of a range begin: at most so many, each of a length that people count in, and on full hours and days of a zone
- * that is so many minutes ahead of UTC. The first may begin before the range.
+ * Where the steps of a range begin: at most this many, each of a length that people count in, on full hours and days of a zone
+ * that is this many minutes ahead of UTC. The first may begin before the range.
  */
 export function edgesOf(
   since: number,

@@ -1,31 +1,31 @@
 import { randomFew } from './crypto.ts';
 
 /**
- * The place of one action in a trace (W3C Trace Context). It is the agent's word, kept so that people can follow a run:
- * INVARIANT: nothing is ever decided by it.
+ * An action's place in a trace (W3C Trace Context). It is what the agent claims, kept so that people can follow a run:
+ * INVARIANT: no decision ever depends on it.
  */
 export interface Trace {
   /** 32 hexadecimal digits. */
   trace_id: string;
   /** Of what is decided or done here: 16 hexadecimal digits. */
   span_id: string;
-  /** The caller's span; undefined where the trace begins here. */
+  /** The caller's span; undefined if the trace begins here. */
   parent_id: string | undefined;
-  /** The caller, or who begins the trace, wants it recorded by tracing systems. */
+  /** The caller, or whoever begins the trace, wants tracing systems to record it. */
   sampled: boolean;
-  /** What tracing systems carry along with a trace that came; passed on as it is. */
+  /** What tracing systems carry along with an incoming trace; passed on unchanged. */
   state: string | undefined;
 }
 
-/** Version 00. Of a later version the parts that are known are read; ff is none. */
+/** Version 00. Of a later version, the known parts are read; ff is not a version. */
 const TRACEPARENT =
   /^(?:00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})|(?!00|ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.{0,200})?)$/;
 const TRACESTATE = /^[\x20-\x7e]{1,512}$/;
 const ZEROS = /^0+$/;
 
 /**
- * The next span of the trace that `traceparent` names, or of a new one where that is absent or not valid to the letter:
- * then `tracestate` belongs to nothing, and is dropped.
+ * The next span of the trace that `traceparent` names, or of a new one if that is absent or not strictly valid: `tracestate` then
+ * belongs to nothing, and is dropped.
  */
 export function traceOf(traceparent: unknown, tracestate?: unknown): Trace {
   const found = typeof traceparent === 'string' ? TRACEPARENT.exec(traceparent) : null;
@@ -37,7 +37,7 @@ export function traceOf(traceparent: unknown, tracestate?: unknown): Trace {
   return { trace_id, span_id: hex(8), parent_id, sampled: (Number.parseInt(flags, 16) & 1) === 1, state };
 }
 
-/** The span that `traceparent` names, in the form of `traceparentOf`; undefined where it is absent or not valid. */
+/** The span that `traceparent` names, in the form of `traceparentOf`; undefined if it is absent or not valid. */
 export function cameWith(traceparent: unknown): string | undefined {
   const { trace_id, parent_id, sampled } = traceOf(traceparent);
   return parent_id && traceparentOf({ trace_id, span_id: parent_id, sampled });
@@ -48,7 +48,7 @@ export function siblingOf(trace: Trace): Trace {
   return { ...trace, span_id: hex(8) };
 }
 
-/** What is passed on to anyone who does the action: this span is its parent. */
+/** The value to pass on to whoever performs the action: this span is its parent. */
 export function traceparentOf({ trace_id, span_id, sampled }: Pick<Trace, 'trace_id' | 'span_id' | 'sampled'>): string {
   return `00-${trace_id}-${span_id}-${sampled ? '01' : '00'}`;
 }

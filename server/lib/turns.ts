@@ -7,21 +7,21 @@ interface Waiting {
 
 interface Owner {
   running: number;
-  /** In the order of their places. */
+  /** Ordered by place. */
   readonly waiting: Waiting[];
-  /** The place of the last one whose turn it was. */
+  /** The place of the last one whose turn came. */
   now: number;
-  /** The next place of each who was there a moment ago. */
+  /** The next place of each recent participant. */
   readonly next: Map<string, number>;
 }
 
 /**
- * Lets each owner have a few things done at a time; more of them wait for their turn. So the many requests of one are
- * not all in front of the few of another.
+ * Lets each owner do a few things at a time; the rest wait for their turn. So one owner's many requests are not all ahead of
+ * another's few.
  *
- * Whoever shares an owner's turns has them by turns too (start-time fair queueing): each request has a place one behind the last
- * one of the same, and nobody's place is in front of the one whose turn it was last. Where no more may wait, the one behind all
- * others is sent away for one whose place is in front of it: those who ask again and again keep nobody out who asks now and then.
+ * Those who share an owner's turns also take turns (start-time fair queueing): each request has a place one behind the previous
+ * one of the same participant, and no place is ahead of the one whose turn came last. When the queue is full, the last in line is
+ * dropped for a newcomer whose place is ahead of it: those who ask again and again do not keep out those who ask now and then.
  */
 export class Turns {
   readonly #atOnce: number;
@@ -29,7 +29,7 @@ export class Turns {
   readonly #mostMs: number | undefined;
   readonly #owners = new Map<string, Owner>();
 
-  /** `mostMs`: how long each waits at most; without it, until it is its turn. */
+  /** `mostMs`: how long each waits at most; if absent, until its turn comes. */
   constructor(limits: { atOnce: number; mostWaiting: number; mostMs?: number }) {
     this.#atOnce = limits.atOnce;
     this.#mostWaiting = limits.mostWaiting;
@@ -37,8 +37,8 @@ export class Turns {
   }
 
   /**
-   * Resolves when it is the owner's turn, and among those who share it that of `who`, to what ends it, which may be called
-   * twice. Undefined where too many wait, it waited for too long, or `gone` aborted: who has left keeps nobody waiting.
+   * Resolves when it is the owner's turn, and that of `who` among those who share it, to a function that ends the turn, which may
+   * be called twice. Undefined if too many wait, it waited too long, or `gone` aborted: a caller who has left holds no one up.
    */
   async take(owner: string, who = owner, gone?: AbortSignal): Promise<(() => void) | undefined> {
     if (gone?.aborted) return undefined;
@@ -58,7 +58,7 @@ export class Turns {
         last.go(false);
       }
       own.next.set(who, at + 1);
-      // anyone who ends hands the turn over
+      // ending a turn hands it over
       if (!(await this.#turn(own, place, { at, who, gone }))) return undefined;
     }
     let ended = false;
@@ -81,7 +81,7 @@ export class Turns {
     return new Promise((resolve) => {
       const leave = () => {
         waiting.splice(waiting.indexOf(one), 1);
-        // what was not done does not count; a place of long ago was forgotten
+        // what was not done does not count; an old place may have been forgotten
         const following = next.get(who);
         if (following !== undefined) next.set(who, following - 1);
         go(false);
@@ -99,7 +99,7 @@ export class Turns {
   }
 }
 
-/** Of those who were there longer ago than the last round nothing is kept. */
+/** Beyond this many, places from before the last round are dropped. */
 const MOST_KEPT = 100;
 
 function pass(own: Owner, at: number): void {

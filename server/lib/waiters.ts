@@ -1,29 +1,29 @@
-/** Callers that wait for something of a tenant to change: long polls. */
+/** Callers that wait for a change in a tenant: long polls. */
 export class Waiters {
   readonly #waiting = new Map<string, Set<() => void>>();
   #stopping = false;
 
-  /** Has everyone look again who waits for this tenant; `*` for all. */
+  /** Makes everyone who waits for this tenant look again; `*` for all. */
   wake(tenantId: string): void {
     for (const [tenant, wakers] of this.#waiting) {
       if (tenantId === '*' || tenantId === tenant) for (const wake of wakers) wake();
     }
   }
 
-  /** How many wait. */
+  /** How many are waiting. */
   get waiting(): number {
     return [...this.#waiting.values()].reduce((sum, wakers) => sum + wakers.size, 0);
   }
 
-  /** Ends all waiting, now and in the future, because the process is stopping. */
+  /** Ends all waits, now and in the future, because the process is stopping. */
   stop(): void {
     this.#stopping = true;
     this.wake('*');
   }
 
   /**
-   * Resolves to what `look` finds as soon as that is `enough`, and to what it finds last after `seconds`, when `signal`
-   * aborts or when the process stops. No change is missed between a look and the wait after it.
+   * Resolves to the result of `look` as soon as it is `enough`, and to its last result after `seconds`, when `signal` aborts or
+   * when the process stops. No change is missed between a look and the wait after it.
    */
   async until<T>(
     tenantId: string,

@@ -1,18 +1,18 @@
 /** The conditions of an SQL statement with their parameters, for lists whose filters may be absent. */
 export class Where {
-  /** In the order of their numbers. */
+  /** In order of their numbers. */
   readonly values: unknown[];
   readonly #conditions: string[];
 
-  /** `condition` holds for every row, and refers to `values` as $1 and so on. */
+  /** `condition` applies to every row, and refers to `values` as $1 and so on. */
   constructor(condition: string, values: readonly unknown[]) {
     this.values = [...values];
     this.#conditions = [condition];
   }
 
   /**
-   * Adds a condition on a value, unless that is undefined. The value becomes a parameter, whose name `condition` is given,
-   * and never a part of the text.
+   * Adds a condition on a value, unless that is undefined. The value becomes a parameter, whose name is passed to `condition`; it
+   * is never part of the text.
    */
   and(value: unknown, condition: (parameter: string) => string): this {
     if (value === undefined) return this;
@@ -26,7 +26,7 @@ export class Where {
   }
 
   get sql(): string {
-    // an `or` within a condition must not undo the others
+    // an `or` within a condition must not affect the others
     return this.#conditions.map((condition) => `(${condition})`).join(' and ');
   }
 }

@@ -9,7 +9,7 @@ export class AtOnce {
     this.#most = most;
   }
 
-  /** Counts one more; the returned function stops counting it, and is called once. Throws RATE_LIMITED at the limit. */
+  /** Counts one more; call the returned function once to stop counting it. Throws RATE_LIMITED at the limit. */
   take(credentialId: string): () => void {
     const count = this.#counts.get(credentialId) ?? 0;
     if (count >= this.#most) {

@@ -1,13 +1,13 @@
 import type { Trace } from '../trace.ts';
 
 /**
- * Every name that appears in a span, so that nothing else does: neither arguments nor answers, neither reasons nor the
- * texts of people. The conventions for agents and MCP (`gen_ai.*`, `mcp.*`) are still in development; `svc.*` are ours.
+ * Every name that appears in a span, and nothing else does: no arguments, answers or reasons, and no text written by people. The
+ * conventions for agents and MCP (`gen_ai.*`, `mcp.*`) are still in development; `svc.*` are ours.
  */
 
 /** What began or ended within a span. */
 export const SPAN_EVENTS = {
-  /** Of a call: it is held, by this call or by an earlier one of the same action. */
+  /** A call is held, by itself or by an earlier call with the same action. */
   waiting: 'svc.hold.waiting',
   opened: 'svc.hold.opened',
   released: 'svc.hold.released',
@@ -41,7 +41,7 @@ export const SPAN_ATTRIBUTES = {
 } as const;
 export type SpanAttribute = keyof typeof SPAN_ATTRIBUTES;
 
-/** The names of spans. Tools are named by agents: a text that is too long for a name stands in the attribute alone. */
+/** Span names. Agents name tools: a text that is too long for a name goes only into the attribute. */
 export const SPAN_NAMES = {
   evaluate: (tool: string) => `evaluate ${tool}`,
   call: (method: string, tool: string) => `${method} ${tool}`,
@@ -54,13 +54,13 @@ export const SERVICES = { server: 'svc-server', proxy: 'svc-proxy' } as const;
 /** What happened in a trace, and when: milliseconds since the epoch. */
 export interface Span {
   name: string;
-  /** `server`: somebody asked for it; `internal`: it went on by itself. */
+  /** `server`: someone asked for it; `internal`: it continued on its own. */
   kind: 'server' | 'internal';
   trace: Trace;
   from: number;
   to: number;
   attributes: { [K in SpanAttribute]?: string | undefined };
   events?: readonly { name: SpanEventName; at: number }[];
-  /** It failed. A denial is no failure: the decision point did what it should. */
+  /** It failed. A denial is not a failure: the decision point did its job. */
   failed?: boolean;
 }

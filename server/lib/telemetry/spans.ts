@@ -6,7 +6,7 @@ import { SCOPE_NAME, SPAN_ATTRIBUTES, type Span, type SpanAttribute } from './na
 export interface Telemetry {
   /** Never throws and never waits. */
   add(span: Span): void;
-  /** Sends what there is, for at most two seconds. */
+  /** Sends what is left, for at most two seconds. */
   stop(): Promise<void>;
 }
 
@@ -17,22 +17,22 @@ const BATCH = 512;
 const EVERY_MS = 2000;
 const LAST_MS = 2000;
 const MOST_TEXT = 300;
-/** How often it is said that spans cannot be sent. */
+/** How often a failure to send spans is logged. */
 const SAID_MS = 60_000;
 
 /**
- * Sends spans to the operator's collector, by OTLP over HTTP. What is too much for the collector is dropped, the oldest
- * first: no decision ever waits for it, and memory is bounded. The exporter is loaded here, and nowhere else.
+ * Sends spans to the operator's collector, by OTLP over HTTP. What exceeds the collector's capacity is dropped, oldest first: no
+ * decision ever waits for it, and memory is bounded. The exporter is loaded here, and nowhere else.
  */
 export async function startTelemetry(options: {
-  /** As OTEL_EXPORTER_OTLP_ENDPOINT. */
+  /** The value of OTEL_EXPORTER_OTLP_ENDPOINT. */
   endpoint: string;
   service: string;
   log: Log;
   everyMs?: number;
 }): Promise<Telemetry> {
   const { OTLPTraceExporter } = await import('@opentelemetry/exporter-trace-otlp-http');
-  // headers, timeout and certificates are those of the environment (OTEL_EXPORTER_OTLP_…)
+  // headers, timeout and certificates come from the environment (OTEL_EXPORTER_OTLP_…)
   const exporter = new OTLPTraceExporter({ url: `${options.endpoint.replace(/\/+$/, '')}/v1/traces` });
   const resource = { attributes: { 'service.name': options.service } } as unknown as Exported['resource'];
   return new Queue(exporter, resource, options.log, options.everyMs ?? EVERY_MS);
@@ -56,7 +56,7 @@ class Queue implements Telemetry {
   }
 
   add(span: Span): void {
-    // as the caller of the trace wants it
+    // as the trace's caller wants it
     if (!span.trace.sampled) return;
     this.#spans.push(span);
     if (this.#spans.length > MOST_KEPT) this.#dropped += this.#spans.splice(0, BATCH).length;
@@ -111,7 +111,7 @@ class Queue implements Telemetry {
   }
 }
 
-/** The span as the exporter reads it: one that has ended. */
+/** The span in the exporter's form: one that has ended. */
 function exported(
   { name, kind, trace, from, to, attributes, events = [], failed }: Span,
   resource: Exported['resource'],
@@ -122,7 +122,7 @@ function exported(
   );
   return {
     name: bounded(name),
-    // SpanKind.INTERNAL and SERVER, SpanStatusCode.UNSET and ERROR of the API, which need not be loaded for them
+    // SpanKind.INTERNAL and SERVER, SpanStatusCode.UNSET and ERROR of the API, which then need not be loaded
     kind: kind === 'server' ? 1 : 0,
     status: { code: failed ? 2 : 0 },
     spanContext: () => context(trace.span_id),
