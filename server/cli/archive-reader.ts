@@ -66,7 +66,7 @@ export class ArchiveReader {
     this.#looked = false;
   }
 
-  /** Exactly this many bytes. */
+  /** Reads exactly this many bytes. */
   async #read(length: number): Promise<Buffer> {
     const chunks: Buffer[] = [];
     for (let left = length; left > 0; ) {
@@ -78,7 +78,7 @@ export class ArchiveReader {
     return Buffer.concat(chunks);
   }
 
-  /** Between one and this many bytes; none at the end of the stream. */
+  /** Reads between one and this many bytes; none at the end of the stream. */
   async #some(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const { value, done } = await this.#chunks.next();

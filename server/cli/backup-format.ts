@@ -7,12 +7,12 @@ import { CommandError } from './command.ts';
 /*
  * A backup is a gzip'd ustar archive, so `tar tzf` lists it. Its members, in this order:
  *
- *   backup.json                     what restore needs first (Header), with the tables in load order
+ *   backup.json                     what restore needs first (Header), including the tables in load order
  *   tables/<table>/<number>.copy    the parts of COPY … TO STDOUT (FORMAT binary) of each table, cut at any byte
  *   manifest.json                   rows, bytes and sha256 of each table, sha256 of backup.json (Manifest)
  *   manifest.seal                   sha256 of manifest.json, sealed under the master key
  *
- * The checksums detect damage and the seal detects changes: nobody without the master key can create a backup that
+ * The checksums detect damage and the seal detects changes: no one without the master key can create a backup that
  * restores. It contains every row of the database, with secrets as stored there (hashed, or encrypted under the master
  * key), and does not contain the master key.
  */

@@ -86,7 +86,7 @@ export const backup = command({
   },
 });
 
-/** In a backup from between two places, a parcel would bring back to life what a restore ends. */
+/** In a backup taken during a move, a parcel would bring back to life what a restore ends. */
 async function assertNobodyMoves(client: pg.Client): Promise<void> {
   const { rows } = await client.query<{ tenant_id: string }>(
     `select tenant_id from tenant_move where state in ('fencing', 'fenced', 'copying') limit 1`,

@@ -39,7 +39,7 @@ export interface Command {
   readonly more?: string;
   readonly args?: readonly Argument[];
   readonly flags: Flags;
-  /** The exit code of incorrect usage, where 2 says something else. */
+  /** The exit code of incorrect usage, for commands where 2 means something else. */
   readonly usageCode?: number;
   /** Resolves with the exit code; undefined means 0. */
   run(call: Call): Promise<number | undefined>;
@@ -58,10 +58,10 @@ export class UsageError extends Error {}
 /** The command failed for a reason that the operator can fix: exit code 1, no stack. */
 export class CommandError extends Error {}
 
-/** For what takes a right or a safeguard away. */
+/** For commands that take away a right or a safeguard. */
 export const REASON_FLAG = { reason: { value: 'TEXT', help: 'why, in one line; the audit log keeps it' } } as const;
 
-/** The reason that was given, or else that an operator did it here. `most`: its longest length, where that is less than usual. */
+/** The given reason, or else that an operator did it here. `most`: the maximum length, if shorter than usual. */
 export function reasonOf({ reason: given }: { reason: string | undefined }, most = 500): string {
   const read = reason.max(most).safeParse(given ?? 'by the operator, with the command svc');
   if (read.success) return read.data;

@@ -18,7 +18,7 @@ export const cleanups = new Set<() => Promise<void>>();
 export interface Installation {
   readonly config: Config;
   readonly databaseUrl: string;
-  /** The same past a pooler: for whatever is more than one transaction. */
+  /** The same past a pooler: for anything beyond a single transaction. */
   readonly sessionUrl: string;
 }
 
@@ -65,7 +65,7 @@ export async function withCore<T>(
   return withInstallation(options, (installation) => openCoreOf(installation, options, work));
 }
 
-/** The same with an installation that is known. */
+/** The same for a known installation. */
 export async function openCoreOf<T>(
   { config, databaseUrl, sessionUrl }: Installation,
   options: { create?: boolean },
@@ -89,7 +89,7 @@ export async function openCoreOf<T>(
   }
 }
 
-/** Throws NoSession where a pooler shares the connection. */
+/** Throws NoSession if a pooler shares the connection. */
 export async function withClient<T>(
   sessionUrl: string,
   options: pg.ClientConfig,
@@ -142,7 +142,7 @@ export function masterKeyFile(config: Config): string {
   return path.join(config.dataDir, 'master.key');
 }
 
-/** Refuses what needs one snapshot of all tenants, where they are spread over several servers. */
+/** Refuses commands that need one snapshot of all tenants if tenants are spread over several servers. */
 export async function assertOneServer(client: pg.Client): Promise<void> {
   if (!(await citusOf(client))?.spread) return;
   throw new CommandError(

@@ -4,7 +4,7 @@ import { connect, REMOTE_FLAGS } from './policy/remote.ts';
 import { type Program, run } from './run.ts';
 import { stopCommandsOf } from './stop-commands.ts';
 
-/** The program of the package svc-cli: the commands that only talk to a server over HTTP. */
+/** The program of the package svc-cli: only the commands that talk to a server over HTTP. */
 
 const KEY = 'SVC_TOKEN must be an API key with the scope "stop".';
 

@@ -223,7 +223,7 @@ const push = command({
         }
       }
     } finally {
-      // also what was done before an error is known to the folder
+      // even after an error, record in the folder what was done
       if (pushed.length > 0) folder.keep(lock);
     }
     print({ pushed, approval_required: found.approval_required }, [
@@ -341,7 +341,7 @@ async function planOf(folder: Folder, remote: Remote): Promise<Plan> {
     approval_required: boolean;
   }>('POST /v1/policies/plan', { policies });
   const repo = statedSource()?.repo;
-  /** A pipeline of this repository wrote it, or the folder is known to have been in step with it. */
+  /** A pipeline of this repository wrote it, or the folder is known to have been in sync with it. */
   const ours = (id: string, source: { repo?: string | undefined } | null, hash?: string) =>
     (hash !== undefined && lock.get(id)?.content_hash === hash) || (repo !== undefined && source?.repo === repo);
   const removed = answer.others.filter(({ id, source }) => lock.has(id) || ours(id, source)).map(({ id }) => id);
@@ -353,13 +353,13 @@ async function planOf(folder: Folder, remote: Remote): Promise<Plan> {
   };
 }
 
-/** In words, if the newest version is neither of this folder nor known to it, and pushing would replace it. */
+/** A description, if the newest version is neither from this folder nor known to it, and pushing would replace it. */
 function driftOf(
   { id, change, newest }: Planned,
   ours: (id: string, source: { repo?: string | undefined } | null, hash?: string) => boolean,
 ): string | null {
   if (change !== 'update' || !newest) return null;
-  // whatever its text: somebody ended it
+  // whatever its text: someone ended it
   if (newest.status === 'revoked') return `was revoked in version ${newest.version}`;
   if (ours(id, newest.source, newest.content_hash)) return null;
   const from = newest.source?.repo === undefined ? '' : ` from ${newest.source.repo}`;

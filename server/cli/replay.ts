@@ -423,7 +423,7 @@ class Tally {
   }
 }
 
-/** Why the keys that it made end. */
+/** The recorded reason for ending the replay's own keys. */
 const OVER = 'replayed';
 const byName = ([a]: [string, unknown], [b]: [string, unknown]) => (a < b ? -1 : 1);
 const round = (value: number) => Math.round(value * 100) / 100;

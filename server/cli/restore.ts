@@ -168,7 +168,7 @@ interface Restored {
   people: PeopleOfTenant[];
 }
 
-/** Who can act again: the backup does not know of those who were removed or demoted since. */
+/** Who can act again: the backup does not know who has been removed or demoted since. */
 interface PeopleOfTenant {
   tenant_id: string;
   members: number;
@@ -211,7 +211,7 @@ async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: 
   await run('delete from mail_notice');
   await run('delete from escrow_aside');
   await run('delete from sign_in_request');
-  // the rows stay: a token of a platform that was used is refused again
+  // the rows stay: a platform's token that was used is still refused
   await run('update workload_token set revoked_at = now() where revoked_at is null');
   const sessions = await run('delete from session');
   const links = await run('delete from sign_in_link');
@@ -287,7 +287,7 @@ async function recordsBeyond(client: pg.Client, directory: string, keysOf: KeysO
       }
     }
   }
-  // a tenant that the backup lacks has only its checkpoint files left, as has one that had moved away
+  // a tenant that the backup lacks has only its checkpoint files left, and so does one that had moved away
   const left = await departures(client, box);
   const held = new Set(tenants.map(({ tenant_id }) => tenant_id));
   for (const name of await filesOf(directory)) {
@@ -410,7 +410,7 @@ const reasonOf = (header: Header) => `restored from a backup of ${header.created
 /** Turns errors of the reader, of zlib and of PostgreSQL's data parser into "the backup is damaged". */
 function damaged(error: unknown): unknown {
   const { code, message } = error as NodeJS.ErrnoException;
-  // values that break a type, a constraint or, where a length is damaged, a limit
+  // values that violate a type, a constraint or, if a length is damaged, a limit
   const ofData = /^(22|23|54)/.test(code ?? '');
   if (!(error instanceof ArchiveError) && !code?.startsWith('Z_') && !ofData) return error;
   return new CommandError(`the backup is damaged: ${message}. Nothing was restored.`);

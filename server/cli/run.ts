@@ -1,12 +1,12 @@
 import { type Command, columns, helpOf, plain, readCall, suggestion, UsageError } from './command.ts';
 
-/** A program of commands: all of the operator's, or those that only talk to a server. */
+/** A program of commands: all of the operator's, or only those that talk to a server. */
 export interface Program {
   readonly commands: readonly Command[];
   version(): string;
-  /** The last words of the overview. */
+  /** The closing text of the overview. */
   readonly about: string;
-  /** What people read of an error. */
+  /** The text that people see for an error. */
   messageOf(error: unknown): string;
 }
 

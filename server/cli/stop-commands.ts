@@ -5,7 +5,7 @@ export const REASON_FLAG = {
   reason: { value: 'TEXT', required: true, help: 'agents, approvers and the audit log see it' },
 } as const;
 
-/** As the route requires it. */
+/** Limited as the route requires. */
 export const stopReasonOf = (flags: { reason: string }): string => reasonOf(flags, 300);
 
 interface MadeStop {
@@ -34,13 +34,13 @@ export interface StopRequest {
   until?: string;
 }
 
-/** Where stops are made: at the database of the server, or over HTTP. */
+/** Where stops are created: in the server's database, or over HTTP. */
 export interface StopPlace<F extends Readonly<Record<string, Flag>>> {
   flags: F;
-  /** What an example gives beside the stop, such as ` --tenant default`. */
+  /** Additional flags for examples, such as ` --tenant default`. */
   example: string;
   more: readonly string[];
-  /** Waits so many seconds for connected proxies. */
+  /** Waits this many seconds for connected proxies. */
   create(flags: Record<keyof F, string>, request: StopRequest, wait: number): Promise<MadeStop & { proxies: Reach }>;
   /** Those in force. */
   list(flags: Record<keyof F, string>): Promise<readonly MadeStop[]>;

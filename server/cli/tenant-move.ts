@@ -13,20 +13,20 @@ import { COPIED, forgetRecords, tablesOf } from './tenant-move/tables.ts';
 /*
  * How a tenant moves from one installation to another, each with a database, keys and an address of its own:
  *
- *   1. the source's chains are verified; records are copied while requests go on
+ *   1. the source's chains are verified; records are copied while requests continue
  *   2. the fence: every process of the source refuses the tenant's credentials (UNAVAILABLE). Then, in one transaction, all
- *      rows of the tenant but its records, and what is made from these, are lifted out of their tables into a parcel: no
+ *      rows of the tenant, except its records and what is derived from them, are lifted out of their tables into a parcel: no
  *      request, job or timer finds them
- *   3. the rest of the records is copied, and the whole of both chains is hashed again from what the target stored
+ *   3. the rest of the records is copied, and both chains are hashed again, in full, from what the target stored
  *   4. the flip: one transaction at the target unpacks the parcel and states that the tenant has arrived
- *   5. the source notes where the tenant is, and tells it to anyone who has a valid credential
+ *   5. the source records where the tenant is, and tells anyone who has a valid credential
  *
- * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip turns it from `copying` to `arrived` and undoing turns it
- * to `cancelled`: of the two only one succeeds, so that the tenant is never in both places, wherever a run was killed. Each step
- * looks at what is there: a run that was killed is run again.
+ * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip changes it from `copying` to `arrived`, undoing changes it
+ * to `cancelled`: only one of the two succeeds, so the tenant is never in both places, wherever a run was killed. Each step checks
+ * the current state: a killed run is simply run again.
  */
 
-/** Rounds of copying before the fence, at most; a round that copies so few records is the last one. */
+/** The maximum number of copying rounds before the fence; a round that copies no more than LITTLE is the last one. */
 const ROUNDS = 10;
 const LITTLE = 2000;
 
@@ -38,7 +38,7 @@ export interface Moved {
   audit_seq: number;
 }
 
-/** Moves a tenant, or goes on where a run was killed. Resolves when the tenant is at the target and the source says so. */
+/** Moves a tenant, or continues where a run was killed. Resolves when the tenant is at the target and the source says so. */
 export async function moveTenant(move: Move): Promise<Moved> {
   const { source, target, tenantId, tell = () => undefined } = move;
   const begun = await begin(move);
@@ -50,7 +50,7 @@ export async function moveTenant(move: Move): Promise<Moved> {
     await tell('copying records');
     const copies = new Map<ChainName, Copy>();
     for (const chain of CHAINS) copies.set(chain, new Copy(source, target, tenantId, chain));
-    // what came while the rest was copied, until little is left for the fence
+    // copy what arrived while the rest was copied, until little is left for the fence
     for (let round = 0; round < ROUNDS; round++) {
       let copied = 0;
       for (const copy of copies.values()) copied += await copy.upToLast();
@@ -78,12 +78,12 @@ export async function moveTenant(move: Move): Promise<Moved> {
   await tell('flipped');
   const departure = (await leaving(source, tenantId))!;
   if (departure.state === 'fenced') {
-    // whatever the row there says: it is not said here that a tenant is where it is not
+    // check regardless of the row there: the source must not point to a place where the tenant is not
     const there = (await hasTenant(target, tenantId)) || (await leaving(target, tenantId));
     if (!there) throw new CommandError(`${tenantId} has not arrived`);
     await depart(source, source.client, tenantId, { ...departure, state: 'moved' });
   }
-  // nothing erases them here any more when their time is over; the target does
+  // nothing erases them here any more once they expire; the target does
   await forgetRecords(source, tenantId, ['decision_input']);
   const { heads } = departure;
   return {
@@ -94,7 +94,7 @@ export async function moveTenant(move: Move): Promise<Moved> {
   };
 }
 
-/** Finds out where an earlier run ended, or begins a move. */
+/** Finds out where an earlier run ended, or starts a move. */
 async function begin({
   source,
   target,
@@ -145,9 +145,9 @@ async function begin({
   return { id, state: 'copying' };
 }
 
-/** The whole chain, with everything that is known about it. A loss that an operator has accepted does not stand in the way. */
+/** Verifies the whole chain, with everything known about it. A loss that an operator has accepted does not block the move. */
 async function assertVerified({ core, config, sessionUrl }: Side, tenantId: string, chain: ChainName): Promise<void> {
-  // raises the alarm where it is due
+  // raises the alarm if it is due
   await core.checkpoints.inspect(tenantId, chain);
   const verdict = await verifyChain(sessionUrl, tenantId, chain, {
     keys: core.keyring.ofChain(tenantId, chain),
@@ -158,8 +158,8 @@ async function assertVerified({ core, config, sessionUrl }: Side, tenantId: stri
 }
 
 /**
- * Ends a move without its target. Only the operator can know that the target has not flipped, or is gone for good: one that
- * has flipped and comes back has the tenant too.
+ * Ends a move without its target. Only the operator can know that the target has not flipped, or is gone for good: if a flipped
+ * target comes back, it has the tenant too.
  */
 export async function undoAlone(source: Side, tenantId: string): Promise<void> {
   const out = await leaving(source, tenantId);
@@ -168,7 +168,7 @@ export async function undoAlone(source: Side, tenantId: string): Promise<void> {
   await putBack(source, tenantId);
 }
 
-/** Ends a move that has not flipped: the tenant goes on at the source, and the target forgets what it has copied. */
+/** Ends a move that has not flipped: the tenant continues at the source, and the target deletes its copy. */
 export async function undoMove({ source, target, tenantId }: Move): Promise<{ restored: boolean }> {
   const out = await leaving(source, tenantId);
   if (out?.state === 'moved')
@@ -190,14 +190,14 @@ export async function undoMove({ source, target, tenantId }: Move): Promise<{ re
     throw new CommandError(`${tenantId} has arrived: run the move again to finish it, or move it back from there`);
   }
   if (out) await putBack(source, tenantId);
-  // a tenant that is there was made since the copy was deleted, and is another one
+  // a tenant there now was created after the copy was deleted, and is a different one
   if (now?.id === id && !(await hasTenant(target, tenantId))) await forgetCopy(target, tenantId);
   return { restored: out !== undefined };
 }
 
 /**
- * Ends a move at its target, without its source: what was copied is deleted. From then on the flip cannot happen; where the tenant was
- * lifted out at the source already, it goes on there after --undo. `address` is that of the source, as the row here says.
+ * Ends a move at its target, without its source: the copy is deleted. From then on the flip cannot happen; if the tenant was
+ * already lifted out at the source, it continues there after --undo. `address` is the source's, as stated in the row here.
  */
 export async function abandonCopy(target: Side, tenantId: string, address: string): Promise<void> {
   const into = await arriving(target, tenantId);
@@ -208,12 +208,12 @@ export async function abandonCopy(target: Side, tenantId: string, address: strin
      where tenant_id = $1 and direction = 'in' and id = $2 and state in ('copying', 'cancelled')`,
     [tenantId, into.id],
   );
-  // the flip decides, also of a run that began a moment ago
+  // the flip decides, even that of a run that began a moment ago
   if (rowCount !== 1) throw new CommandError(`${tenantId} has arrived, so it is no longer a copy`);
   await forgetCopy(target, tenantId);
 }
 
-/** Deletes what a move has copied that was cancelled. */
+/** Deletes what a cancelled move has copied. */
 async function forgetCopy(target: Side, tenantId: string): Promise<void> {
   if (await hasTenant(target, tenantId))
     throw new CommandError(`${tenantId} is a tenant here: nothing of it is deleted`);
@@ -221,16 +221,19 @@ async function forgetCopy(target: Side, tenantId: string): Promise<void> {
   await target.client.query('delete from former_key where tenant_id = $1', [tenantId]);
 }
 
-/** Deletes what a source still has of a tenant that has moved. What tells holders of a valid credential where it is stays. */
+/**
+ * Deletes what a source still has of a tenant that has moved. The data that tells holders of a valid credential where it went
+ * stays.
+ */
 export async function forgetMoved(source: Side, tenantId: string): Promise<void> {
   const out = await leaving(source, tenantId);
   if (out?.state !== 'moved') throw new CommandError(`${tenantId} has not moved away from here`);
   await forgetRecords(source, tenantId);
-  // what a request that was under way left in a table that refers to no tenant
+  // left by a request in progress, in a table that does not refer to a tenant
   for (const { name } of (await tablesOf(source.client)).toReversed()) {
     await source.client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
   }
-  // whether a key of a person counted is known only as long as the person is
+  // a person's key can be judged only as long as the person is known
   await source.client.query(
     `delete from tenant_parcel p using tenant_parcel m
      where p.tenant_id = $1 and p.source = 'api_key' and m.tenant_id = $1 and m.source = 'member'

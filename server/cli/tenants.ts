@@ -163,7 +163,7 @@ const move = command({
   },
 });
 
-/** The installation whose settings are in a file. It has been started or migrated, so that its master key is its own. */
+/** The installation whose settings are in a file. It has been started or migrated, so it has a master key of its own. */
 function installationOf(file: string): Installation {
   const env = parseEnv(readFileSync(file, 'utf8'));
   const config = readConfig(env);

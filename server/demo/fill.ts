@@ -24,23 +24,23 @@ const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 const DAYS = 7;
-/** The week passes in steps of this length; what agents ask in one of them comes in a burst. */
+/** The week passes in steps of this length; agents' requests in one step come in a burst. */
 const STEP = 15 * MINUTE;
 const BURST_MS = 6000;
 const NEVER = new AbortController().signal;
 
-/** Where the two webhooks of the demo lead. Nothing is sent: the answers are made up here. */
+/** The destinations of the demo's two webhooks. Nothing is sent: the responses are made up here. */
 const SIEM = 'https://siem.meridian.example/governance';
 const TICKETS = 'https://tickets.meridian.example/hooks/4b1';
 
 /**
- * The tenant of `npm start -- --demo`: made where there is none, with a week that never happened.
+ * The tenant of `npm start -- --demo`: created if there is none, with a week that never happened.
  *
- * Everything goes through the code that serves requests, on a clock that starts seven days ago, so that the chains, the
- * bundles and the checkpoints are as real ones are, and verify. The times in them are made up, and so is what they tell of.
- * Therefore: it is always a new tenant, with an id of its own that begins with `demo-` and stands in every record; the first
- * record after the genesis of its audit chain says what it is; no other tenant is touched; and no route leads here. It takes
- * the database's owner and the master key, and a database that no server process has.
+ * Everything goes through the code that serves requests, on a clock that starts seven days ago, so the chains, bundles and
+ * checkpoints are like real ones, and verify. Their times are made up, and so are the events. Therefore: it is always a new
+ * tenant, with an id of its own that begins with `demo-` and appears in every record; the first record after the genesis of its
+ * audit chain says what it is; no other tenant is touched; and no route leads here. It requires the database's owner and the
+ * master key, and a database that no server process uses.
  */
 export async function ensureDemo(parts: { config: Config; databaseUrl: string; log: Log }): Promise<void> {
   const { config, databaseUrl, log } = parts;
@@ -50,7 +50,7 @@ export async function ensureDemo(parts: { config: Config; databaseUrl: string; l
   const claim = await claimDatabase(sessionUrl, { alone: true, onConflict: () => process.exit(1) });
   try {
     const clock = { at: undefined as number | undefined, now: () => clock.at ?? Date.now() };
-    // the keys of the installation are those of today
+    // the installation's keys are today's
     const core = await openCore({ config, databaseUrl, log, clock, egress: new MadeUpAnswers() });
     try {
       const found = await demoTenant(core.db.owner);
@@ -69,7 +69,7 @@ export async function ensureDemo(parts: { config: Config; databaseUrl: string; l
   }
 }
 
-/** The outside world of the demo: one destination takes everything, the other is out of order. */
+/** The outside world of the demo: one destination accepts everything, the other is broken. */
 class MadeUpAnswers extends Egress {
   constructor() {
     super({ allow: [], dnsServers: [] });
@@ -102,7 +102,7 @@ class Week {
   #tasks: Task[] = [];
   #asked = 0;
   #asking: Promise<void>[] = [];
-  /** The holds that have their fate: the same action again is the same hold. */
+  /** The holds whose fate is decided: the same action again is the same hold. */
   readonly #fated = new Set<string>();
 
   constructor(core: Core, clock: { at: number | undefined }) {
@@ -127,7 +127,7 @@ class Week {
     await this.#core.db.owner.query(`update tenant set demo = 'ready' where tenant_id = $1`, [this.#tenantId]);
   }
 
-  /** One step: what was planned for it, and what agents ask in it, in the order of time. */
+  /** One step: its planned tasks, and the agents' requests in it, in order of time. */
   async #pass(first: number): Promise<void> {
     const last = Math.min(first + STEP, this.#end);
     const calls = poisson(world.busyness(new Date(first)), this.#random);
@@ -155,7 +155,7 @@ class Week {
     this.#tasks.push({ at, run });
   }
 
-  /** Moves the clock on; what time does to holds, it does then. */
+  /** Advances the clock, and applies what time does to holds. */
   async #elapse(to: number): Promise<void> {
     this.#clock.at = Math.max(this.#clock.at!, Math.round(to));
     const { rows } = await this.#core.db.owner.query<{ id: string }>(
@@ -170,7 +170,7 @@ class Week {
     }
   }
 
-  /** Resolves when nothing that was told to subscribers is still to be sent by now. */
+  /** Resolves when nothing announced to subscribers is still due to be sent. */
   async #delivered(): Promise<void> {
     for (;;) {
       const { rows } = await this.#core.db.owner.query(
@@ -179,13 +179,13 @@ class Week {
         [this.#tenantId, new Date(this.#clock.at!)],
       );
       if (rows.length === 0) return;
-      // what is due only by this clock is told by nobody
+      // nothing else announces what is due only by this clock
       this.#core.db.notices.tellHere('outbox', this.#tenantId, '', []);
       await pause(15, NEVER);
     }
   }
 
-  /** The calls of somebody, as requests make them. */
+  /** The API as this principal calls it, as in a request. */
   #as(principal: Principal) {
     const context: Context = {
       principal,
@@ -205,7 +205,7 @@ class Week {
     return this.#as(this.#people.get(name)!);
   }
 
-  /** The tenant with its people, keys and first policies. */
+  /** Creates the tenant with its people, keys and first policies. */
   async #found(): Promise<void> {
     const core = this.#core;
     const { maria, ...others } = world.PEOPLE;
@@ -262,7 +262,7 @@ class Week {
     for (const { name, pin } of tools) await this.#person('lin').tools.approve({ server, name, pin });
   }
 
-  /** What happens besides the calls of agents, by the hour from the start. */
+  /** Plans what happens in addition to the agents' calls, by the hour from the start. */
   #plan(): void {
     const after = (hours: number, run: Task['run']) => this.#at(this.#start + hours * HOUR, run);
     const webhook = (url: string, event_types: EventType[]) =>
@@ -285,7 +285,7 @@ class Week {
       this.#person('lin').policies.approve({ id: 'refunds', version: 2, comment: 'Agreed with finance.' }),
     );
     after(70, () => this.#stop('support-bot-3', 'Refunds the same order again and again', 38 * MINUTE));
-    // an agent in a loop, which a rate limit ends
+    // an agent in a loop, stopped by a rate limit
     after(97, async () => {
       for (let n = 0; n < 37; n++) {
         this.#clock.at! += 900;
@@ -295,7 +295,7 @@ class Week {
         });
       }
     });
-    // whatever chance brings, one hold of each end
+    // regardless of chance, one hold for each outcome
     for (const [n, fate] of (['reject', 'cancel', 'ignore', 'approve'] as const).entries()) {
       after(75 + 5 * n, () =>
         this.#ask(world.refund('support-bot-1', 180 + n, 'J. Alvarez', 800 + n, `case-46${n}0`), fate),
@@ -352,7 +352,7 @@ class Week {
     this.#planWaiting((minutes, run) => this.#at(this.#end - minutes * MINUTE, run));
   }
 
-  /** What waits for people when the week ends, and one hold that was released and is still to be used. */
+  /** What still waits for people when the week ends, and one hold that was released but not used yet. */
   #planWaiting(before: (minutes: number, run: Task['run']) => void): void {
     const invoice: world.Ask = {
       ...{ agent: 'payments-bot', action_type: 'tool_call', tool_name: 'send_money', session_id: 'treasury' },
@@ -377,11 +377,11 @@ class Week {
     before(2, () => this.#ask(world.refund('support-bot-1', 240, 'R. Tanaka', 903, 'case-4503')));
   }
 
-  /** An agent is stopped, keeps asking, and goes on when somebody else has looked. */
+  /** An agent is stopped, keeps asking, and continues after someone else has had a look. */
   async #stop(agent: world.AgentName, reason: string, ms: number): Promise<void> {
     const stop = await this.#person('lin').stops.create({ target_kind: 'agent', target_id: agent, reason });
     const at = this.#clock.at!;
-    // stops go by the time of the database
+    // stops use the database's time
     await this.#core.db.owner.query('update stop set created_at = $3 where tenant_id = $1 and id = $2', [
       ...[this.#tenantId, stop.id, new Date(at)],
     ]);
@@ -406,7 +406,7 @@ class Week {
     }
   }
 
-  /** An agent asks; what is held finds its fate. */
+  /** An agent asks; a held action meets its fate. */
   async #ask({ agent, ...input }: world.Ask, fate: Fate = 'ignore'): Promise<void> {
     const at = this.#clock.at!;
     const random = world.randomFrom(at - this.#start);
@@ -420,7 +420,7 @@ class Week {
       0,
       required_approvals,
     );
-    // what would be decided after the end still waits then
+    // decisions planned after the end never happen: such holds still wait
     if (fate === 'reject') this.#at(at + 21 * MINUTE, () => this.#vote(voters[0]!, id, 'reject'));
     if (fate === 'cancel') {
       this.#at(at + 12 * MINUTE, () =>
@@ -437,7 +437,7 @@ class Week {
       try {
         await this.#core.decider.evaluate(principal, input, from, { resume: true });
       } catch (error) {
-        // the policy changed meanwhile, or a stop is in force: so it is for agents
+        // the policy changed meanwhile, or a stop is in force: that happens to agents
         if (!(error instanceof AppError)) throw error;
       }
     });
@@ -451,7 +451,7 @@ class Week {
     await this.#person(name).escrow.vote({ id, decision, reason });
   }
 
-  /** The proxies have been heard of, and the chains are verified. */
+  /** Makes the proxies report in, and verifies the chains. */
   async #now(): Promise<void> {
     await this.#beat();
     const lin = this.#people.get('lin')!;
@@ -467,12 +467,12 @@ class Week {
         }),
       );
     }
-    // nobody of these people is there to read them
+    // none of these people exists to read them
     await this.#core.db.owner.query('delete from mail_message where tenant_id = $1', [this.#tenantId]);
   }
 }
 
-/** What may become of a hold. */
+/** Possible outcomes of a hold. */
 const FATES: readonly Fate[] = ['approve', 'approve', 'approve', 'approve', 'approve', 'reject', 'ignore', 'cancel'];
 const APPROVED = ['Matches the order.', 'Checked with the customer.', 'As agreed.', 'Looks right.', ''];
 const REJECTED = ['The order was returned last week.', 'Not from this account.', 'Ask the customer first.'];
@@ -481,7 +481,7 @@ const newDemoId = () => `${DEMO_PREFIX}${randomBytes(4).toString('hex')}`;
 
 const version = () => String(JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')).version);
 
-/** How often something happens that happens so often on average (Knuth). */
+/** How often something happens, given its average (Knuth). */
 function poisson(mean: number, random: () => number): number {
   const least = Math.exp(-mean);
   let n = 0;

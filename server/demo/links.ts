@@ -4,8 +4,8 @@ import { demoTenant } from './tenant.ts';
 import { PEOPLE } from './world.ts';
 
 /**
- * Who can look at the demo, and with which links: an admin, and an approver for what needs a second person. The links that an
- * earlier start printed end.
+ * Links for looking at the demo: as an admin, and as an approver for what needs a second person. Links printed by an earlier
+ * start end.
  */
 export async function demoLinks(core: Core, baseUrl: string): Promise<string> {
   const demo = await demoTenant(core.db.owner);

@@ -3,13 +3,13 @@ import path from 'node:path';
 import type pg from 'pg';
 import { checkpointFile } from '../chain/checkpoint-file.ts';
 
-/** What the owner of the tables asks with. */
+/** The connection of the tables' owner. */
 type Owner = Pick<pg.Client, 'query'>;
 
-/** What the id of a demo tenant begins with. A tenant without it is none, whatever its row says: it could not be restored. */
+/** The prefix of a demo tenant's id. A tenant without it is not a demo, whatever its row says: it could not be restored. */
 export const DEMO_PREFIX = 'demo-';
 
-/** The demo tenant, where there is one; `filling` when the process that made it was ended before it was done. */
+/** The demo tenant, if there is one; `filling` if the process that created it ended before it was done. */
 export async function demoTenant(owner: Owner): Promise<{ tenantId: string; state: 'filling' | 'ready' } | undefined> {
   const { rows } = await owner.query<{ tenantId: string; state: 'filling' | 'ready' }>(
     `select tenant_id as "tenantId", demo as state from tenant
@@ -20,9 +20,9 @@ export async function demoTenant(owner: Owner): Promise<{ tenantId: string; stat
 }
 
 /**
- * Deletes the demo tenant with everything of it, chains and checkpoints included; there is no way to delete another tenant.
- * No server process may run meanwhile: it would remember the heads of the chains, and take them for lost. Resolves to the
- * tenant's id; undefined where there is none.
+ * Deletes the demo tenant with everything it has, chains and checkpoints included; there is no way to delete another tenant. No
+ * server process may run meanwhile: it would remember the heads of the chains, and consider them lost. Resolves to the tenant's
+ * id; undefined if there is none.
  */
 export async function removeDemo(client: Owner, dataDir: string): Promise<string | undefined> {
   const found = await demoTenant(client);
@@ -44,7 +44,7 @@ export async function removeDemo(client: Owner, dataDir: string): Promise<string
   return tenantId;
 }
 
-/** Every table with rows of tenants, each before those that it refers to. */
+/** Every table with tenant rows, each before the tables that it references. */
 async function tenantTables(client: Owner): Promise<string[]> {
   const { rows } = await client.query<{ name: string; referred_by: string[] }>(`
     select c.oid::regclass::text as name,

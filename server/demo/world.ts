@@ -1,5 +1,5 @@
 /*
- * What the demo tenant is about: a company that does not exist, its people, agents, tools and policies. Addresses end in
+ * The world of the demo tenant: a company that does not exist, its people, agents, tools and policies. Addresses end in
  * `.example`, which resolves nowhere.
  */
 
@@ -122,7 +122,7 @@ when { context.list.hasTag("to") || context.str.hasTag("to") }
 unless { context.facts.hasTag("to matches ^[A-Za-z0-9._+-]+@meridian\\\\.example$") };
 `;
 
-/** Enforced from the first hour on. */
+/** Enforced from the first hour. */
 export const POLICIES: Readonly<Record<string, { source: string; tests?: string }>> = {
   refunds: { source: REFUNDS, tests: REFUND_TESTS },
   'customer-data': { source: CUSTOMERS, tests: CUSTOMER_TESTS },
@@ -131,13 +131,13 @@ export const POLICIES: Readonly<Record<string, { source: string; tests?: string 
   mail: { source: MAIL },
 };
 
-/** Version 2 of the refunds, enforced in the middle of the week: the limit is 60. */
+/** Version 2 of the refunds policy, enforced mid-week: the limit is 60. */
 export const REFUNDS_60 = {
   source: REFUNDS.replaceAll('50.0', '60.0').replace('over 50', 'over 60'),
   tests: REFUND_TESTS.replace('"50.00"', '"60.00"').replace('over 50', 'over 60'),
 };
 
-/** What is under review when the week ends. */
+/** The version under review when the week ends. */
 export const CUSTOMERS_WIDER = CUSTOMERS.replace('30/m', '60/m');
 export const MAIL_PARTNERS = `${MAIL}
 @id("partners")
@@ -159,7 +159,7 @@ export const KNOWN_PAYEES = [
 ];
 export const NEW_PAYEE = 'CH93 0076 2011 6238 5295 7';
 
-/** What two tool servers list. */
+/** The tools listed by two tool servers. */
 export const TOOLS: Readonly<Record<string, readonly { name: string; description: string; inputSchema: object }[]>> = {
   crm: [
     tool('get_customer', 'Reads one customer.', { id: 'string' }),
@@ -172,7 +172,7 @@ export const TOOLS: Readonly<Record<string, readonly { name: string; description
     tool('shell', 'Runs a command in the workspace.', { command: 'string' }),
   ],
 };
-/** Of the CRM, listed for the first time near the end of the week. */
+/** A tool of the CRM, first listed near the end of the week. */
 export const NEW_TOOL = tool('merge_customers', 'Merges two customers into one.', { keep: 'string', drop: 'string' });
 
 function tool(name: string, description: string, properties: Record<string, string>) {
@@ -187,7 +187,7 @@ function tool(name: string, description: string, properties: Record<string, stri
   };
 }
 
-/** Numbers from 0 up to 1 that are the same in every run. */
+/** Numbers from 0 up to 1, the same in every run. */
 export function randomFrom(seed: number): () => number {
   let state = seed;
   return () => {
@@ -198,7 +198,7 @@ export function randomFrom(seed: number): () => number {
   };
 }
 
-/** What an agent asks for. */
+/** A request of an agent. */
 export interface Ask {
   agent: AgentName;
   action_type: string;
@@ -216,7 +216,7 @@ const CUSTOMERS_NAMED = ['M. Okafor', 'S. Lindqvist', 'J. Alvarez', 'P. Novak', 
 const OUTSIDERS = ['k.brandt@nordwind.example', 'press@daily.example', 'info@harbor.example'];
 const COMMANDS = ['ls src', 'cat package.json', 'npm test', 'npm run lint', 'head README.md'];
 
-/** One thing that an agent of this company would ask for at this hour. */
+/** A request that an agent of this company might make at this hour. */
 export function askSomething(random: () => number, cases: number): Ask {
   const pick = <T>(list: readonly T[]): T => list[Math.floor(random() * list.length)]!;
   const support = () => pick(['support-bot-1', 'support-bot-2', 'support-bot-3'] as const);
@@ -292,7 +292,7 @@ function ops(tool: string, args: Record<string, unknown>, n: number): Ask {
   return { ...of('build-bot', tool, args), tool_server: 'ops', session_id: `build-${200 + (n % 60)}` };
 }
 
-/** How many calls agents make in a quarter of an hour: few at night, and on weekends. */
+/** How many calls agents make in a quarter of an hour: few at night and on weekends. */
 export function busyness(at: Date): number {
   const day = at.getUTCDay() % 6 === 0 ? 0.5 : 1;
   const hour = at.getUTCHours() + at.getUTCMinutes() / 60;

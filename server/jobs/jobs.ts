@@ -6,13 +6,13 @@ import { pause } from '../lib/pause.ts';
 export interface Job {
   name: string;
   everySeconds: number;
-  /** It asks for nothing by tenant: where others run apart for the tenants of a node, it runs for all. */
+  /** It does not search by tenant: where others run separately for the tenants of a node, it runs once for all. */
   undivided?: boolean;
-  /** May run in several processes at once, and again after it was killed in the middle. */
+  /** May run in several processes at once, and again after being killed midway. */
   run(signal: AbortSignal): Promise<void>;
 }
 
-/** Every ten minutes has each of `parts`, one after the other, forget what ended long ago. */
+/** Every ten minutes, makes each of `parts` in turn forget what ended long ago. */
 export function forgetJob(name: string, parts: readonly { forget(signal: AbortSignal): Promise<void> }[]): Job {
   return { name, everySeconds: 600, run: (signal) => each(parts, signal, (part) => part.forget(signal)) };
 }
@@ -20,9 +20,9 @@ export function forgetJob(name: string, parts: readonly { forget(signal: AbortSi
 const PARTS: readonly Part[] = ['here', 'elsewhere'];
 
 /**
- * Runs each job over and over, never twice at once in this process. A job that fails is logged, told to `failed`, and runs
- * again. `beside` a node of Citus, each runs for the tenants of that and, apart from it, for all others: so nothing that these
- * wait for holds up those.
+ * Runs each job repeatedly, never twice at once in this process. A job that fails is logged, reported to `failed`, and runs
+ * again. `beside` a Citus node, each runs for the node's tenants and, separately, for all others: so waiting for the others'
+ * servers does not hold up the node's tenants.
  */
 export function startJobs(
   jobs: readonly Job[],

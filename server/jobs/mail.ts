@@ -9,9 +9,9 @@ import type { Job } from './jobs.ts';
 
 /** Seconds until the next attempt, after each failed one; the last repeats until the letter expires. */
 const BACK_OFF = [5, 15, 60, 120, 300, 900, 3600];
-/** After this long another process takes over the letter of one that died; sending takes less. */
+/** After this long another process takes over a letter from one that died; sending takes less. */
 const LEASE_SECONDS = 120;
-/** Letters that are sent at once. */
+/** Letters sent concurrently. */
 const BATCH = 10;
 
 const sealContext = (tenantId: string, id: string) => `${tenantId}/mail_message/${id}/sealed`;
@@ -24,10 +24,10 @@ interface Row {
 }
 
 /**
- * The queue of mails. A letter is a row that commits with the change that it reports, so that none is lost when the
- * process ends between the answer and the mail, and none reports what did not happen. The row is sealed, because a letter
- * may hold a sign-in link, and is deleted once it was sent. A request never talks to the mail server: how long that takes
- * would reveal who has an account.
+ * The queue of mails. A letter is a row that commits with the change that it reports, so that none is lost if the process ends
+ * between the response and the mail, and none reports something that did not happen. The row is sealed, because a letter may
+ * contain a sign-in link, and is deleted once sent. A request never talks to the mail server: the time that takes would reveal
+ * who has an account.
  */
 export class MailQueue {
   readonly #db: Database;
@@ -43,7 +43,7 @@ export class MailQueue {
     mail: Mail;
     clock: Clock;
     log: Log;
-    /** Whether another organization has the domain of the address by now: nothing is mailed there, whatever it is about. */
+    /** Whether another organization has the address's domain by now: nothing is mailed there, whatever it is about. */
     isLost: (tenantId: string, email: string) => Promise<boolean>;
   }) {
     this.#db = parts.db;
@@ -84,9 +84,8 @@ export class MailQueue {
   }
 
   /**
-   * Sends letters that are due, those that bring somebody news last; resolves to how many were tried. Each is sent at least once: a process that dies between
-   * the mail server's answer and the commit leaves it to be sent again, which does no harm. Any number of these may run
-   * at once.
+   * Sends letters that are due, news last; resolves to how many were tried. Each is sent at least once: if a process dies between
+   * the mail server's answer and the commit, the letter is sent again, which does no harm. Any number of these may run at once.
    */
   async sendDue(): Promise<number> {
     const now = new Date(this.#clock.now());

@@ -3,7 +3,7 @@ import { AppError } from '../errors.ts';
 import type { PlainRoute } from '../rpc/plain.ts';
 import type { Keyring } from './keyring.ts';
 
-/** The public keys, for anyone who verifies what this server signed. */
+/** The public keys, for anyone who verifies this server's signatures. */
 export function keyRoutes(keyring: () => Keyring): PlainRoute[] {
   return [
     {

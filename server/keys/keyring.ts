@@ -46,7 +46,7 @@ export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey &
   }
 }
 
-/** Up to which record of each chain, and up to which bundle, a former key counts. */
+/** Up to which record of each chain, and up to which bundle, a former key is trusted. */
 export interface FormerLimits {
   readonly forensics: ChainLimit;
   readonly audit: ChainLimit;
@@ -60,9 +60,9 @@ interface ChainLimit {
 }
 
 /**
- * A public key of the installation that a tenant came from. It verifies what that installation signed of this tenant until
- * the tenant moved, and nothing else: of another tenant, or of later, it verifies nothing. It never signs here, since its
- * private key stayed where it was.
+ * A public key of the installation that a tenant came from. It verifies what that installation signed for this tenant until the
+ * tenant moved, and nothing else: nothing of another tenant, and nothing later. It never signs here, since its private key stayed
+ * behind.
  */
 export interface FormerKey {
   readonly tenantId: string;
@@ -75,13 +75,13 @@ export interface FormerKey {
 export interface FormerKeyRow {
   tenant_id: string;
   kid: string;
-  /** The key and its limits, encrypted with the master key: who can write to the table adds and widens none. */
+  /** The key and its limits, encrypted with the master key: someone who can write to the table can neither add nor widen one. */
   sealed: Buffer;
 }
 
 const formerPlace = (tenantId: string, kid: string) => `${tenantId}/former_key/${kid}/sealed`;
 
-/** A former key as it is stored. */
+/** Seals a former key for storage. */
 export function sealFormerKey(box: SecretBox, { tenantId, kid, publicKey, upTo }: FormerKey): FormerKeyRow {
   const text = JSON.stringify({ spki: spkiDer(publicKey).toString('base64'), upTo });
   return { tenant_id: tenantId, kid, sealed: box.seal(text, formerPlace(tenantId, kid)) };
@@ -101,7 +101,7 @@ export function openFormerKey(box: SecretBox, { tenant_id: tenantId, kid, sealed
   }
 }
 
-/** The keys whose notes about a chain count: an installation's own, and those of where its tenant came from. */
+/** The keys trusted for notes about a chain: the installation's own, and those of the installations its tenant came from. */
 export function keysOfChain(
   own: readonly KeyObject[],
   former: readonly FormerKey[],
@@ -126,8 +126,8 @@ interface Open {
 export class SealedError extends Error {}
 
 /**
- * The Ed25519 keys that sign bundles, checkpoints and packages. One is current; retired ones stay so that their
- * signatures can be verified. Private keys are stored encrypted with the master key.
+ * The Ed25519 keys that sign bundles, checkpoints and packages. One is current; retired ones are kept so that their signatures
+ * can be verified. Private keys are stored encrypted with the master key.
  */
 export class Keyring {
   readonly #db: Database;
@@ -204,7 +204,7 @@ export class Keyring {
     };
   }
 
-  /** Waits for a reload that a notice started. */
+  /** Waits for a reload triggered by a notice. */
   settled(): Promise<void> {
     return this.#ready;
   }
@@ -218,7 +218,7 @@ export class Keyring {
     return this.#open.keys;
   }
 
-  /** The keys whose notes about a chain count. */
+  /** The keys trusted for notes about a chain. */
   ofChain(tenantId: string, chain: 'forensics' | 'audit') {
     const { keys, former } = this.#open;
     return keysOfChain(
@@ -234,7 +234,7 @@ export class Keyring {
     return this.#open.former.filter((key) => key.tenantId === tenantId);
   }
 
-  /** The key of a bundle that was signed for the tenant, here or, before it moved here, elsewhere. */
+  /** The key of a bundle that was signed for the tenant, here or, before it moved, elsewhere. */
   ofBundle(kid: string, { tenant, seq }: { tenant: string; seq: number }): KeyObject | undefined {
     const former = this.formerOf(tenant).find((key) => key.kid === kid && seq <= key.upTo.bundles);
     return this.find(kid) ?? former?.publicKey;
@@ -253,7 +253,7 @@ export class Keyring {
     await this.#replace('always');
     this.#lookups.forget(ALL);
     const { keys } = await this.#reload();
-    // the notice may have started another one
+    // the notice may have triggered another reload
     await this.#ready;
     return keys[0]!;
   }

@@ -16,19 +16,22 @@ import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { digest, holdLetter, type Reader, reviewLetter, type Waiting } from './texts.ts';
 
-/** Letters of each kind that a person gets within an hour. What comes after that waits for the end of the hour, and comes in one. */
+/**
+ * Letters of each kind that a person gets within an hour. Anything beyond that waits for the end of the hour, and comes in one
+ * letter.
+ */
 export const MOST_AN_HOUR = 10;
 const HOUR_MS = 3_600_000;
-/** Holds, and policies, that one letter lists. */
+/** Holds, and policies, listed in one letter. */
 const LISTED = 20;
-/** People who are written to before the next look at who is due first. Each process takes them in an order of its own. */
+/** People handled before checking again who is due first. Each process takes them in an order of its own. */
 const BATCH = 100;
-/** Until somebody is tried again for whom a letter could not be written. */
+/** How long until a person is retried whose letter could not be written. */
 const RETRY_MS = 5 * 60_000;
 /** How long a letter about several things, or about a policy, is worth sending. */
 const USEFUL_MS = 24 * HOUR_MS;
 
-/** What a person wants to be mailed. */
+/** What a person wants to be mailed about. */
 export interface MailPreference {
   pace: MailPace | 'none';
   kinds: MailKind[];
@@ -49,7 +52,9 @@ interface Parts {
   audit: WriteAudit;
   log: Log;
   queueMail: QueueMail;
-  /** Of the dashboard. INVARIANT: the operator's alone; nothing that a tenant or an agent says leads elsewhere. */
+  /**
+   * Address of the dashboard. INVARIANT: the operator's only; nothing that a tenant or an agent says changes where links lead.
+   */
   appUrl: string;
   /** Whether there is a mail server. Letters of this kind are never written to files. */
   available: boolean;
@@ -58,10 +63,10 @@ interface Parts {
 }
 
 /**
- * Mail to people about what waits for them: held actions and reviews. What happens leaves a notice in its own transaction
- * (`addNews`); the job here makes letters of notices, deletes them and queues the letters in one transaction, so that each
- * notice is in one letter at most, and none is lost. Whether something still waits for this person, and what it looks like, is
- * read then: nobody is written to who was removed, lost the role, or has voted meanwhile.
+ * Mails people about what waits for them: held actions and reviews. Each event leaves a notice in its own transaction
+ * (`addNews`); the job here turns notices into letters, deleting the notices and queuing the letters in one transaction, so that
+ * each notice is in at most one letter, and none is lost. Whether something still waits for this person, and what it looks like,
+ * is read at that time: no one is mailed who was removed, lost the role, or has voted meanwhile.
  */
 export class PersonMail {
   readonly #parts: Parts;
@@ -83,7 +88,7 @@ export class PersonMail {
     return row ?? NOTHING;
   }
 
-  /** Sets what a person gets, also of what already waits to be mailed. */
+  /** Sets what a person gets, including what is already waiting to be mailed. */
   async prefer(tenantId: string, userId: string, wanted: MailPreference, by: Doer): Promise<void> {
     const { db, clock, audit } = this.#parts;
     const { pace, kinds, daily_hour: hour } = wanted;
@@ -120,7 +125,7 @@ export class PersonMail {
     });
   }
 
-  /** Ends all mail to a person, in the caller's transaction: what they asked for, what waits, and what is queued. */
+  /** Ends all mail to a person, in the caller's transaction: preferences, notices, and queued letters. */
   async stopWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
     await this.#forgetPreference(em, tenantId, userId);
     await em.execute('delete from mail_message where tenant_id = ? and user_id = ?', [tenantId, userId]);
@@ -131,7 +136,7 @@ export class PersonMail {
     await em.execute('delete from mail_notice where tenant_id = ? and user_id = ?', [tenantId, userId]);
   }
 
-  /** Beside the job that sends: letters that are written hold up none that wait to be sent. */
+  /** Separate from the sending job: writing letters does not hold up those waiting to be sent. */
   job(): Job {
     return {
       name: 'mail to people',
@@ -143,9 +148,8 @@ export class PersonMail {
   }
 
   /**
-   * Writes the letters that are due and queues them; resolves to how many people it has written to or
-   * had nothing for. Any number of these may run
-   * at once, and be killed anywhere.
+   * Writes the letters that are due and queues them; resolves to how many people it wrote to or had nothing for. Any number of
+   * these may run at once, and be killed anywhere.
    */
   async writeDue(): Promise<number> {
     const { db, clock, log, available } = this.#parts;
@@ -189,13 +193,13 @@ export class PersonMail {
     return done;
   }
 
-  /** Resolves to false where another process writes to this person. */
+  /** Resolves to false if another process is writing to this person. */
   async #writeTo(tenantId: string, userId: string, now: number): Promise<boolean> {
     const { db, appUrl, queueMail } = this.#parts;
     const selfApproval = await this.#parts.selfApproval(tenantId);
     const at = new Date(now);
     return db.transactionNear(tenantId, async (em) => {
-      // a removal locks the person too: it comes before this, or finds what this has queued
+      // a removal locks the person too: it either comes before this, or finds what this has queued
       const person = (await lockPeople(em, tenantId, [userId])).get(userId);
       const [any] = await em.execute<object[]>('select 1 from mail_preference where tenant_id = ? and user_id = ?', [
         tenantId,
@@ -213,7 +217,7 @@ export class PersonMail {
       const { pace, sent } = preference;
       const waiting = { now, userId, selfApproval, may: hasRole(person.roles as Role[], 'approver') };
       const reader = { ...(await addressOf(em, tenantId, userId)), tenantId, appUrl };
-      // each kind on its own where there is a letter for each: agents, who open holds, delay no news of reviews
+      // each kind separately if each event gets its own letter: agents, who open holds, cannot delay news of reviews
       for (const kinds of pace === 'each' ? MAIL_KINDS.map((kind) => [kind]) : [MAIL_KINDS]) {
         const counted = sent[kinds[0]!];
         const { since, letters: before } =
@@ -272,7 +276,7 @@ function lettersOf(reader: Reader, waiting: Waiting, single: boolean, now: numbe
   return heldInAll + reviewsInAll > 0 ? [{ letter: digest(reader, waiting), until: useful }] : [];
 }
 
-/** What still waits for this person: for letters about one thing each, of what the notices name; else all held actions. */
+/** What still waits for this person: for letters about single events, what the notices name; otherwise all held actions. */
 async function waitingFor(
   em: EntityManager,
   tenantId: string,
@@ -299,7 +303,7 @@ async function waitingFor(
   return { holds, heldInAll, reviews: reviews.slice(0, LISTED), reviewsInAll: reviews.length };
 }
 
-/** Whether somebody other than those who wrote any of it or submitted it is asked for. */
+/** Whether it needs someone other than those who wrote any of it or submitted it. */
 function waitsFor({ status, machineContext }: PolicyRow, userId: string, selfApproval: boolean): boolean {
   const { authors, submitter, openReviews } = machineContext;
   if (status === 'pending_approval' && (selfApproval || (!authors.includes(userId) && submitter !== userId)))

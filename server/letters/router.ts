@@ -14,7 +14,7 @@ const fields = {
   daily_hour: z.int().min(0).max(23).describe('the hour of a daily mail, in UTC'),
 };
 
-/** The caller's own preferences: nobody sets those of others. */
+/** The caller's own preferences: no one sets those of others. */
 export function mailPreferencesRouter(mail: PersonMail) {
   const tag = 'people';
   const own = (principal: Principal) => {

@@ -8,12 +8,12 @@ import { html, type Markup, page } from '../lib/page.ts';
 import { nameRead, oneLine } from '../lib/visible.ts';
 
 /*
- * INVARIANT: a subject, the sentences and the links are the server's words. Of what others choose, a subject has ids that
- * authors gave to rules and policies, and nothing of agents, tools and proxies. What those wrote stands behind a label, on one
- * line, of limited length, and no mail program finds a link in it.
+ * INVARIANT: a subject, the sentences and the links are the server's words. Of text that others choose, a subject contains only
+ * the ids that authors gave to rules and policies, and nothing from agents, tools and proxies. What those wrote appears after a
+ * label, on one line, of limited length, and no mail program finds a link in it.
  */
 
-/** To whom, in which tenant, and where the dashboard is. */
+/** The recipient, the tenant, and the address of the dashboard. */
 export interface Reader {
   to: string;
   tenant: string;
@@ -24,17 +24,17 @@ export interface Reader {
 /** Everything that one letter is about. */
 export interface Waiting {
   holds: readonly HoldRow[];
-  /** With those that are not among `holds`. */
+  /** Including those not listed in `holds`. */
   heldInAll: number;
   reviews: readonly PolicyRow[];
-  /** With those that are not among `reviews`. */
+  /** Including those not listed in `reviews`. */
   reviewsInAll: number;
 }
 
 interface Part {
   /** Labels and values. */
   facts: [label: string, value: string][];
-  /** What the agent says. */
+  /** What the agent claims. */
   claims?: [label: string, value: string][];
   links: [label: string, url: string][];
 }
@@ -81,7 +81,7 @@ export function reviewLetter(reader: Reader, policy: PolicyRow): Letter {
   );
 }
 
-/** One letter about all that waits. */
+/** One letter about everything that waits. */
 export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll }: Waiting): Letter {
   const counts = [
     heldInAll > 0 && `${heldInAll} held ${heldInAll === 1 ? 'action' : 'actions'}`,
@@ -117,7 +117,7 @@ export function digest(reader: Reader, { holds, heldInAll, reviews, reviewsInAll
   );
 }
 
-/** Each opens the hold in the dashboard; none of them votes. */
+/** Each opens the hold in the dashboard; none of them votes by itself. */
 function voteLinks(reader: Reader, { id }: HoldRow): [label: string, url: string][] {
   const to = `/approvals/${encodeURIComponent(id)}` as const;
   return [
@@ -139,7 +139,7 @@ function reviewPart(reader: Reader, { id, version, status, machineContext }: Pol
   };
 }
 
-/** What a letter of one and a letter of many say of a hold. */
+/** What single and combined letters show about a hold. */
 function actionFacts(hold: HoldRow): [string, string][] {
   const said = eventPayload(hold);
   const names = { ...said, action_type: hold.actionType };
@@ -162,7 +162,7 @@ function actionFacts(hold: HoldRow): [string, string][] {
   ]);
 }
 
-/** A name of others: what is not drawn as itself in it, by its code. */
+/** A name chosen by others: characters that cannot be shown as themselves appear as codes. */
 const read = (name: string | null) => name && nameRead(name);
 
 const addressOf = ({ appUrl, tenantId }: Reader, path: `/${string}`, query: Record<string, string> = {}) =>
@@ -172,7 +172,7 @@ function present(all: readonly (readonly [label: string, value: string | null])[
   return all.flatMap(([label, value]) => (value ? [[label, quoted(value, 380)] as [string, string]] : []));
 }
 
-/** What somebody else wrote: on one line, visible, and without anything that a mail program would make a link of. */
+/** Text from others: on one line, visible, and without anything that a mail program would turn into a link. */
 function quoted(text: string, max: number): string {
   return oneLine(text, max)
     .replace(/:(?=\/\/)/g, '[:]')

@@ -21,7 +21,10 @@ import type { Report } from './report.ts';
 /** If a chain's newest record is older than this and unsigned, no server is signing the chain. */
 const UNSIGNED_MINUTES = 5;
 
-/** Resolves to the trusted public keys: those whose private key the master key opens, and those of where tenants came from. */
+/**
+ * Resolves to the trusted public keys: those whose private key the master key opens, and those of the installations that tenants
+ * came from.
+ */
 export async function checkKeys(client: pg.Client, config: Config, report: Report): Promise<KeysOf | undefined> {
   const canary = await client.query<{ canary: Buffer }>('select canary from instance');
   const key = findMasterKey(config);
@@ -73,7 +76,7 @@ export async function checkKeys(client: pg.Client, config: Config, report: Repor
   return (tenantId, chain) => keysOfChain(own, formerKeys, tenantId, chain);
 }
 
-/** The heads of all chains, beside their records and their newest checkpoints. */
+/** The heads of all chains, compared with their records and their newest checkpoints. */
 export async function checkChains(client: pg.Client, report: Report): Promise<void> {
   const tenants = await client.query<{ count: number }>('select count(*)::int as count from tenant');
   report('ok', 'tenants', String(tenants.rows[0]!.count));
@@ -120,7 +123,7 @@ export async function checkChains(client: pg.Client, report: Report): Promise<vo
   if (cut.length + headless.length + late.length === 0) report('ok', 'chains', 'checkpoints cover the newest records');
 }
 
-/** Finds chains with missing records, by the alarms that servers raised and by the local checkpoint files. */
+/** Finds chains with missing records, using the alarms that servers raised and the local checkpoint files. */
 export async function checkKnown(
   client: pg.Client,
   config: Config,

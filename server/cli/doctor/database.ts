@@ -9,19 +9,19 @@ import { checkChains, checkKeys, checkKnown } from './chains.ts';
 import { checkDomains } from './domains.ts';
 import type { Report } from './report.ts';
 
-/** The first version of PostgreSQL that was not there when this was written. */
+/** The first PostgreSQL version that did not exist when this was written. */
 const NEWER = 190_000;
 /** Three pools of ten, and the writer, the listener and the claim. */
 const CONNECTIONS = 33;
-/** Those past a pooler: the last three, verifications and simulations. */
+/** Those past a pooler: the last three, and verifications and simulations. */
 const SESSIONS = 12;
-/** To the coordinator of Citus: two pools of ten, that of searches, the listener and the claim; */
+/** To the Citus coordinator: two pools of ten, the one for searches, the listener and the claim; */
 const COORDINATOR = 24;
-/** and of a process beside no node a pool of ten, one of five and a writer for each node. */
+/** and, for a process beside no node, a pool of ten, one of five and a writer per node. */
 const EACH_NODE = 16;
 /** Connections for commands and people. */
 const SPARE = 10;
-/** Transactions; PostgreSQL stops at two thousand million. */
+/** Transactions; PostgreSQL stops at two billion. */
 const WRAPAROUND = 1_000_000_000;
 
 /** The database: what it is, whether it can lose or leak anything, and what is in it. Changes nothing. */
@@ -72,7 +72,7 @@ export async function checkDatabase(client: pg.Client, config: Config, report: R
   await checkKnown(client, config, keys, report);
 }
 
-/** PostgreSQL itself, in a version that this program was tested on. */
+/** PostgreSQL itself, in a version that this program was tested with. */
 async function checkEngine(client: pg.Client, config: Config, report: Report): Promise<void> {
   const { rows } = await client.query<{ version: string; number: number; name: string; standby: boolean }>(
     `select version() as version, current_setting('server_version_num')::int as number,
@@ -80,7 +80,7 @@ async function checkEngine(client: pg.Client, config: Config, report: Report): P
   );
   const { version, number, name, standby } = rows[0]!;
   const detail = `${name} (${config.databaseUrl ? 'DATABASE_URL' : 'embedded'})`;
-  // databases that speak the same protocol: some pretend to have advisory locks or notices, and lose them in silence
+  // databases that speak the same protocol: some accept advisory locks or notices, and silently drop them
   const other = /CockroachDB|Yugabyte|-YB-|Redshift|Greenplum|Materialize|DSQL/i.exec(version);
   if (other) report('FAIL', 'PostgreSQL', `${version.slice(0, 80)} is not PostgreSQL`, 'use PostgreSQL 15 to 18');
   else if (number < 150_000) report('FAIL', 'PostgreSQL', detail, 'use 15 or later');
@@ -95,7 +95,7 @@ async function checkEngine(client: pg.Client, config: Config, report: Report): P
   }
 }
 
-/** Where tenants are spread over several servers. */
+/** For tenants spread over several servers. */
 async function checkCitus(client: pg.Client, citus: Citus, report: Report): Promise<void> {
   const { version, nodes, spread } = citus;
   const cluster = `${version} with ${nodes} node${nodes === 1 ? '' : 's'}`;
@@ -103,7 +103,7 @@ async function checkCitus(client: pg.Client, citus: Citus, report: Report): Prom
     report('FAIL', 'Citus', `${cluster}, and no tenants on them`, 'run "svc migrate"');
     return;
   }
-  // unsafe is what a commit on a node does not survive; unknown is a node that does not answer
+  // unsafe: what a commit on a node does not survive; not answered: a node that is silent
   const { rows } = await client.query<{ node: string; unsafe: string | null; answered: boolean }>(
     `select n.nodename || ':' || n.nodeport as node, r.success as answered, r.result as unsafe
      from pg_dist_node n join lateral (select * from run_command_on_workers($1)) r
@@ -120,7 +120,7 @@ async function checkCitus(client: pg.Client, citus: Citus, report: Report): Prom
   if (rows.every(({ answered, unsafe }) => answered && !unsafe)) report('ok', 'Citus', cluster);
 }
 
-/** The node of Citus beside this process. */
+/** The Citus node beside this process. */
 async function checkNode(client: pg.Client, url: string, report: Report): Promise<void> {
   try {
     await assertBeside(client, url);
@@ -144,7 +144,7 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
     try {
       reportReplicas(await standingOfNode(client, node), config, report, at);
     } catch (error) {
-      // that it does not answer was reported; what it does not say is not there
+      // its silence was already reported; without replication there is nothing more to say
       if (config.durability !== 'replicated') continue;
       const advice = `see why it does not answer; until then nothing of its tenants is acknowledged`;
       const detail = `SVC_DURABILITY=replicated: standbys unknown, on ${at}: ${(error as Error).message}`;
@@ -153,7 +153,7 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
   }
 }
 
-/** `node`: where the server is a node of Citus. */
+/** `node`: set if the server is a Citus node. */
 function reportReplicas(standing: Standing, config: Config, report: Report, node?: string): void {
   const { names, sees, streaming } = standing;
   const lacks = lackOf(standing);
@@ -177,11 +177,11 @@ function reportReplicas(standing: Standing, config: Config, report: Report, node
     say('ok', 'replicas', sees ? 'no standby' : `not shown to this login (pg_read_all_stats); ${durability}`);
 }
 
-/** Room for the connections of the processes. */
+/** Whether there is room for the processes' connections. */
 async function checkConnections(client: pg.Client, config: Config, report: Report): Promise<void> {
   const nodes = config.databaseNodeUrl ? 0 : ((await citusOf(client))?.nodes ?? 0);
   const each = config.databaseNodeUrl || nodes > 0 ? COORDINATOR + nodes * EACH_NODE : CONNECTIONS;
-  // one writer is among the sessions
+  // one writer is already counted in SESSIONS
   const [most, past] = config.databaseSessionUrl ? [SESSIONS + Math.max(0, nodes - 1), ' past the pooler'] : [each, ''];
   const { rows } = await client.query<{ room: number; used: number }>(
     `select least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
@@ -198,7 +198,7 @@ async function checkConnections(client: pg.Client, config: Config, report: Repor
   else report('ok', 'connections', detail);
 }
 
-/** What fills or stops a database without a word. */
+/** What fills or stops a database silently. */
 async function checkStorage(client: pg.Client, report: Report): Promise<void> {
   const { rows } = await client.query<{ size: string; age: number; archive: string; failing: boolean }>(
     `select pg_size_pretty(pg_database_size(current_database())) as size,

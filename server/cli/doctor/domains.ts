@@ -2,7 +2,7 @@ import type pg from 'pg';
 import { adminsWhoCanSignIn } from '../../auth/sso/connections.ts';
 import type { Report } from './report.ts';
 
-/** Email domains that are not what they were when they were verified, and who is locked out by it. */
+/** Email domains that have changed since they were verified, and who is locked out by it. */
 export async function checkDomains(client: pg.ClientBase, report: Report): Promise<void> {
   const { rows: locked } = await client.query<{ tenant_id: string }>(
     `select tenant_id from tenant t where (settings->>'sso_only')::boolean

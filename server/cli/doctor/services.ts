@@ -7,7 +7,7 @@ import { Mail } from '../../lib/mail.ts';
 import { type Installation, localAddress } from '../installation.ts';
 import type { Report } from './report.ts';
 
-/** Whether the server answers, where it runs. */
+/** Whether the server answers, if it is running. */
 export async function checkServer(config: Config, report: Report): Promise<void> {
   const address = localAddress(config);
   try {
@@ -23,7 +23,7 @@ export async function checkServer(config: Config, report: Report): Promise<void>
   }
 }
 
-/** The mail server, by signing in there. */
+/** The mail server, tested by signing in. */
 export async function checkMail(config: Config, report: Report): Promise<void> {
   const { smtpUrl, mailFrom: from, dataDir } = config;
   const directory = path.join(dataDir, 'mail');
@@ -49,7 +49,7 @@ export async function checkMail(config: Config, report: Report): Promise<void> {
   }
 }
 
-/** Redis, by connecting. */
+/** Redis, tested by connecting. */
 export async function checkRedis(url: string, report: Report): Promise<void> {
   const { Redis } = await import('ioredis');
   const redis = new Redis(url, { lazyConnect: true, connectTimeout: 3000, commandTimeout: 3000, retryStrategy: null });
@@ -74,7 +74,7 @@ export async function checkRedis(url: string, report: Report): Promise<void> {
   }
 }
 
-/** A pooler in front of the database, and whether what needs a session has one past it. */
+/** A pooler in front of the database, and whether there is a way past it for what needs a session. */
 export async function checkPooler({ config, databaseUrl, sessionUrl }: Installation, report: Report): Promise<void> {
   if (!config.databaseUrl) return;
   const open = async () => {

@@ -9,7 +9,7 @@ import type { Report } from './report.ts';
 /** SVC_ environment variables that only the project's tests and benchmarks use. */
 const NOT_SETTINGS = /^SVC_(TEST|BENCH|SIEGE|AIRLINE)(_|$)/;
 
-/** What runs this program, and where. */
+/** The runtime and machine of this program. */
 export function checkProgram(report: Report): void {
   const { node } = process.versions;
   if (Number(node.split('.')[0]) >= 24) report('ok', 'node', node);
@@ -19,7 +19,7 @@ export function checkProgram(report: Report): void {
   else report('warn', 'platform', machine, 'there is no embedded PostgreSQL for this platform: set DATABASE_URL');
 }
 
-/** Names in the environment that look like settings, and are none. */
+/** Names in the environment that look like settings, and are not. */
 export function checkNames(report: Report): void {
   const known = serverSettingsHelp().map(({ name }) => name);
   for (const name of Object.keys(process.env)) {
@@ -81,7 +81,7 @@ export function checkPairs(config: Config, report: Report): void {
   }
 }
 
-/** The data directory: whether it can be written, who can read its secrets, and its space. */
+/** The data directory: whether it is writable, who can read its secrets, and its free space. */
 export function checkDataDir(config: Config, report: Report): void {
   const dir = config.dataDir;
   if (!existsSync(dir)) {
@@ -119,7 +119,7 @@ export function checkDataDir(config: Config, report: Report): void {
 export function shown(name: string, value: string): string {
   if (/(KEY|SECRET|PASSWORD|TOKEN)$/.test(name)) return '(set, not shown)';
   if (!name.endsWith('_URL') && !value.includes('://')) return plain(value);
-  // of an address with several hosts, which no URL has, the hosts are shown by themselves
+  // an address with several hosts is not a URL: show the hosts individually
   const [first, ...others] = name.startsWith('DATABASE_') ? hostsIn(value) : [{ url: value, host: '', port: 0 }];
   if (!first || !URL.canParse(first.url)) return '(set, not an address)';
   const url = new URL(first.url);
@@ -128,7 +128,7 @@ export function shown(name: string, value: string): string {
   return plain([url.href, ...others.map(({ host, port }) => `or at ${host}:${port}`)].join(' '));
 }
 
-/** The hosts of an address; none where it is wrong. */
+/** The hosts of an address; none if it is invalid. */
 function hostsIn(value: string): DatabaseHost[] {
   try {
     return databaseHosts(value);

@@ -16,7 +16,7 @@ import { storedStatements } from '../../policy/language/statements.ts';
 import type { FolderPolicy, FolderSettings } from './folder.ts';
 import { surroundingsOf } from './local.ts';
 
-/** One test as `cedar run-tests` reads it. */
+/** One test in the format of `cedar run-tests`. */
 export interface CedarTest {
   name: string;
   request: { principal: string; action: string; resource: string; context: unknown };
@@ -26,7 +26,7 @@ export interface CedarTest {
   num_errors: number;
 }
 
-/** What was written for the Cedar command line. */
+/** The files written for the Cedar command line. */
 export interface Exported {
   tests: number;
   omitted: { policy: string; name: string; why: string }[];
@@ -34,11 +34,11 @@ export interface Exported {
 
 /**
  * Writes the policies and tests of a folder, which must be free of faults, as `policies.cedar`, `schema.cedarschema` and
- * `tests.json` for `cedar run-tests`. What it confirms are the statements that match: holds, masks and limits are decided
- * from them, and Cedar does not know them. A guardrail stands there as the permit that it is evaluated as.
+ * `tests.json` for `cedar run-tests`. It confirms which statements match: holds, masks and limits are derived from them, and
+ * Cedar does not know them. A guardrail is written as the permit that it is evaluated as.
  *
- * INVARIANT: every test was evaluated here in exactly the form that is written, with the schema and without it, and led to
- * the match that decides. What has no such form is left out and named.
+ * INVARIANT: every test was evaluated here in exactly the form that is written, with and without the schema, and led to the match
+ * that decides. Anything without such a form is left out and listed.
  */
 export function exportForCedar(policies: readonly FolderPolicy[], settings: FolderSettings, out: string): Exported {
   const { schema, actionEntities, registry, lists } = surroundingsOf(settings);
@@ -128,7 +128,7 @@ export function exportForCedar(policies: readonly FolderPolicy[], settings: Fold
 
 const nameOf = (id: string, { name, row }: TestCase) => `${id}: ${name}${row === undefined ? '' : ` (row ${row})`}`;
 
-/** A statement as Cedar evaluates it here, named by the one annotation that the Cedar command line reads. */
+/** A statement as Cedar evaluates it here, identified by the one annotation that the Cedar command line reads. */
 function plainText({ id, effect, annotations, cedar }: BundleStatement): string {
   const read = tokens(cedar);
   const word = read[preamble(read).rest - 1]!;
@@ -136,7 +136,7 @@ function plainText({ id, effect, annotations, cedar }: BundleStatement): string 
   return `@id(${quoted(id)})\n${as}${cedar.slice(word.end)}`;
 }
 
-/** The actions with their groups: without a schema, Cedar knows no group that no entity names. */
+/** The actions with their groups: without a schema, Cedar knows only groups that an entity names. */
 function actionsOf(actions: Readonly<Record<string, readonly string[]>>) {
   const uid = (id: string) => ({ type: 'Action', id });
   return Object.entries(actions).map(([id, groups]) => ({ uid: uid(id), attrs: {}, parents: groups.map(uid) }));

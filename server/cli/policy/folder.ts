@@ -12,13 +12,13 @@ export interface FolderPolicy {
   tests_source: string | null;
 }
 
-/** The version of a policy that a folder was last in step with. */
+/** The version of a policy that a folder was last in sync with. */
 const Known = z.strictObject({ version: z.int().min(1), content_hash: z.string().max(100) });
 const Lock = z.strictObject({ policies: z.record(z.string(), Known) });
 export type Known = z.infer<typeof Known>;
 
 const names = z.array(z.string().max(64)).max(100);
-/** `svc.yaml`: where the folder belongs to, and what tests without a server need to know. */
+/** `svc.yaml`: the server and tenant that the folder belongs to, and what tests without a server need to know. */
 const Settings = z.strictObject({
   url: z.string().max(500).optional(),
   tenant: z.string().max(200).optional(),
@@ -31,15 +31,15 @@ export type FolderSettings = z.infer<typeof Settings>;
 const SETTINGS = 'svc.yaml';
 const LOCK = 'svc.lock.json';
 const ID = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
-/** Larger than any text that the server takes. */
+/** Larger than any text that the server accepts. */
 const MAX_BYTES = 1024 * 1024;
 
 /**
- * A folder with policies: `<id>.cedar`, `<id>.test.yaml`, `svc.yaml`, and `svc.lock.json` with the versions that it was
- * last in step with.
+ * A folder with policies: `<id>.cedar`, `<id>.test.yaml`, `svc.yaml`, and `svc.lock.json` with the versions that it was last in
+ * sync with.
  *
- * INVARIANT: only regular files are read and written. A change that is under review may hold links: what they lead to
- * must not reach a server or a comment, nor be overwritten.
+ * INVARIANT: only regular files are read and written. A change under review may contain links: their targets must not reach a
+ * server or a comment, nor be overwritten.
  */
 export class Folder {
   readonly dir: string;
@@ -64,7 +64,7 @@ export class Folder {
     this.#write(LOCK, `${JSON.stringify({ policies }, null, 2)}\n`);
   }
 
-  /** The policies in the order of their ids. A suite without its policy is a mistake and is refused. */
+  /** The policies, ordered by id. A suite without its policy is a mistake and is refused. */
   policies(): FolderPolicy[] {
     const files = this.#files();
     const ids = files.filter((file) => file.endsWith('.cedar')).map((file) => file.slice(0, -'.cedar'.length));
@@ -98,7 +98,7 @@ export class Folder {
     }
   }
 
-  /** Undefined when there is no such file. */
+  /** Undefined if there is no such file. */
   #read(name: string): string | undefined {
     const file = path.join(this.dir, name);
     const found = lstatSync(file, { throwIfNoEntry: false });
@@ -113,7 +113,7 @@ export class Folder {
     }
   }
 
-  /** All of it or nothing: the file is renamed into its place. */
+  /** All or nothing: writes a temporary file and renames it. */
   #write(name: string, text: string): void {
     const file = path.join(this.dir, name);
     const found = lstatSync(file, { throwIfNoEntry: false });

@@ -6,7 +6,7 @@ import type { SuiteRun, TestResult } from '../../policy/authoring/run-suite.ts';
 import { actionEntities, schemaFor } from '../../policy/language/schema.ts';
 import type { FolderPolicy, FolderSettings } from './folder.ts';
 
-/** What the compiler and the tests say of one policy. */
+/** What the compiler and the tests report for one policy. */
 export interface Checked {
   id: string;
   errors: Diagnostic[];
@@ -21,7 +21,7 @@ export interface Checked {
 
 const LOCAL = 'local';
 
-/** What a folder's policies are evaluated with where no server is asked. */
+/** The context in which a folder's policies are evaluated without a server. */
 export function surroundingsOf(settings: FolderSettings): Omit<Surroundings, 'liveTexts'> {
   const types = { read: settings.action_types.read ?? [], write: settings.action_types.write ?? [] };
   return {
@@ -36,8 +36,8 @@ export function surroundingsOf(settings: FolderSettings): Omit<Surroundings, 'li
 }
 
 /**
- * Compiles the policies of a folder and runs their tests with the code that a server runs, in a thread of its own with the
- * same limits. The whole folder stands for the live policies.
+ * Compiles the policies of a folder and runs their tests with the server's code, in a separate thread with the same limits. The
+ * whole folder takes the place of the live policies.
  */
 export async function checkFolder(
   policies: readonly FolderPolicy[],

@@ -3,7 +3,7 @@ import type { StatedSource, WorkloadScope } from '../../domain/workload.ts';
 import { CommandError, UsageError } from '../command.ts';
 import type { FolderSettings } from './folder.ts';
 
-/** What the environment may say. */
+/** The environment variables that are read. */
 export const POLICY_VARIABLES: readonly { name: string; help: string }[] = [
   { name: 'SVC_URL', help: 'the address of the control plane, as `--url`' },
   { name: 'SVC_TOKEN', help: 'an API key with the scope `pipeline`, or what `svc policy login DIR` printed' },
@@ -19,7 +19,7 @@ interface Problem {
   errors?: { pointer?: string; message: string; line?: number; column?: number }[];
 }
 
-/** An answer of the server that says no. */
+/** An error response from the server. */
 export class Refused extends CommandError {
   readonly status: number;
   readonly code: string | undefined;
@@ -47,7 +47,7 @@ export class Remote {
     this.token = token;
   }
 
-  /** Waits where the server asks for it, for a while. Throws Refused for any answer but 2xx. */
+  /** Retries for a while if the server asks it to wait. Throws Refused for any response but 2xx. */
   async call<T>(line: string, body?: unknown): Promise<T> {
     const headers = { authorization: `Bearer ${this.token}` };
     return send<T>(this.base, line, {
@@ -65,7 +65,7 @@ async function send<T>(base: string, line: string, init: RequestInit): Promise<T
       response = await fetch(base + target, {
         ...init,
         method,
-        // a credential goes to this address and no other
+        // a credential is sent to this address only
         redirect: 'error',
         signal: AbortSignal.timeout(TIMEOUT_MS),
       });
@@ -109,7 +109,7 @@ export const SIGNING_IN = [
   'on GitHub by itself (permissions: id-token: write), elsewhere with the token of the platform in SVC_OIDC_TOKEN.',
 ].join('\n');
 
-/** Signs in with what the environment has. CommandError if it has nothing, or if the server does not take it. */
+/** Signs in with what the environment provides. CommandError if it provides nothing, or if the server does not accept it. */
 export async function connect(
   flags: RemoteFlags,
   settings: Pick<FolderSettings, 'url' | 'tenant'>,
@@ -117,7 +117,7 @@ export async function connect(
   env: Environment = process.env,
 ): Promise<Remote> {
   const key = env.SVC_TOKEN;
-  // INVARIANT: a file under review must not say where a key is sent
+  // INVARIANT: a file under review must not decide where a key is sent
   const url = flags.url ?? env.SVC_URL ?? (key ? undefined : settings.url);
   if (url === undefined) {
     throw new UsageError(`the address of the server is missing: ${key ? 'with SVC_TOKEN, ' : ''}use --url or SVC_URL`);
@@ -136,7 +136,7 @@ function addressOf(text: string): string {
   return url.href.replace(/\/+$/, '');
 }
 
-/** A token of the server for the token of the pipeline (RFC 8693). */
+/** Exchanges the pipeline's token for one of the server (RFC 8693). */
 async function exchange(
   base: string,
   { tenant = undefined, audience = undefined }: Partial<RemoteFlags>,
@@ -155,7 +155,7 @@ async function exchange(
   return answer.access_token;
 }
 
-/** Asks GitHub for a token of the run that is meant for this server and nobody else. */
+/** Asks GitHub for a token of the run, with this server as its only audience. */
 async function githubToken(
   base: string,
   given: string | undefined,
@@ -181,7 +181,7 @@ async function githubToken(
 
 const bounded = (text: string | undefined) => (text && text.length <= 300 ? text : undefined);
 
-/** Where the policies come from, as the variables of the pipeline say. A token proves it or does not. */
+/** Where the policies come from, according to the pipeline's variables. A token may or may not prove it. */
 export function statedSource(env: Environment = process.env): StatedSource | undefined {
   const github = env.GITHUB_ACTIONS === 'true';
   const run =

@@ -8,7 +8,7 @@ export interface Place {
   message: string;
 }
 
-/** A policy as `POST /v1/policies/plan` answers it, as far as it is shown. */
+/** A policy in the response of `POST /v1/policies/plan`, as far as it is shown. */
 export interface Planned {
   id: string;
   change: 'create' | 'update' | 'none';
@@ -38,9 +38,9 @@ export interface Planned {
 /** What a push of a folder would do. */
 export interface Plan {
   policies: (Planned & { drift: string | null })[];
-  /** Policies that this folder had and has no more; `--prune` revokes them. */
+  /** Policies that this folder used to have; `--prune` revokes them. */
   removed: string[];
-  /** Policies of the server that were never in this folder. */
+  /** Policies on the server that were never in this folder. */
   unmanaged: string[];
   approval_required: boolean;
 }
@@ -143,7 +143,7 @@ const linesOf = (text: string) =>
     .replaceAll('\t', '    ')
     .split(/\r\n|\n|\r/);
 
-/** A plan as Markdown for a comment of a review. Nothing that comes from a file or a server can end its code or its table. */
+/** A plan as Markdown for a review comment. Nothing that comes from a file or a server can break out of its code or its table. */
 export function planMarkdown(plan: Plan, prune: boolean): string[] {
   const changed = changesOf(plan);
   const listed = (title: string, lines: string[]) =>
@@ -172,7 +172,7 @@ export function planMarkdown(plan: Plan, prune: boolean): string[] {
   ];
 }
 
-/** Comments of reviews have a limit. */
+/** Review comments have a size limit. */
 const MAX_DIFF_LINES = 400;
 
 function details(id: string, diff: string): string[] {
@@ -183,7 +183,7 @@ function details(id: string, diff: string): string[] {
   return [`<details><summary>${plain(id)}</summary>`, '', `${fence}diff`, ...shown, ...more, fence, '', '</details>'];
 }
 
-/** A span of code: it links nothing, mentions nobody and ends where it should. */
+/** A code span: it links nothing, mentions no one and ends where it should. */
 function code(text: string): string {
   const safe = plain(text).replaceAll('|', '\\|');
   const tick = '`'.repeat(1 + Math.max(0, ...[...safe.matchAll(/`+/g)].map(([run]) => run.length)));
@@ -191,7 +191,7 @@ function code(text: string): string {
 }
 const cell = code;
 
-/** What a local check found, for a terminal. */
+/** The results of a local check, for a terminal. */
 export function checkLines(checked: readonly Checked[]): string[] {
   const rows = checked.map(({ id, errors, tests_errors, passed, failed, coverage }) => [
     id,

@@ -11,13 +11,13 @@ import { CommandError } from '../command.ts';
 import { bytesOf } from './secrets.ts';
 import { type Side, transaction } from './side.ts';
 
-/* What the source has signed of a tenant counts at the target as far as these say. */
+/* What the source signed for a tenant is trusted at the target within the limits of these keys. */
 
-/** Rows of the parcel that are unpacked together; of those with files in them few. */
+/** Rows of the parcel that are unpacked together; few if they contain files. */
 const PAGE = 500;
 
 /**
- * Adds the keys that verify what the source, and those before it, signed of the tenant. They are there before the tenant is, so
+ * Adds the keys that verify what the source, and those before it, signed for the tenant. They are added before the tenant is, so
  * that every process of the target has them when it opens a chain.
  */
 export async function addFormerKeys(
@@ -55,7 +55,7 @@ export async function addFormerKeys(
     ...source.core.keyring.all.map(({ kid, publicKey }): FormerKey => ({ tenantId, kid, publicKey, upTo })),
     ...before,
   ].filter((key) => !own.includes(key.kid));
-  // each server of Citus has a copy of them
+  // every Citus server has a copy of them
   target.core.db.replication?.assertEverywhere();
   await transaction(target, tenantId, async (client) => {
     await client.query('delete from former_key where tenant_id = $1', [tenantId]);
@@ -95,7 +95,7 @@ export async function signHere(
   await client.query('update chain_head set unsigned = false where tenant_id = $1 and chain = $2', [tenantId, chain]);
 }
 
-/** Every checkpoint that came along opens with the keys that are known here, and states what the record here says. */
+/** Asserts that every checkpoint that came along verifies with the keys known here, and matches the record here. */
 export async function assertCheckpoints(
   client: pg.Client,
   core: Core,

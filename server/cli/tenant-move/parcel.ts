@@ -11,14 +11,14 @@ import { resealed } from './secrets.ts';
 import { CHAINS, depart, executeOn, LOCK_NOT_GRANTED, leaving, type Move, type Side, transaction } from './side.ts';
 import { insertInto, tablesOf } from './tables.ts';
 
-/* All rows of a tenant but its records, out of their tables at the source and into those of the target. */
+/* Moves all rows of a tenant, except its records, out of their tables at the source and into those of the target. */
 
-/** What leads to the source's address or is used up there, and former keys, which are sealed again with the others. */
+/** What points to the source's address or is used up there, and former keys, which are sealed again with the others. */
 const LEFT_BEHIND = ['session', 'sign_in_link', 'sso_used_state', 'mail_message', 'former_key'];
-/** Rows of the parcel that are unpacked together; of those with files in them few. */
+/** Rows of the parcel that are unpacked together; few if they contain files. */
 const PAGE = 500;
 const PAGE_OF_FILES = 4;
-/** A row that a request holds for longer is waited for in the next attempt: nobody waits for the fence meanwhile. */
+/** If a request holds a row for longer, the next attempt waits for it: meanwhile no one waits for the lift's locks. */
 const LOCK = `set local lock_timeout = '500ms'`;
 const LIFT_ATTEMPTS = 60;
 const RETRIED = new Set([LOCK_NOT_GRANTED, '40P01', '40001', '23503']);
@@ -31,7 +31,7 @@ export async function fence(source: Side, target: Side, tenantId: string, id: st
   });
 }
 
-/** Lifts the tenant out of its tables, however often what is under way has to be waited for. Nothing to do when it is. */
+/** Lifts the tenant out of its tables, retrying as long as work in progress holds its rows. Does nothing if that is done. */
 export async function lift(source: Side, tenantId: string): Promise<void> {
   for (let attempt = 1; ; attempt++) {
     try {
@@ -57,7 +57,7 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
     await client.query(LOCK);
     const departure = await leaving(source, tenantId);
     if (departure?.state !== 'fencing') return;
-    // waits for who has added a row of the tenant, and lets nobody add another one
+    // waits for transactions that have added a row of the tenant, and prevents new ones
     await client.query('select from tenant where tenant_id = $1 for update', [tenantId]);
     await client.query('select from chain_head where tenant_id = $1 order by chain for update', [tenantId]);
     const { fingerprint, kid } = keyring.current;
@@ -95,7 +95,7 @@ async function liftOnce(source: Side, tenantId: string): Promise<void> {
   });
 }
 
-/** The flip. Either all of it is there or nothing, and the row `in` says which. */
+/** The flip. Either all of it is stored or none, and the row `in` says which. */
 export async function unpack(
   { source, target, tenantId }: Move,
   id: string,
@@ -149,7 +149,7 @@ export async function unpack(
     await client.query(`update chain_head set unsummarized = true where tenant_id = $1 and chain = 'forensics'`, [
       tenantId,
     ]);
-    // what is signed here covers all that came: the source's keys alone can rewrite none of it
+    // what is signed here covers everything that came: the source's keys alone can rewrite none of it
     const decisions = heads.get('forensics');
     for (const [chain, head] of [
       ['audit', arrived.to],
@@ -173,7 +173,7 @@ export async function putBack(source: Side, tenantId: string): Promise<void> {
   await transaction(source, tenantId, async (client) => {
     const tables = await tablesOf(client);
     if ((await leaving(source, tenantId))?.state === 'fenced') {
-      // what a request that was under way left in a table that refers to no tenant: what was lifted out counts
+      // left by a request in progress, in a table that does not refer to a tenant: the lifted rows take precedence
       for (const { name } of tables.toReversed()) {
         await client.query(`delete from ${name} where tenant_id = $1`, [tenantId]);
       }

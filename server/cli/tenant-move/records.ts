@@ -9,14 +9,14 @@ import { copyIn } from '../copy-in.ts';
 import type { Side } from './side.ts';
 import type { Tables } from './tables.ts';
 
-/* What is copied while requests go on: records, and what is kept of requests. */
+/* What is copied while requests go on: records, and the stored inputs of requests. */
 
 /** Records copied by one statement. */
 const STEP = 50_000;
 const READ_BACK = 5000;
 const PAGE_OF_INPUTS = 5000;
 
-/** The records of one chain on their way, hashed again from what the target has stored. */
+/** Copies the records of one chain, hashing again what the target has stored. */
 export class Copy {
   readonly #source: Side;
   readonly #target: Side;
@@ -33,7 +33,7 @@ export class Copy {
     this.#verifier = new ChainVerifier({ tenantId, chain });
   }
 
-  /** Copies what the target lacks up to a record, each step in a transaction of its own. */
+  /** Copies what the target lacks up to a given record, each step in a transaction of its own. */
   async upTo(last: number): Promise<void> {
     const { table } = RECORDS[this.#chain];
     const tenant = pg.escapeLiteral(this.#tenantId);
@@ -62,7 +62,7 @@ export class Copy {
     }
   }
 
-  /** Copies up to the last record that is there now. Resolves with how many records that were. */
+  /** Copies up to the last record at this moment. Resolves to how many records that were. */
   async upToLast(): Promise<number> {
     const { rows } = await this.#source.client.query<{ last: number | null }>(
       `select max(seq) as last from ${RECORDS[this.#chain].table} where tenant_id = $1`,
@@ -73,7 +73,7 @@ export class Copy {
     return this.#read - before;
   }
 
-  /** Throws unless what the target has stored is the whole chain up to this head. */
+  /** Throws unless the target has stored the whole chain up to this head. */
   finish(head: ChainPosition | undefined): void {
     if (!head) return;
     const { verified, reason } = this.#verifier.finish({ head });
@@ -82,8 +82,8 @@ export class Copy {
 }
 
 /**
- * Makes what is kept of requests at the target what it is at the source: page by page in the order of the ids, and only pages
- * that differ are copied. What was erased at the source meanwhile is erased at the target, too.
+ * Makes the target's stored inputs equal to the source's: page by page in id order, copying only pages that differ. What was
+ * erased at the source meanwhile is erased at the target, too.
  */
 export async function copyInputs(source: Side, target: Side, tenantId: string): Promise<void> {
   const tenant = pg.escapeLiteral(tenantId);
@@ -94,7 +94,7 @@ export async function copyInputs(source: Side, target: Side, tenantId: string): 
       after,
     ]);
     const { last, digest } = there[0]!;
-    // beyond the last one nothing may be left at the target
+    // nothing may be left at the target beyond the last one
     const upTo = last === null ? 'true' : `event_id <= ${pg.escapeLiteral(last)}`;
     const { rows: here } = await target.client.query<InputsPage>(inputsPage('', upTo), [tenantId, after]);
     if (here[0]!.digest !== digest) {
@@ -115,12 +115,12 @@ export async function copyInputs(source: Side, target: Side, tenantId: string): 
 }
 
 interface InputsPage {
-  /** null for no row. */
+  /** null if there is no row. */
   last: string | null;
   digest: string | null;
 }
 
-/** A salt is drawn again with each text, and goes when the text is erased: two rows with the same salts are the same. */
+/** A salt is drawn anew with each text, and erased with it: two rows with the same salts are the same. */
 const inputsPage = (limit: string, upTo = 'true') =>
   `select max(event_id) as last, encode(sha256(convert_to(string_agg(event_id || ' ' || coalesce(encode(salt_a, 'hex'), '')
      || ' ' || coalesce(encode(salt_b, 'hex'), ''), ',' order by event_id), 'UTF8')), 'hex') as digest
@@ -129,7 +129,7 @@ const inputsPage = (limit: string, upTo = 'true') =>
 
 /**
  * Stores rows that another database sent, all or none, and only those of this tenant: whatever that database sends, no other
- * tenant of this one gets a row.
+ * tenant here gets a row.
  */
 async function copyOwn(
   { client }: Side,

@@ -4,15 +4,15 @@ import { sealPlace } from '../../subscriptions/subscription-row.ts';
 import { secretContext as changePlace } from '../../tenants/settings-changes.ts';
 import type { Side } from './side.ts';
 
-/* Secrets in the rows of a tenant, sealed under the master key of the installation that they are in. */
+/* Secrets in a tenant's rows are sealed under the master key of their installation. */
 
 /**
  * A row of the parcel with its secrets sealed under the target's master key. Throws for a secret whose place is not known:
- * at the target nothing would open it.
+ * nothing could open it at the target.
  */
 export function resealed(source: Side, target: Side, table: string, content: string): string {
   const head = Buffer.concat([Buffer.from([1]), source.core.box.keyId]);
-  // as bytea, or within jsonb
+  // as bytea, or in jsonb
   const marks = [`\\x${head.toString('hex')}`, head.toString('base64')] as const;
   if (!marks.some((mark) => content.includes(JSON.stringify(mark).slice(1, -1)))) return content;
   const row = JSON.parse(content) as Record<string, unknown>;
@@ -26,7 +26,7 @@ export function resealed(source: Side, target: Side, table: string, content: str
     const secret = source.core.box.open(form === 0 ? bytesOf(value) : Buffer.from(value, 'base64'), place);
     const sealed = target.core.box.seal(secret, place);
     const there = form === 0 ? `\\x${sealed.toString('hex')}` : sealed.toString('base64');
-    // the rest of the text stays as it is, numbers above all
+    // the rest of the text stays as it is, above all numbers
     text = text.replaceAll(JSON.stringify(value), () => JSON.stringify(there));
   };
   visit(row, table);
@@ -52,5 +52,5 @@ function placeOf(column: string, tenantId: string, id: string): string | undefin
   }
 }
 
-/** bytea as jsonb has it. */
+/** bytea in its jsonb form. */
 export const bytesOf = (text: string) => Buffer.from(text.slice(2), 'hex');

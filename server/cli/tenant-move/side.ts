@@ -10,13 +10,13 @@ import type { Config } from '../../config.ts';
 import { CommandError } from '../command.ts';
 import { withClient } from '../installation.ts';
 
-/* One of the two installations of a move, and what its table `tenant_move` says. */
+/* One of the two installations of a move, and the contents of its table `tenant_move`. */
 
 export const CHAINS = ['audit', 'forensics'] as const;
 export const LOCK_NOT_GRANTED = '55P03';
-/** How long a run waits for another one's end. */
+/** How long a run waits for another one to end. */
 const RUN_MS = 3000;
-/** What processes remember of a tenant; when it moves, none of it counts any more. */
+/** What processes cache about a tenant; when it moves, all of it is invalid. */
 const REMEMBERED = ['settings', 'policies', 'stops', 'destinations', 'members', 'tenant'] as const;
 
 /** One of the two installations. */
@@ -33,7 +33,7 @@ export interface Move {
   source: Side;
   target: Side;
   tenantId: string;
-  /** Called at the beginning of each step, with words for the operator. */
+  /** Called at the start of each step, with a text for the operator. */
   tell?: ((step: string) => void | Promise<void>) | undefined;
 }
 
@@ -46,10 +46,10 @@ export async function withSide<T>(
   work: (side: Side) => Promise<T>,
 ): Promise<T> {
   return withClient(sessionUrl, { types: COLUMN_TYPES }, async (client) => {
-    // the flip is durable before the source says that the tenant is gone, whatever the server's configuration says
+    // the flip is durable before the source reports the tenant gone, regardless of the server's configuration
     await client.query(`set synchronous_commit = on; set lock_timeout = '${RUN_MS}'`);
     try {
-      // the connection of a run that was killed a moment ago may still be at its last statement
+      // the connection of a run that was just killed may still be executing its last statement
       await client.query('select pg_advisory_lock(hashtextextended($1, 4))', [`move of ${tenantId}`]);
     } catch (error) {
       if ((error as { code?: string }).code !== LOCK_NOT_GRANTED) throw error;
@@ -70,7 +70,7 @@ interface MoveRow {
   address: string;
 }
 
-/** What the source says of a departure. Throws for a row that it did not write: nothing is done on its word. */
+/** The departure recorded at the source. Throws for a row that it did not write: such a row is not trusted. */
 export async function leaving({ core, client }: Side, tenantId: string): Promise<Departure | undefined> {
   const said = await departures(client, core.box, tenantId);
   if (said.size > 0 && !said.get(tenantId)) {
@@ -79,7 +79,7 @@ export async function leaving({ core, client }: Side, tenantId: string): Promise
   return said.get(tenantId);
 }
 
-/** Writes down how far a departure is. */
+/** Records how far a departure has come. */
 export async function depart({ core }: Side, client: pg.Client, tenantId: string, departure: Departure): Promise<void> {
   const { id, state, other, address } = departure;
   await client.query(
@@ -113,7 +113,7 @@ export const executeOn =
   async (sql, values) =>
     (await client.query(sql, values)).rows as never;
 
-/** A transaction of the owner's, after which every process of that side asks its database about the tenant again. */
+/** An owner transaction, after which every process of that side queries its database for the tenant again. */
 export async function transaction(
   { core, client }: Side,
   tenantId: string,

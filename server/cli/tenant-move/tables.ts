@@ -4,18 +4,18 @@ import type { Side } from './side.ts';
 
 /* Which tables a move copies, lifts out, or leaves where they are. */
 
-/** What is copied, and stays where it was until it is forgotten; all else is in the parcel. */
+/** Tables that are copied, and stay at the source until they are forgotten; everything else goes into the parcel. */
 export const COPIED = ['forensic_record', 'audit_record', 'decision_input'];
-/** What the target makes again from the records, and stays as they do. */
+/** Tables that the target rebuilds from the records, and that stay at the source like those. */
 const REMADE = ['forensic_block'];
-/** What tells rows of one tenant apart, where it is not `seq`. */
+/** The column that distinguishes rows of one tenant, if it is not `seq`. */
 const KEYS: Readonly<Record<string, string>> = { decision_input: 'event_id', forensic_block: 'block' };
 const OWN = ['tenant_move', 'tenant_parcel'];
 const FORGET = 10_000;
 
 export type Tables = Awaited<ReturnType<typeof listTables>>;
 
-/** The tables of which a tenant's rows are in the parcel; what a foreign key leads to comes first. */
+/** The tables whose tenant rows go into the parcel; referenced tables come first. */
 export async function tablesOf(client: pg.Client) {
   const apart = [...COPIED, ...REMADE, ...OWN];
   return (await listTables(client)).filter(
@@ -23,14 +23,14 @@ export async function tablesOf(client: pg.Client) {
   );
 }
 
-/** Inserts rows of the tenant $1, and no others. */
+/** Inserts rows of the tenant $1 only. */
 export function insertInto(table: string, columns: readonly string[], from: string, content: string): string {
   const names = columns.map((column) => pg.escapeIdentifier(column));
   return `insert into ${table} (${names.join(', ')}) select ${names.map((name) => `p.${name}`).join(', ')}
     from ${from}, jsonb_populate_record(null::${table}, ${content}) p where p.tenant_id = $1`;
 }
 
-/** Deletes what was copied and what was made from it, in batches. */
+/** Deletes what was copied and what was derived from it, in batches. */
 export async function forgetRecords(
   { client }: Side,
   tenantId: string,
