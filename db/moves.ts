@@ -7,7 +7,7 @@ import type { SecretBox } from '../server/lib/crypto.ts';
 
 export interface Departure {
   readonly id: string;
-  /** `fencing`: its rows are still here, but no request may change them any more. */
+  /** `fencing`: its rows are still here, but no request may change them anymore. */
   readonly state: 'fencing' | 'fenced' | 'moved';
   /** The destination installation. */
   readonly other: string;

@@ -34,7 +34,7 @@ export interface Condition {
   reportedAt: number | null;
   /** Of the person or the key whose report this is. */
   reportedBy?: string;
-  /** The people who answer for the report: the person whose it is, or those who made the key or one of its line. */
+  /** The people responsible for the report: the person who made it, or those who created the key or one of its line. */
   behind?: readonly string[];
   /** A system has reported that it is not met, and no system has said otherwise since. */
   denied?: boolean;
@@ -72,7 +72,7 @@ export type HoldEvent =
       by: string;
       /** The people who answer for it. */
       behind?: readonly string[];
-      /** It is the report of a key. */
+      /** The report comes from a key. */
       system?: boolean;
       /** Why this person or key may not report so; absent if they may. */
       barred?: string;
@@ -128,7 +128,7 @@ function withReport(context: HoldContext, event: HoldEvent): HoldContext {
     case 'satisfy': {
       const { conditionId: id, satisfied, evidence, by, behind, system = false, tally, at } = event;
       const report = (before: Condition): Condition => {
-        // what a person says does not undo the word of a system
+        // a person's report does not override a system's
         const denied = system ? !satisfied : before.denied;
         return {
           ...{ id, satisfied, reportedAt: at, reportedBy: by },

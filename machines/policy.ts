@@ -14,8 +14,8 @@ export interface PolicyContext {
   version: number;
   liveVersion: number | null;
   /**
-   * Who wrote any of the newest revision since a version last went live, each once, the earliest first: what one of them
-   * put into a draft is still in the newer drafts of others.
+   * Everyone who wrote any of the newest revision since a version last went live, each once, earliest first: what one of them put
+   * into a draft is still in later drafts by others.
    */
   authors: string[];
   /** Who submitted it; null until it is submitted. */
@@ -33,7 +33,7 @@ interface Circumstances {
   actor: string;
   /** A signed-in person, not a key. */
   signedIn: boolean;
-  /** A pipeline that an admin trusts to ask for reviews, although nobody is signed in. */
+  /** A pipeline that an admin trusts to ask for reviews, although no one is signed in. */
   asks?: boolean;
   admin: boolean;
   approvalRequired: boolean;
@@ -45,7 +45,7 @@ interface Circumstances {
 export type PolicyEvent = Circumstances &
   (
     | { type: 'submit' | 'revoke' | 'break_glass' }
-    /** `writers`: who else wrote what it says, and is an author of it too. */
+    /** `writers`: others who wrote its content, and become authors of it too. */
     | { type: 'update' | 'rollback'; writers?: readonly string[] | undefined }
     /** Approves the newest version, or closes the open review of an older one. */
     | { type: 'approve'; version: number }

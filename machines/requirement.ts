@@ -19,7 +19,7 @@ export interface Tally {
   lapsed?: string[];
 }
 
-/** What was reported on a hold by now. */
+/** What has been reported on a hold so far. */
 interface Reported {
   conditions: readonly { id: string; satisfied: boolean }[];
   tally: Tally;

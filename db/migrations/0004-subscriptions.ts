@@ -106,7 +106,7 @@ export class Subscriptions extends Migration {
     this.addSql(`alter table event_outbox add column fanned_out_at timestamptz(3)`);
     // the one destination that an example is for; null for real events, which go to everyone who asks for their type
     this.addSql(`alter table event_outbox add column lane_id text collate "C"`);
-    // whether it caused a delivery at that time; null before fan-out
+    // whether its fan-out caused a delivery; null before that
     this.addSql(`alter table event_outbox add column wanted boolean`);
     this.addSql(`update event_outbox set fanned_out_at = created_at, wanted = false`);
     this.addSql(`create index event_outbox_unwanted on event_outbox (created_at) where not wanted`);

@@ -44,8 +44,8 @@ const ANSWER_MS = 3000;
 /** For this long, an owner that did not answer is not asked about that bucket again, unless it speaks up. */
 const BYPASS_MS = 30_000;
 /**
- * A process that lost a tenant in the database but still receives its commands waits this long, up to twice, at random,
- * before it takes the tenant again.
+ * A process that lost a tenant in the database but still receives its commands waits for one to two times this long, at
+ * random, before it takes the tenant again.
  */
 const TURN_MS = 200;
 /** How long a command that could not be sent waits for Redis before it is handled where it arrived. */

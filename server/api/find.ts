@@ -40,7 +40,7 @@ const MOST = 5;
 const MOST_LOOKED_AT = 2_000;
 /** Policies whose texts are searched for the names of rules. */
 const MOST_TEXTS = 300;
-/** Records, newest first, that are searched for a hash: it has no index. */
+/** Records, newest first, that are searched for a hash: hashes have no index. */
 const MOST_HASHES = 20_000;
 
 export function findProcedure(db: Reads) {

@@ -181,8 +181,8 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           const may = (meta: Meta | undefined) =>
             principal !== undefined && meta?.access && !refusal(meta.access, principal);
           if (!calls.some(may)) {
-            // before the body is read: tRPC reports why for each call, and needs no input for that. Without a body in the
-            // request, tRPC would buffer whatever arrives.
+            // before the body is read: tRPC reports why for each call, and needs no input for that. If `body` were not set, tRPC
+            // would buffer whatever arrives.
             req.body = '';
             await answer(req, res);
             return res;

@@ -21,9 +21,9 @@ import { COPIED, forgetRecords, tablesOf } from './tenant-move/tables.ts';
  *   4. the flip: one transaction at the target unpacks the parcel and states that the tenant has arrived
  *   5. the source records where the tenant is, and tells anyone who has a valid credential
  *
- * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip changes it from `copying` to `arrived`, undoing changes it
- * to `cancelled`: only one of the two succeeds, so the tenant is never in both places, wherever a run was killed. Each step checks
- * the current state: a killed run is simply run again.
+ * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip changes it from `copying` to `arrived`, undoing changes
+ * it to `cancelled`: only one of the two succeeds, so the tenant is never in both places, wherever a run was killed. Each step
+ * checks the current state: a killed run is simply run again.
  */
 
 /** The maximum number of copying rounds before the fence; a round that copies no more than LITTLE is the last one. */
@@ -83,7 +83,7 @@ export async function moveTenant(move: Move): Promise<Moved> {
     if (!there) throw new CommandError(`${tenantId} has not arrived`);
     await depart(source, source.client, tenantId, { ...departure, state: 'moved' });
   }
-  // nothing erases them here any more once they expire; the target does
+  // nothing erases them here anymore once they expire; the target does
   await forgetRecords(source, tenantId, ['decision_input']);
   const { heads } = departure;
   return {

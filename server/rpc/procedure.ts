@@ -18,7 +18,7 @@ export interface Context {
   stillValid(): Promise<boolean>;
   /** Counts additional calls, beyond the request itself, against a limit. Rejects with RATE_LIMITED. */
   count(limit: Limit, calls: number): Promise<void>;
-  /** A signal that aborts when no one waits for the response any more. */
+  /** A signal that aborts when no one waits for the response anymore. */
   gone(): AbortSignal;
   /** Response headers; filled in by the procedure. */
   readonly answer: Record<string, string | string[]>;

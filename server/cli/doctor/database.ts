@@ -144,7 +144,7 @@ async function checkReplicas(client: pg.Client, config: Config, report: Report):
     try {
       reportReplicas(await standingOfNode(client, node), config, report, at);
     } catch (error) {
-      // its silence was already reported; without replication there is nothing more to say
+      // its silence was already reported; where a standby is required, an unconfirmed one counts as missing
       if (config.durability !== 'replicated') continue;
       const advice = `see why it does not answer; until then nothing of its tenants is acknowledged`;
       const detail = `SVC_DURABILITY=replicated: standbys unknown, on ${at}: ${(error as Error).message}`;

@@ -18,7 +18,7 @@ const LEFT_BEHIND = ['session', 'sign_in_link', 'sso_used_state', 'mail_message'
 /** Rows of the parcel that are unpacked together; few if they contain files. */
 const PAGE = 500;
 const PAGE_OF_FILES = 4;
-/** If a request holds a row for longer, the next attempt waits for it: meanwhile no one waits for the lift's locks. */
+/** If a request holds a row for longer, the lift is retried: in between, no one waits for the locks taken here. */
 const LOCK = `set local lock_timeout = '500ms'`;
 const LIFT_ATTEMPTS = 60;
 const RETRIED = new Set([LOCK_NOT_GRANTED, '40P01', '40001', '23503']);

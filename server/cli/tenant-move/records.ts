@@ -120,7 +120,7 @@ interface InputsPage {
   digest: string | null;
 }
 
-/** A salt is drawn anew with each text, and erased with it: two rows with the same salts are the same. */
+/** A new salt is drawn for each text, and erased with it: two rows with the same salts are the same. */
 const inputsPage = (limit: string, upTo = 'true') =>
   `select max(event_id) as last, encode(sha256(convert_to(string_agg(event_id || ' ' || coalesce(encode(salt_a, 'hex'), '')
      || ' ' || coalesce(encode(salt_b, 'hex'), ''), ',' order by event_id), 'UTF8')), 'hex') as digest
