@@ -115,7 +115,7 @@ export class Places {
     return new Places(pool, beside ? rows[0]!.here : undefined, await shardsOf(pool));
   }
 
-  /** All nodes that have tenants. */
+  /** All nodes that hold tenants. */
   get nodes(): number[] {
     return [...new Set(this.#shards.map(({ node }) => node))];
   }

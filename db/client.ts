@@ -64,7 +64,7 @@ export class SteadyClient extends PrimaryClient {
     this.on('end', () => this.#transaction?.end());
   }
 
-  // `never` fits each of the many overloads: nothing about them changes
+  // `never` fits every overload, and leaves their types unchanged
   override query(...args: unknown[]): never {
     const [first] = args as [string | { text?: string; name?: string }];
     const text = typeof first === 'string' ? first : (first?.text ?? '');

@@ -48,7 +48,7 @@ export interface Database {
   transactionNear<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
   /** An entity manager for reading the tenant's rows; each query is a transaction of its own. */
   reader(tenantId: string): EntityManager;
-  /** One SQL query as the tenant, past the entity layer: for hot reads, which find their rows by an index. */
+  /** One SQL query as the tenant, bypassing the entity layer: for hot reads, which find their rows by an index. */
   query<R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]): Promise<R[]>;
   /**
    * Runs `work` on one connection in a read-only transaction of the tenant, for lists and searches. Each statement has `readMs`,
@@ -77,13 +77,13 @@ export interface Database {
    * requests.
    */
   readonly search: pg.Pool;
-  /** The same on the node of Citus beside this process. */
+  /** The same on the Citus node beside this process. */
   readonly searchNode: pg.Pool | undefined;
   /** The Citus node beside this process. */
   readonly elsewhere: Elsewhere | undefined;
   /** Which node has a tenant, if tenants are spread over several. */
   readonly node: pg.Pool | undefined;
-  /** Which node has a tenant, where they are spread over several. */
+  /** Which node has a tenant, if tenants are spread over several. */
   readonly places: Places | undefined;
   readonly notices: Notices;
   /** Set if tenants are spread over several servers. */

@@ -46,7 +46,7 @@ export interface Notice {
   topic: Topic;
   /** `*` after the listener was disconnected: anything may have changed. */
   tenantId: string;
-  /** What has changed, where the topic has parts; empty otherwise. */
+  /** What has changed, if the topic has parts; empty otherwise. */
   id: string;
   /** The id under which other processes acknowledge that they acted on it; absent for topics that are not awaited. */
   receipt?: string;
@@ -56,7 +56,7 @@ export interface Notice {
   steps?: readonly Step[] | undefined;
 }
 
-/** A run of the database server, and the last transaction in it before this process began to hear notices. */
+/** A run of the database server, and the last transaction in it before this process began to receive notices. */
 export interface Era {
   readonly run: string;
   readonly xid: number;

@@ -5,7 +5,7 @@ import type { Replication } from './replication.ts';
 
 /** Queries on the side are short and wait for no lock. */
 const ASIDE = 2;
-/** Each takes milliseconds, and several jobs look once a second. */
+/** Each takes milliseconds, and several jobs search once a second. */
 const SEARCHES = 2;
 /**
  * For request connections to a Citus node: without it, a tenant on another node would seem to have no rows. On the coordinator it
@@ -16,7 +16,7 @@ export const TAKEN_ALONG = '-c citus.propagate_set_commands=local';
 export interface Addresses {
   readonly url: string;
   readonly sessionUrl: string;
-  /** The node of Citus beside this process. */
+  /** The Citus node beside this process. */
   readonly nodeUrl: string | undefined;
 }
 

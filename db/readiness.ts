@@ -57,7 +57,7 @@ export function readinessOf({
   };
 }
 
-/** Resolves with why a database does not store what is written, or undefined. */
+/** Resolves to the reason why a database does not store what is written, or undefined. */
 function probed(pool: pg.Pool): () => Promise<string | undefined> {
   let pending: Promise<string | undefined> | undefined;
   let known: { reason: string | undefined; until: number } | undefined;

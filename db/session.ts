@@ -58,7 +58,7 @@ export async function isShared(client: pg.Client, open: () => Promise<pg.Client>
   const own = await processOf(client);
   if (own === (client as pg.Client & { processID: number | null }).processID) return false;
   for (let n = 0; n < OTHERS; n++) {
-    // one at a time: sessions that each waited for several connections of a small pool would wait for each other
+    // one at a time: sessions each waiting for several connections of a small pool would wait for each other
     const other = await open();
     try {
       const others = await processOf(other);

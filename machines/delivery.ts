@@ -69,7 +69,7 @@ export type DeliveryEvent =
       /** Milliseconds requested by the destination; the pause is at least this long. */
       retryAfter?: number;
     }
-  /** The subscription was disabled, or its queue took no more, or no longer kept it. */
+  /** The subscription was disabled, or its queue was full, or no longer kept it. */
   | { type: 'stop'; at: number; reason: string }
   /** The subscription was resumed after a pause, in which no attempts were made. */
   | { type: 'resume'; at: number }

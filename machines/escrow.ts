@@ -32,7 +32,7 @@ export interface Condition {
   id: string;
   satisfied: boolean;
   reportedAt: number | null;
-  /** Of the person or the key whose report this is. */
+  /** The person or key whose report this is. */
   reportedBy?: string;
   /** The people responsible for the report: the person who made it, or those who created the key or one of its line. */
   behind?: readonly string[];
@@ -70,11 +70,11 @@ export type HoldEvent =
       evidence?: string;
       /** The id of the person or the key that reports. */
       by: string;
-      /** The people who answer for it. */
+      /** The people responsible for it. */
       behind?: readonly string[];
       /** The report comes from a key. */
       system?: boolean;
-      /** Why this person or key may not report so; absent if they may. */
+      /** Why this person or key may not report this; absent if they may. */
       barred?: string;
       tally: Tally;
       at: number;

@@ -15,7 +15,7 @@ export interface Tally {
   seated: boolean;
   /** The open seats by group; absent when there are none. */
   missing?: { group: string; count: number }[];
-  /** The conditions that were reported as met by people who may not report on the hold any more; absent when there are none. */
+  /** The conditions reported as met by people who may no longer report on the hold; absent if there are none. */
   lapsed?: string[];
 }
 

@@ -108,7 +108,7 @@ export interface Core extends Services {
   deliverer: Deliverer;
   calls: Calls;
   singleSignOn: SingleSignOn;
-  /** With several processes only. */
+  /** Only with several processes. */
   redis: RedisLink | undefined;
   /** Finishes what was accepted, then closes every connection and file. */
   stop(): Promise<void>;

@@ -86,7 +86,7 @@ export class People extends Migration {
         check (decided_by is distinct from proposed_by or status = 'withdrawn')
       )`);
     this.addSql(`create index settings_change_newest on settings_change (tenant_id, created_at desc, id desc)`);
-    // sealed, since a mail may hold a link that signs in
+    // sealed, since a mail may contain a sign-in link
     this.addSql(`
       create table mail_message (
         tenant_id text collate "C" not null references tenant,

@@ -4,7 +4,7 @@ import { wall } from './wall.ts';
 
 const list = (words: readonly string[]) => words.map((word) => `'${word}'`).join(', ');
 
-/** The tools that proxies saw, with the definitions that people approved; the labels of tools and agents. */
+/** The tools that proxies saw, with the definitions that people approved; labels of tools and agents. */
 export class Tools extends Migration {
   override name = '0008-tools';
 

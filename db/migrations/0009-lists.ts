@@ -1,7 +1,7 @@
 import { Migration } from '@mikro-orm/migrations';
 import { wall } from './wall.ts';
 
-/** Lists of known values that policies read, with their versions. */
+/** Lists of known values that policies read, and their versions. */
 export class Lists extends Migration {
   override name = '0009-lists';
 

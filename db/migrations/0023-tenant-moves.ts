@@ -1,6 +1,6 @@
 import { Migration } from '@mikro-orm/migrations';
 
-/** Tenants that move to another installation, and what came along with those that arrived. Only the owner reads these. */
+/** Tenants that move to another installation, and what those that arrived brought along. Only the owner reads these. */
 export class TenantMoves extends Migration {
   override name = '0023-tenant-moves';
 

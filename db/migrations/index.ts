@@ -18,7 +18,7 @@ import { Calls } from './0019-calls.ts';
 import { WatchedTests } from './0022-watched-tests.ts';
 import { TenantMoves } from './0023-tenant-moves.ts';
 
-/** Every migration in order. A name never changes once it was released. */
+/** Every migration in order. A name never changes once released. */
 export const migrations = [
   { name: '0001-spine', class: Spine },
   { name: '0002-people', class: People },
@@ -46,7 +46,7 @@ export const migrations = [
 export function migrationChecksums(): Map<string, string> {
   return new Map(
     migrations.map(({ name, class: Class }) => {
-      // the statements of a migration depend on nothing but its text and the lists of the domain that it names
+      // a migration's statements depend only on its text and the lists from the domain that it names
       const migration: Migration = new Class(undefined as never, undefined as never);
       void migration.up();
       return [name, createHash('sha256').update(migration.getQueries().join(';\n')).digest('hex')];

@@ -104,7 +104,7 @@ export function unavailable(detail: string, cause?: unknown): AppError {
   return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
 }
 
-/** Another process took ownership of the tenant. The command may be retried at the new owner. */
+/** Another process took ownership of the tenant. The command may be retried with the new owner. */
 export class Fenced extends AppError {
   constructor(detail = 'another process took over; try again') {
     super('UNAVAILABLE', detail, { headers: { 'retry-after': '1' } });
@@ -168,7 +168,7 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
     const slots = [...this.#actors.values()];
     this.#actors.clear();
     for (const { opened } of slots) {
-      // one that failed to open is not closed
+      // an actor that failed to open is not closed
       const actor = await opened.catch(() => undefined);
       if (actor !== undefined) await this.#kind.close?.(actor);
     }

@@ -132,7 +132,7 @@ export class Peers {
   #muted = false;
   #unheard = 0;
   #often: NodeJS.Timeout | undefined;
-  /** Redis was asked which processes listen, and has not answered yet. */
+  /** Redis was asked which processes listen, but has not answered yet. */
   #looking = false;
   #scheduled = false;
   #last = 0;
@@ -154,7 +154,7 @@ export class Peers {
     release: (bucket: number, asker: Process) => Promise<boolean>;
     /** Whether this process takes buckets. */
     takes: boolean;
-    /** The node of Citus that this process is beside. */
+    /** The Citus node beside this process. */
     node: number | undefined;
     /** Called when a process arrived or left, and when this one gains or loses contact with the others. */
     changed: () => void;

@@ -31,7 +31,7 @@ export interface RedisHostOptions {
 
 /** Which node has a tenant. Processes may disagree for a while, and then forward to each other. */
 interface Places {
-  /** The node that this process is beside. */
+  /** The node beside this process. */
   readonly here: number | undefined;
   readonly nodes: readonly number[];
   nodeOf(tenantId: string): number | undefined;

@@ -98,7 +98,7 @@ export function beginner(
 
 const LEAVING = new WeakMap<FastifyReply, AbortSignal>();
 
-/** Aborts when the connection closes before the answer was sent. */
+/** Aborts if the connection closes before the response was sent. */
 function goneOf(reply: FastifyReply): AbortSignal {
   const known = LEAVING.get(reply);
   if (known) return known;

@@ -77,7 +77,7 @@ export function findProcedure(db: Reads) {
     });
 }
 
-/** INVARIANT: each statement reads a bounded number of rows, however large the tenant is. */
+/** INVARIANT: each statement reads a bounded number of rows, no matter how large the tenant is. */
 async function find(db: Reads, tenantId: string, sought: string, { people }: { people: boolean }): Promise<Found[]> {
   if (sought === '') return [];
   const named = await db.readOnly(tenantId, async (client) => {

@@ -248,7 +248,7 @@ function endUnused(app: FastifyInstance): void {
   });
 }
 
-/** Input that is not HTTP never becomes a request; it is answered here, with a problem like any other error. */
+/** Input that is not HTTP never becomes a request; it is answered here, with a problem, like any other error. */
 function refuseMalformed(error: ConnectionError, socket: Socket): void {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
@@ -268,7 +268,7 @@ function isFault({ status, cause }: AppError): boolean {
   return status >= 500 && !(cause instanceof ReadRefused && cause.why === 'left');
 }
 
-/** Answers an error as a problem; server faults are logged with their cause. */
+/** Sends an error as a problem; server faults are logged with their cause. */
 function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyReply) {
   const problem = toAppError(error);
   if (isFault(problem)) {

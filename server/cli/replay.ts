@@ -187,8 +187,8 @@ export class Api {
   }
 
   /**
-   * The answer, if its status is one of `expected`, with the server's response time in milliseconds (without waits).
-   * Otherwise throws a CommandError with the server's message.
+   * The response, if its status is one of `expected`, with the server's response time in milliseconds (without waits). Otherwise
+   * throws a CommandError with the server's message.
    */
   async call<T>(
     expected: readonly number[],

@@ -35,7 +35,7 @@ const USEFUL_MS = 24 * HOUR_MS;
 export interface MailPreference {
   pace: MailPace | 'none';
   kinds: MailKind[];
-  /** The hour of a daily letter, in UTC. */
+  /** The hour of the daily letter, in UTC. */
   daily_hour: number;
 }
 

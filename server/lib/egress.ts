@@ -27,8 +27,8 @@ export type EgressFailure =
   | 'TOO_LARGE';
 
 /**
- * Why a call failed. The message is a sentence for a person; it never holds an address that a name resolved to
- * (an outsider could read internal DNS through it), nor the URL's path, query or userinfo.
+ * Why a call failed. The message is a sentence for a person; it never contains an address that a name resolved to (an outsider
+ * could read internal DNS through it), nor the URL's path, query or userinfo.
  */
 export class EgressError extends Error {
   readonly failure: EgressFailure;
@@ -256,7 +256,7 @@ export class Egress {
 
   async #resolve(host: string, signal: AbortSignal): Promise<string[]> {
     if (isIP(host)) return [host];
-    // RFC 6761: never a question for a DNS server
+    // RFC 6761: such a name never goes to a DNS server
     if (host === 'localhost' || host.endsWith('.localhost')) return ['127.0.0.1'];
     const resolver = this.#resolver(signal);
     // wait for both: the verdict must not depend on which is faster
@@ -321,7 +321,7 @@ function hostOf(url: URL): string {
   return url.hostname.replace(/^\[(.*)\]$/, '$1').replace(/\.$/, '');
 }
 
-/** A kept connection ended before the first byte of an answer, or is no longer there. */
+/** A kept connection ended before the first byte of a response, or is gone. */
 class EndedWhileIdle extends Error {}
 
 /** Options for `Connections`, in addition to Node's. */

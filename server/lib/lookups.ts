@@ -35,7 +35,7 @@ export interface Horizon {
 export interface SharedLookups<V> {
   horizon(): Promise<Horizon | undefined>;
   read(key: string): Promise<{ value: V; until: number; horizon: Horizon } | undefined>;
-  /** Never rejects, and need not be waited for. */
+  /** Never rejects, and need not be awaited. */
   write(key: string, entry: { value: V; until: number; horizon: Horizon }): Promise<void>;
 }
 

@@ -110,7 +110,7 @@ export class RedisLink {
 
   /** Encrypts for one place: a key, or the channel of one process. */
   seal(place: string, text: string | Uint8Array): Buffer {
-    // a key of its own for each text: random nonces under one key would repeat after some billions of messages
+    // each text gets its own key: random nonces under one key would repeat after some billion messages
     const salt = randomBytes(SALT_BYTES);
     const cipher = createCipheriv('aes-256-gcm', this.#keyOf(salt), NONCE).setAAD(Buffer.from(place));
     return Buffer.concat([salt, cipher.update(text as Uint8Array), cipher.final(), cipher.getAuthTag()]);

@@ -1,7 +1,7 @@
 /** The most bars of a chart. */
 export const MOST_BUCKETS = 120;
 
-/** How long a bar may be, in seconds: bars begin on full minutes, hours and days. */
+/** Possible lengths of a bar, in seconds: bars begin on full minutes, hours and days. */
 const STEPS = [
   1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 1_209_600, 2_592_000,
   7_776_000, 31_536_000, 315_360_000,

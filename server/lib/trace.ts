@@ -7,7 +7,7 @@ import { randomFew } from './crypto.ts';
 export interface Trace {
   /** 32 hexadecimal digits. */
   trace_id: string;
-  /** Of what is decided or done here: 16 hexadecimal digits. */
+  /** The span of what is decided or done here: 16 hexadecimal digits. */
   span_id: string;
   /** The caller's span; undefined if the trace begins here. */
   parent_id: string | undefined;

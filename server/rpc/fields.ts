@@ -18,7 +18,7 @@ export const httpMethod = (max: number) =>
 
 export const REASON_MISSING = 'is required: say why, in one line; it goes into the audit log';
 
-/** The hash of the definition of a tool. */
+/** The hash of a tool's definition. */
 export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');
 
 /** An address in the form that browsers accept, in lower case. */

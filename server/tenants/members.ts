@@ -228,7 +228,7 @@ export class Members {
         if (by.actor.type === 'user' && !admins.includes(by.actor.id)) {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
         }
-        // its creator may have lost the role since the request was accepted
+        // the key's creator may have lost the role since the request was accepted
         if (by.actor.type === 'api_key' && !(await em.count(ApiKey, { tenantId, id: by.actor.id, revokedAt: null }))) {
           throw new AppError('FORBIDDEN', 'the key is revoked');
         }

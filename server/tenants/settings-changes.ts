@@ -419,7 +419,7 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
   return row;
 }
 
-/** Settings that decide, besides the roles, who may vote on holds. */
+/** Settings that, in addition to roles, decide who may vote on holds. */
 const ELECTORATE: readonly string[] = ['approver_groups', 'policy_author_may_vote'] satisfies SettingName[];
 
 /** Holds that people set aside come back when other people may vote on them. Called before the first audit record. */

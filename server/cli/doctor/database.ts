@@ -24,7 +24,7 @@ const SPARE = 10;
 /** Transactions; PostgreSQL stops at two billion. */
 const WRAPAROUND = 1_000_000_000;
 
-/** The database: what it is, whether it can lose or leak anything, and what is in it. Changes nothing. */
+/** The database: what it is, whether it can lose or leak anything, and what it contains. Changes nothing. */
 export async function checkDatabase(client: pg.Client, config: Config, report: Report): Promise<void> {
   await client.query('set default_transaction_read_only = on');
   const began = Date.now();

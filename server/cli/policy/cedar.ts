@@ -165,7 +165,7 @@ function requestOf({ principal, action, resource, context }: EngineCall): CedarT
   return { principal: text(principal), action: text(action), resource: text(resource), context };
 }
 
-/** A text as Cedar writes it. */
+/** Text as a Cedar string literal. */
 function quoted(text: string): string {
   const escaped = (one: string) => (/["\\]/.test(one) ? `\\${one}` : `\\u{${one.codePointAt(0)!.toString(16)}}`);
   return `"${text.replace(/["\\]|[^\x20-\x7e]/gu, escaped)}"`;
