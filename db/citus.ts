@@ -9,7 +9,7 @@ import { RequestClient, within } from './client.ts';
  * the extension is not in the database, nothing here applies.
  */
 
-/** Written in a tenant's transactions, and looked up across tenants: replicated to every node. */
+/** Written in a tenant's transactions, and looked up across tenants: every node has a copy. */
 export const REFERENCE: readonly string[] = ['former_key', 'verified_domain'];
 
 export interface Citus {

@@ -47,8 +47,8 @@ export interface SteadyConfig extends pg.ClientConfig {
  *   standby is back.
  * - Nothing is prepared by name: a pooler may hand the connection to other clients between transactions, and theirs to this one.
  * - BEGIN and ROLLBACK never fail. Kysely returns a connection to the pool only when they succeeded, so each one that broke there
- *   would be missing from the pool for good. When one of them fails, the connection is cut and the statement
- *   resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
+ *   would be missing from the pool for good. When one of them fails, the connection is cut and the
+ *   statement resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
  */
 export class SteadyClient extends PrimaryClient {
   protected readonly silentMs: number = SILENT_MS;
@@ -174,8 +174,8 @@ const BEGIN_WRITE = `begin; set local lock_timeout = ${LOCK_MS}; ${FLUSHED}`;
 const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS}`;
 
 /**
- * A connection for requests. Row-level security binds the role `svc_app`; this connection has that role in each of its
- * transactions, and has no role outside of one.
+ * A connection for requests. Row-level security binds the role `svc_app`; this connection takes that role in each of its
+ * transactions, and runs nothing outside of one.
  *
  * INVARIANT: everything that marks it as a request's ends with the transaction, because a pooler then hands the connection to
  * others. So a statement outside of a transaction, which would run as the owner of the tables, is refused before it is sent.

@@ -58,7 +58,7 @@ export class Metrics {
     counts: (() => Counts | undefined) | undefined;
     /** Only beside a Citus node. */
     answers: (() => Promise<Readonly<Record<string, boolean>>>) | undefined;
-    /** Only where a synchronous standby is required: per server, why it has none, if so. */
+    /** Only where a synchronous standby is required: per server, and the reason if it has none. */
     standbys:
       | (() => readonly { readonly name: string | undefined; readonly missing: string | undefined }[])
       | undefined;

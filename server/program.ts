@@ -99,7 +99,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   });
   if (core) {
     const { checkpoints, db } = core;
-    // the listener connects at startup and after the database was away: that may be an older copy by now
+    // the listener connects at startup and after the database was away: the database may be an older copy by now
     db.notices.on('signing_keys', ({ tenantId }) => {
       if (tenantId === '*') void checkpoints.inspectAll();
     });

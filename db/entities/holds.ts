@@ -53,7 +53,7 @@ export const Hold = defineEntity({
     source: p.enum(['evaluate', 'proxy'] as const),
     /** The credential that opened it. */
     createdBy: p.text(),
-    /** The people who own or created a key of the agent, or the key that opened the hold: they may not vote on it. */
+    /** The people who owned or created a key of the agent, or the key that opened the hold: they may not vote on it. */
     barredVoters: p.array(),
     /** Refused attempts to use it, by code and credential: this limits how many audit records they cause. */
     refusedUses: p.json<Record<string, number>>().columnType('jsonb'),

@@ -299,7 +299,7 @@ export class Peers {
       this.#redis.subscriber.disconnect(true);
       return;
     }
-    // after a pause of Redis, all that was sent meanwhile arrives at once, process by process: never enough beats to count as silent
+    // after a pause of Redis, what was sent meanwhile arrives at once, process by process: never enough beats to count as silent
     if (this.#unheard++ % RESENT_BEATS === 0) this.#say();
   }
 

@@ -21,8 +21,8 @@ import { COPIED, forgetRecords, tablesOf } from './tenant-move/tables.ts';
  *   4. the flip: one transaction at the target unpacks the parcel and states that the tenant has arrived
  *   5. the source records where the tenant is, and tells anyone who has a valid credential
  *
- * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip changes it from `copying` to `arrived`, undoing changes
- * it to `cancelled`: only one of the two succeeds, so the tenant is never in both places, wherever a run was killed. Each step
+ * INVARIANT: the row `in` of `tenant_move` at the target decides. The flip turns it from `copying` to `arrived`, undoing turns it
+ * to `cancelled`: only one of the two succeeds, so the tenant is never in both places, wherever a run was killed. Each step
  * checks the current state: a killed run is simply run again.
  */
 

@@ -7,9 +7,9 @@ export const MAX_WAIT_SECONDS = 60;
 export const MOST_POLLS = 2000;
 
 /**
- * A conditional GET that may wait for a change: `If-None-Match` (RFC 9110 §13.1.2) names what the caller has, and `Prefer:
- * wait=N` (RFC 7240 §4.3) how long to wait for something else. `known` replaces the header. Rejects with UNAUTHENTICATED if the
- * credential ended during the wait, and with RATE_LIMITED if it has too many waits already.
+ * A conditional GET that may wait for a change: `If-None-Match` (RFC 9110 §13.1.2) names what the caller has, and
+ * `Prefer: wait=N` (RFC 7240 §4.3) how long to wait for something else. `known` replaces the header. Rejects with UNAUTHENTICATED
+ * if the credential ended during the wait, and with RATE_LIMITED if it has too many waits already.
  */
 export async function longPoll<T extends { hash: string }>(
   call: PlainCall,
