@@ -79,9 +79,9 @@ export interface Database {
   readonly search: pg.Pool;
   /** The same on the Citus node beside this process. */
   readonly searchNode: pg.Pool | undefined;
-  /** The Citus node beside this process. */
+  /** Whether jobs beside a Citus node find work for tenants of other nodes. */
   readonly elsewhere: Elsewhere | undefined;
-  /** Which node has a tenant, if tenants are spread over several. */
+  /** The Citus node beside this process. */
   readonly node: pg.Pool | undefined;
   /** Which node has a tenant, if tenants are spread over several. */
   readonly places: Places | undefined;

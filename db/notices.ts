@@ -214,7 +214,7 @@ export class Notices {
     if (notice.receipt) this.#receipts.delete(notice.receipt);
   }
 
-  /** Never rejects: the change is committed. If the number of listeners is unknown, they get the whole time. */
+  /** Never rejects: the change is committed. If the number of listeners is unknown, this waits the full PATIENCE_MS. */
   async #heardByAll(receipt: string): Promise<void> {
     const entry = this.#receipts.get(receipt);
     if (!entry) return;

@@ -420,7 +420,7 @@ export class Spine extends Migration {
         foreign key (tenant_id, hold_id) references escrow_hold,
         foreign key (tenant_id, user_id) references member
       )`);
-    // who set aside which hold until when: it changes only their own list
+    // who set aside which hold until when: it changes what their own list shows
     this.addSql(`
       create table escrow_aside (
         tenant_id text collate "C" not null,

@@ -66,7 +66,7 @@ export class SingleSignOn extends Migration {
         unique (tenant_id, issuer, user_id),
         foreign key (tenant_id, user_id) references member
       )`);
-    // a state works once: the callback that uses it adds its row, and kept until the state has expired
+    // a state works once: the callback that uses it adds its row, which stays until the state has expired
     this.addSql(`
       create table sso_used_state (
         tenant_id text collate "C" not null references tenant,

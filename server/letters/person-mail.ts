@@ -303,7 +303,10 @@ async function waitingFor(
   return { holds, heldInAll, reviews: reviews.slice(0, LISTED), reviewsInAll: reviews.length };
 }
 
-/** Whether it needs someone other than those who wrote any of it or submitted it. */
+/**
+ * Whether a review waits for this person: not for those who wrote any of it or submitted it, unless self-approval is allowed; an
+ * open review excludes only its actor.
+ */
 function waitsFor({ status, machineContext }: PolicyRow, userId: string, selfApproval: boolean): boolean {
   const { authors, submitter, openReviews } = machineContext;
   if (status === 'pending_approval' && (selfApproval || (!authors.includes(userId) && submitter !== userId)))

@@ -13,7 +13,7 @@ import { type Side, transaction } from './side.ts';
 
 /* What the source signed for a tenant is trusted at the target within the limits of these keys. */
 
-/** Rows of the parcel that are unpacked together; few if they contain files. */
+/** Checkpoints read by one statement. */
 const PAGE = 500;
 
 /**
