@@ -8,33 +8,33 @@ import type { Clock } from '../lib/clock.ts';
 import type { Evaluation } from './answer.ts';
 
 const DAY_MS = 24 * 3600 * 1000;
-/** How long a call is known after its answer, and one that was held after the end of its hold. */
+/** How long a call is remembered after its answer, or after the end of its hold if it was held. */
 const KNOWN_MS = DAY_MS;
 const KNOWN_AFTER_HOLD_MS = 7 * DAY_MS;
-/** Nobody else decides a call for so long. Longer than the chain takes to store a record or to give up. */
+/** For this long no one else decides a call. Longer than the chain takes to store a record or to give up. */
 const LEASE_SECONDS = 15;
 
 /** A call that is being decided by this process. */
 export interface Call {
   agentId: string;
   callId: string;
-  /** The id of the record to write. It stays until there is such a record, so that there is never a second one. */
+  /** The id of the record to write. It does not change until that record exists, so there is never a second one. */
   eventId: string;
-  /** Proves that this process decides it. */
+  /** Proves that this process holds the call. */
   holder: string;
-  /** The hold that it waits for, or that was consumed for it. */
+  /** The hold that the call waits for, or that was consumed for it. */
   holdId: string | null;
   consumed: boolean;
 }
 
-/** What a call was answered, as its record in the chain says. */
+/** The answer to a call, as its record in the chain states it. */
 export interface KeptAnswer {
   answer: Evaluation;
   /** The stop in force that the decision took into account. */
   stop?: string | undefined;
-  /** The attempt to make the call that it was for. */
+  /** The attempt to make the call that the answer was for. */
   attempt?: string | undefined;
-  /** Of the record: it tells the record of this answer from one that another process wrote under the same id. */
+  /** From the record: distinguishes this answer's record from one that another process wrote under the same id. */
   input_hash: string | undefined;
 }
 
@@ -50,12 +50,12 @@ interface Row {
 }
 
 /**
- * The calls that agents name with a `call_id`: whatever is asked how often, by how many processes, and wherever one is
- * killed, a call is held once, consumes its hold once and takes from limits once.
+ * The calls that agents name with a `call_id`: however often and by however many processes one is requested, and wherever
+ * one is killed, a call is held once, consumes its hold once and takes from limits once.
  *
- * A call is known by its agent and its id: no agent reaches another's. An answer is stored before the record of its
+ * A call is identified by its agent and its id: no agent reaches another's. An answer is stored before the record of its
  * decision, and counts once the chain has that record: there is no answer without a record, and none is lost with the
- * connection that it was for. Of two processes that ask for the same call, one decides while the other waits.
+ * connection it was for. If two processes ask for the same call, one decides while the other waits.
  */
 export class Calls {
   readonly #db: Database;
@@ -67,8 +67,8 @@ export class Calls {
   }
 
   /**
-   * Claims a call, or finds what it was answered (`kept`), which is not claimed then. `busy`: it is being decided.
-   * CONFLICT when the id was used for something else.
+   * Claims a call, or returns its earlier answer (`kept`) without claiming it. `busy`: it is being decided. CONFLICT if the
+   * id was used for something else.
    */
   async begin(
     tenantId: string,
@@ -98,14 +98,14 @@ export class Calls {
          from agent_call where tenant_id = ? and agent_id = ? and call_id = ? for update`,
         key,
       );
-      // it was forgotten at this moment
+      // it was deleted just now
       if (!row) return { busy: true };
       if (row.asked !== asked) {
         throw new AppError('CONFLICT', 'the call_id was used for another action');
       }
       const { hold_id: holdId, consumed } = row;
       const known = { agentId, callId, eventId: row.event_id, holder: row.holder, holdId, consumed };
-      // a statement of its own: that of the lock does not see what was committed while it waited
+      // a separate statement: the locking one does not see what was committed while it waited
       const [record] = await em.execute<{ input_hash: string | null }[]>(
         `select line::json->>'input_hash' as input_hash from forensic_record where tenant_id = ? and event_id = ?`,
         [tenantId, row.event_id],
@@ -116,7 +116,7 @@ export class Calls {
       if (record) {
         throw new AppError('INVALID_STATUS', 'what this call was answered is not known: ask with another call_id');
       }
-      // anyone who decided it is gone
+      // whoever was deciding it is gone
       await em.execute(
         `update agent_call set holder = ?, busy_until = ${LEASE_END} where tenant_id = ? and agent_id = ? and call_id = ?`,
         [holder, ...key],
@@ -125,7 +125,7 @@ export class Calls {
     });
   }
 
-  /** Claims a call that was answered, to decide it again under a new id. Undefined when it was answered again since. */
+  /** Claims a call that was answered, to decide it again under a new id. Undefined if it was answered again since. */
   async again(tenantId: string, call: Call, eventId: string): Promise<Call | undefined> {
     const holder = randomUUID();
     const claimed = await this.#db.transactionNear(tenantId, (em) =>
@@ -138,7 +138,7 @@ export class Calls {
     return claimed.length > 0 ? { ...call, eventId, holder } : undefined;
   }
 
-  /** Whether this process decides the call, which nobody takes over until the transaction ends. */
+  /** Whether this process holds the call; no one can take it over until the transaction ends. */
   async isOwn(em: EntityManager, tenantId: string, { agentId, callId, holder }: Call): Promise<boolean> {
     const found = await em.execute<unknown[]>(
       'select 1 from agent_call where tenant_id = ? and agent_id = ? and call_id = ? and holder = ? for update',
@@ -147,7 +147,7 @@ export class Calls {
     return found.length > 0;
   }
 
-  /** Notes within the transaction which hold the call waits for. */
+  /** Records within the transaction which hold the call waits for. */
   async held(em: EntityManager, tenantId: string, call: Call, hold: HoldView): Promise<void> {
     const end = Date.parse(hold.expires_at) + (hold.execute_within_seconds ?? 0) * 1000 + KNOWN_AFTER_HOLD_MS;
     await this.#set(em, tenantId, call, 'hold_id = ?, consumed = false, expires_at = greatest(expires_at, ?)', [
@@ -157,19 +157,19 @@ export class Calls {
     Object.assign(call, { holdId: hold.id, consumed: false });
   }
 
-  /** Notes within the transaction that its hold was consumed for the call. */
+  /** Records within the transaction that its hold was consumed for the call. */
   async consumed(em: EntityManager, tenantId: string, call: Call): Promise<void> {
     await this.#set(em, tenantId, call, 'consumed = true', []);
   }
 
-  /** The call waits for no hold: that was withdrawn. */
+  /** The call's hold was withdrawn, so it no longer waits for one. */
   async unheld(tenantId: string, call: Call): Promise<void> {
     await this.#db.transactionNear(tenantId, (em) => this.#set(em, tenantId, call, 'hold_id = null', []));
   }
 
   /**
-   * Stores the answer, which counts once the record of the call's event is in the chain. Those of earlier attempts stay beside
-   * it: the record of one that ended without an answer from the chain may still come.
+   * Stores the answer, which counts once the record of the call's event is in the chain. Answers of earlier attempts are
+   * kept: the record of an attempt that never heard back from the chain may still arrive.
    */
   async answer(tenantId: string, call: Call, kept: KeptAnswer): Promise<void> {
     const until = new Date(this.#clock.now() + KNOWN_MS);
@@ -182,7 +182,7 @@ export class Calls {
     });
   }
 
-  /** Lets others decide the call: this process could not. */
+  /** Lets others decide the call because this process could not. */
   async release(tenantId: string, { agentId, callId, holder }: Call): Promise<void> {
     await this.#db.transactionNear(tenantId, (em) =>
       em.execute(
@@ -192,14 +192,14 @@ export class Calls {
     );
   }
 
-  /** Deletes the calls that need not be known any more. */
+  /** Deletes the calls that no longer need to be remembered. */
   forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock.now());
     const ended = { table: 'agent_call', key: 'agent_id, call_id', time: 'expires_at', before };
     return forgetEnded(this.#db, [ended], signal);
   }
 
-  /** INVARIANT: only the process that decides the call changes it; another one took it over when this one was too slow. */
+  /** INVARIANT: only the process that holds the call changes it; if it was too slow, another one took it over. */
   async #set(em: EntityManager, tenantId: string, call: Call, what: string, values: unknown[]): Promise<void> {
     const { agentId, callId, holder } = call;
     const changed = await em.execute<unknown[]>(
@@ -211,13 +211,13 @@ export class Calls {
   }
 }
 
-/** Of the attempts at a call under one event id, the newest eight. */
+/** Keeps the newest eight answers under one event id. */
 const ADD_ANSWER = `answers = jsonb_path_query_array(answers, '$[last - 6 to last]') || ?::jsonb`;
 /** By the database's clock, which all processes share. */
 const LEASE_END = `clock_timestamp() + interval '${LEASE_SECONDS} seconds'`;
 /**
- * INVARIANT: what is committed without a flush is flushed with the next commit that is, since the log has one order. The
- * record of the decision is such a commit: where the record is, the claim and the answer before it are as well. Without
- * the record, both may be lost: nobody was answered.
+ * INVARIANT: what is committed without a flush is flushed with the next flushed commit, since the log is in one order.
+ * The record of the decision is such a commit: if the record exists, so do the claim and the answer before it. Without
+ * the record, both may be lost: no one was answered.
  */
 const UNFLUSHED = 'set local synchronous_commit to off';

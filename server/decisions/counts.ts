@@ -12,9 +12,9 @@ import { SAMPLED, type Sample, type SampleBounds, sampleOf } from './sample.ts';
 import type { EventFilters } from './search.ts';
 import { countKinds } from './summary.ts';
 
-/** How many decisions there are over time and by field, see sample.ts. */
+/** The number of decisions over time and by field, see sample.ts. */
 
-/** The values of a field that are named: those that most decisions have. */
+/** The values of a field that are listed: the most frequent ones. */
 const MOST_VALUES = 12;
 
 const FACETS = [
@@ -174,10 +174,10 @@ export async function countEvents(
   });
 }
 
-/** Within the years that an answer can name; no record is from before. */
+/** Within the years that an answer can express; no record is older. */
 const timeIn = (text: string) => Math.min(Math.max(Date.parse(text), 0), Date.UTC(9999, 11, 31, 23, 59, 59));
 
-/** No filter but the decision, of which the chain's positions and an index give the numbers. */
+/** No filter but the decision, so the chain's positions and an index give the counts. */
 function isCountedByKind(query: CountsQuery): boolean {
   const others = FILTER_FIELDS.filter((field) => field !== 'decision');
   return others.every((field) => query[field] === undefined && (query[notOf(field)]?.length ?? 0) === 0);
@@ -191,7 +191,7 @@ async function timeOf(client: pg.PoolClient, tenantId: string, seq: number): Pro
   return rows[0]?.received_at.getTime();
 }
 
-/** Where each step begins in the chain, within the range; the first step may begin before it. */
+/** Where each step begins in the chain, within the range; the first step may begin before the range. */
 async function startsOf(
   client: pg.PoolClient,
   tenantId: string,
@@ -202,16 +202,19 @@ async function startsOf(
 }
 
 interface Found {
-  /** Of a line of the histogram; then `decision` is there too. */
+  /** In a row of the histogram; `decision` is then set too. */
   bucket: number | null;
   decision: string | null;
-  /** Of a line of a facet. */
+  /** In a row of a facet. */
   field: string | null;
   value: string | null;
   count: number;
 }
 
-/** PostgreSQL reads the records and sends only the numbers. `times`: where the steps begin; the first one not after any of the records. */
+/**
+ * PostgreSQL reads the records and sends only the counts. `times`: where the steps begin; the first is not later than any
+ * of the records.
+ */
 async function facetsOf(client: pg.PoolClient, sample: Sample, times: readonly Date[]): Promise<Found[]> {
   const { picked, matching, values } = sample.read();
   const edges = `$${values.push(times)}::timestamptz[]`;

@@ -57,7 +57,7 @@ export type Append = (tenantId: string, events: AppendEvent[]) => Promise<Append
 interface Loaded {
   bundle: PublishedBundle;
   engine: PolicyEngine;
-  /** How many statements are left to Cedar. */
+  /** The number of statements left to Cedar. */
   left: number;
   /** A live statement reads context.session, so it must be looked up. */
   readsSession: boolean;
@@ -66,9 +66,9 @@ interface Loaded {
 /** How long after a decision an agent may report what became of it. */
 const REPORT_MS = 24 * 3600 * 1000;
 
-/** How often a call tries to use a release while other calls of the same action use one. */
+/** How many times a call tries to use a release while other calls of the same action compete for one. */
 const MOST_TRIES = 3;
-/** How long a call waits while another process decides it, and how often it looks. */
+/** How long a call waits while another process decides it, and how often it polls. */
 const CALL_PATIENCE_MS = 5000;
 const CALL_POLL_MS = 50;
 const NEVER = new AbortController().signal;
@@ -97,7 +97,7 @@ export class Decider {
   readonly #engines = new Map<string, Loaded>();
   /** What is being loaded, by tenant, bundle and number of disputes. */
   readonly #loading = new Map<string, Promise<Loaded>>();
-  /** Called, where spans are wanted, for each decision. */
+  /** Called for each decision, if spans are wanted. */
   onSpan: ((span: Span) => void) | undefined;
 
   constructor(parts: {
@@ -109,7 +109,7 @@ export class Decider {
     limits: Limits;
     /** The stops in force. */
     stops: (tenantId: string) => Promise<StopLookup>;
-    /** The pin of the definition of a tool that was seen last; null where none was. */
+    /** The pin of the tool definition seen last; null if none was seen. */
     definition: (tenantId: string, tool: { server: string; name: string }) => Promise<string | null>;
     ledger: SessionLedger;
     disputes: Disputes;
@@ -142,13 +142,13 @@ export class Decider {
   /**
    * Decides and records. Rejects with UNAVAILABLE if the decision could not be recorded; then the agent must not act.
    *
-   * With `escrowId` or `resume` it goes on with a released hold: the one that the agent names, or the one of this action.
-   * If that does not cover the rules now in force, a new hold is opened and recorded, and the call rejects with
+   * With `escrowId` or `resume` it continues with a released hold: the one the agent names, or the one for this action. If
+   * that does not cover the rules now in force, a new hold is opened and recorded, and the call rejects with
    * POLICY_CHANGED, which names the new hold. If the named hold cannot be used at all, the call rejects with the same
    * errors as a consume, and the attempt is audited.
    *
-   * With `callId` all that is asked under this id is one call: see Calls. What it was answered is answered again, with the
-   * hold as it is now, and nothing is held, consumed or counted twice. While a stop reaches the action that did not when
+   * With `callId`, all requests under this id are one call: see Calls. The earlier answer is returned again, with the hold
+   * as it is now, and nothing is held, consumed or counted twice. If the action is now under a stop that did not apply when
    * the call was permitted, it is denied all the same.
    */
   async evaluate(agent: AgentPrincipal, input: EvaluateRequest, from: From, how: How = {}): Promise<Evaluation> {
@@ -162,16 +162,16 @@ export class Decider {
           : answer;
       } catch (error) {
         const lost = error instanceof AppError && error.problem === 'ALREADY_CONSUMED';
-        // another call of the same action was quicker to use what was released
+        // another call of the same action used the release first
         if (!lost || !how.resume || tries === MOST_TRIES) throw error;
       }
     }
   }
 
   /**
-   * Decides several actions of one agent as if it had asked for them one after the other: what an earlier one takes of
-   * limits or does in its session counts for the later ones. Each resolves by itself. Their records are committed together
-   * as far as none waits for another's.
+   * Decides several actions of one agent as if it had requested them one after the other: what an earlier one takes from
+   * limits or does in its session counts for the later ones. Each settles independently. Records are committed together
+   * where none has to wait for another's.
    */
   async evaluateAll(
     agent: AgentPrincipal,
@@ -182,12 +182,12 @@ export class Decider {
     const last = new Map<string, Promise<unknown>>();
     let decided: Promise<unknown> = Promise.resolve();
     for (const { input, how } of requests) {
-      // facts of a session come from its records, and a call from its answer
+      // session facts come from the session's records, and a call's result from its answer
       const names = [input.session_id && `session ${input.session_id}`, how.callId && `call ${how.callId}`];
       await Promise.allSettled([decided, ...names.map((name) => name && last.get(name))]);
       const { promise, resolve } = Promise.withResolvers<void>();
       const result = this.evaluate(agent, input, from, { ...how, decided: resolve });
-      // whatever became of it
+      // whether it resolved or rejected
       result.then(
         () => resolve(),
         () => resolve(),
@@ -199,7 +199,7 @@ export class Decider {
     return Promise.allSettled(results);
   }
 
-  /** A call that has an id: what it was answered, or one more step of it. */
+  /** A call with an id: returns its earlier answer, or takes it one step further. */
   async #once(
     agent: AgentPrincipal,
     input: EvaluateRequest,
@@ -231,7 +231,7 @@ export class Decider {
             throw new AppError('CONFLICT', 'the call was permitted to another attempt');
           }
           if (!stop || stop.id === before) return answer;
-          // beside the call: its answer counts again when the stop is lifted
+          // not part of the call: its answer applies again when the stop is lifted
           return this.#ask({ ...asking, stop: { ...stop, mode: 'deny' } });
         }
         const hold = call.holdId === null ? undefined : await this.#holds.get(tenantId, call.holdId);
@@ -252,7 +252,7 @@ export class Decider {
     }
   }
 
-  /** How a call goes on: with its hold, as that is now. */
+  /** How a call continues, given the current state of its hold. */
   async #step(asking: Asking, call: Call): Promise<Asking> {
     const step = { ...asking, eventId: call.eventId, call };
     if (call.holdId === null) return step;
@@ -263,7 +263,7 @@ export class Decider {
       case 'released':
         return asking.resume ? { ...step, escrowId: id } : step;
       case 'consumed':
-        // for this call, whose record was then not stored; or for another call of the same action
+        // consumed for this call, whose record was then not stored, or for another call of the same action
         return call.consumed ? { ...step, escrowId: id } : step;
       default:
         return {
@@ -294,7 +294,7 @@ export class Decider {
     return { agent, input, from, trace, request, now, stop, eventId, escrowId, resume, attempt, decided };
   }
 
-  /** Decides once, and records. */
+  /** Decides once and records the decision. */
   async #ask(asking: Asking): Promise<Evaluation> {
     const began = performance.now();
     const { agent, input, from, trace, request, now, stop, eventId, escrowId, resume, standstill, call } = asking;
@@ -317,9 +317,9 @@ export class Decider {
       ...(hold && { escrow: holdAnswer(tenantId, hold, this.#baseUrl) }),
       evaluation_us: fields.evaluation_us,
     });
-    /** A hold that was consumed for this very call is still to be used by it. */
+    /** A hold that was consumed for this very call has yet to be used by it. */
     const spent = (id: string) => call?.consumed === true && call.holdId === id;
-    /** The record of a call may be stored, whatever was answered: then the call is permitted when it is asked for again. */
+    /** The call's record may have been stored, whatever the response: if so, the call is permitted when it is requested again. */
     let sent = false;
     let disputed: readonly BundleStatement[] = [];
     const decided = await decide<HoldView, void>(
@@ -340,7 +340,7 @@ export class Decider {
         definition: async ({ tool_server: server = '', tool_name: name }) => ({
           pin: await this.#definition(tenantId, { server, name }),
         }),
-        // who practices takes nothing that agents share
+        // a practice run takes nothing from the limits that agents share
         take: async (asked) =>
           from.person
             ? { exceeded: new Map(), giveBack: async () => {} }
@@ -384,7 +384,7 @@ export class Decider {
             proxy_seq: undefined,
             key_id: agent.id,
             policy_content_hash: policy?.content_hash,
-            // the agent acts after this answer, and says nothing of it
+            // the agent acts after this answer and reports nothing about it
             outcome: undefined,
             total_latency_ms: undefined,
             confidence: undefined,
@@ -439,7 +439,7 @@ export class Decider {
     return answerOf(decided);
   }
 
-  /** What a live rule limits; undefined when there is none of that name, or without such a limit. */
+  /** What a live rule limits; undefined if there is no such rule, or it has no such limit. */
   async limitOf(tenantId: string, ruleId: string, kind: LimitHit['kind']): Promise<LimitTerms | undefined> {
     const { engine } = await this.#load(tenantId);
     const annotations = engine.annotationsOf(ruleId);
@@ -447,8 +447,8 @@ export class Decider {
   }
 
   /**
-   * Takes an agent's word for what became of an action that it was permitted: once for each decision, and only its own.
-   * What the tool answered becomes facts of the session where the policies in force accept a report.
+   * Accepts an agent's report of the outcome of an action that it was permitted: once per decision, and only for its own.
+   * The tool's answer becomes facts of the session where the policies in force accept a report.
    */
   async report(
     agent: AgentPrincipal,
@@ -489,7 +489,7 @@ export class Decider {
     return { event_id, facts: entries.filter(({ source }) => /^[0-9a-f]{32}$/.test(source)).length };
   }
 
-  /** What the policies in force want to know of a call that is over. */
+  /** What the policies in force need to know about a finished call. */
   #learned(
     engine: PolicyEngine,
     request: ActionRequest,
@@ -511,8 +511,8 @@ export class Decider {
   }
 
   /**
-   * Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails, after `refused`
-   * where it is sure that it is not stored.
+   * Commits the record of a decision, durably once this resolves. Rejects with UNAVAILABLE if that fails, after calling
+   * `refused` if it is certain that the record is not stored.
    */
   async #record(
     tenantId: string,
@@ -585,12 +585,12 @@ export class Decider {
     return {
       exceeded: new Map(),
       giveBack: async () => {
-        // others rely on what was taken: those who took it, or who ask for the same call again
+        // others rely on what was taken: whoever took it under this id, or anyone who requests the same call again
         if (answer.before || mayBeRecorded()) return;
         const given =
           id === undefined
             ? this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken)
-            : // a process that took the call over found it taken
+            : // a process that took over the call found the units already taken
               this.#limits.giveBackTake(
                 tenantId,
                 CONTROL_PLANE,
@@ -598,7 +598,7 @@ export class Decider {
                 call && ((em) => this.#calls.isOwn(em, tenantId, call)),
               );
         await given.catch((err) => {
-          // it stays taken, and no limit is passed
+          // the units stay taken, so no limit is exceeded
           this.#log.error({ err, tenantId }, 'what an action took of limits could not be given back');
         });
       },
@@ -632,9 +632,9 @@ function sessionOf({ agent_id, session_id }: ActionRequest, event_id: string) {
   return { agent_id, session_id: session_id ?? '', event_id };
 }
 
-/** The masks of a record; undefined where it has not all of them. */
+/** The masks of a record; undefined if it does not have all of them. */
 function masksOf(obligations: readonly string[]): Mask[] | undefined {
-  // one that fills its field was cut, and may be another path then
+  // an entry that fills its field was truncated and may now be a different path
   if (obligations.some((one) => one.length >= RECORD_FIELDS.obligations.length[1])) return undefined;
   try {
     return obligations.map((one) => parseMask(one.replace(/^mask /, '')));

@@ -60,7 +60,7 @@ const FACTS = {
 /** As everywhere in an event, unknown members are ignored. */
 const Facts = z.object(FACTS);
 
-/** The accepted values of a field. */
+/** The values that a field accepts. */
 function accepted(name: FieldName): z.ZodType {
   const { type, length = NAME, form, most = 0 } = fieldOf(name);
   switch (type) {
@@ -99,7 +99,7 @@ export type IngestedEvent = {
   [K in Required]: FieldValue<K>;
 } & { [K in Exclude<Ingested, Required>]?: FieldValue<K> | null };
 
-/** What the ids of a chain's own records begin with. */
+/** The prefix of the ids of a chain's own records. */
 const OWN_IDS = /^(genesis|loss_forensics)_/;
 
 const INGESTED = FIELD_NAMES.filter((name) => !fieldOf(name).byServer);
@@ -116,7 +116,7 @@ export const IngestedEvent = z
     }),
     event_type: z.string(),
     tenant_id: text(NAME).nullish(),
-    // entries that cannot be read are left out: no record is lost because of them
+    // entries that cannot be read are dropped: no record is lost because of them
     session_facts: z
       .array(LedgerEntryIn)
       .max(FACT_LIMITS.ofAnswer)
@@ -127,7 +127,7 @@ export const IngestedEvent = z
       INGESTED.map((name) => {
         const value = accepted(name);
         if (fieldOf(name).presence === 'required') return [name, value];
-        // the agent's word, which decides nothing: no record is lost because of it
+        // the agent's own claim, which decides nothing: no record is lost because of it
         return [name, name === 'trace_id' || name === 'span_id' ? value.nullish().catch(null) : value.nullish()];
       }),
     ),
@@ -149,7 +149,7 @@ const keptText = z
   .meta({ maxLength: MOST_KEPT_BYTES })
   .optional();
 
-/** What a proxy kept of the request behind an event: one or both texts, each with the salt of its commitment. */
+/** What a proxy kept of the request behind an event: one or both texts, each with its commitment's salt. */
 export const IngestedInput = z
   .strictObject({
     event_id: text([1, 128]),
@@ -168,8 +168,8 @@ const EMPTY: [FieldName, '' | 0][] = INGESTED.filter((name) => fieldOf(name).pre
 const OPTIONAL = INGESTED.filter((name) => fieldOf(name).presence === 'optional');
 
 /**
- * Normalizes an event in place: absent and null members become an empty string or 0, or are removed. Members that are not
- * record fields stay, and are ignored when the record is written.
+ * Normalizes an event in place: absent and null members become an empty string or 0, or are removed. Other members stay
+ * and are ignored when the record is written.
  */
 export function completeEvent(ingested: IngestedEvent): DecisionEvent {
   const event = ingested as Record<string, unknown>;
@@ -256,7 +256,7 @@ const SNAPSHOT = FIELD_NAMES.flatMap((name): [SnapshotField, string][] => {
 export type EventSummary = {
   id: string;
   event_type: string;
-  /** When the control plane received it; never earlier than for the preceding event. */
+  /** When the control plane received it; never earlier than the preceding event's. */
   created_at: string;
 } & Shown<ListField>;
 
@@ -320,7 +320,7 @@ const SoughtText = Sought.describe(
   'the value, or how it begins and `*`, in capitals or not; a value that ends in `*` itself has one more',
 );
 const soughtIn = (name: FilterField) => (fieldOf(name).type === 'decision' ? z.enum(DECISIONS) : SoughtText);
-/** The filters of the list: of each field the value to have, and the values not to have. */
+/** The filters of the list: for each field, the value to match and the values to exclude. */
 export const EVENT_FILTERS = {
   ...Object.fromEntries(FILTER_FIELDS.map((name) => [name, soughtIn(name).optional()])),
   ...Object.fromEntries(

@@ -10,9 +10,9 @@ import { EVENT_FILTERS } from './event-schemas.ts';
 import { SAMPLED, type Sample, type SampleBounds, sampleOf } from './sample.ts';
 import type { EventFilters } from './search.ts';
 
-/** The decisions of a range by the values of one or two fields, see sample.ts. */
+/** The decisions of a range grouped by one or two fields, see sample.ts. */
 
-/** The groups that are named: those that most decisions are in. */
+/** The groups that are listed: the largest ones. */
 const MOST_GROUPS = 200;
 
 const Count = z.int();
@@ -80,7 +80,7 @@ export function groupsProcedure(db: Reads) {
     .query(({ ctx, input }) => groupEvents(readsOf(db, ctx), ctx.tenantId, input));
 }
 
-/** Throws VALIDATION_FAILED where both fields are the same one. */
+/** Throws VALIDATION_FAILED if both fields are the same. */
 export async function groupEvents(
   db: Reads,
   tenantId: string,
@@ -93,7 +93,7 @@ export async function groupEvents(
     await client.query(PLAN);
     const end = await lastSeq(client, tenantId, 'forensics');
     const at = (time: string) => firstSince(client, tenantId, 'forensics', end, time);
-    // the first record is no decision
+    // the first record is not a decision
     const first = since === undefined ? 2 : Math.max(2, await at(since));
     const last = until === undefined ? end : (await at(until)) - 1;
     const sample = await sampleOf(client, { tenantId, first, last }, query, options);
@@ -124,7 +124,7 @@ export async function groupEvents(
 }
 
 interface Found {
-  /** False: the sum of those that are not named. */
+  /** False: the sum of the groups that are not listed. */
   named: boolean;
   values: (string | null)[] | null;
   groups: number;
@@ -134,7 +134,7 @@ interface Found {
   last_at: Date | null;
 }
 
-/** PostgreSQL reads the records and sends only the numbers. */
+/** PostgreSQL reads the records and sends only the counts. */
 async function groupsOf(client: pg.PoolClient, sample: Sample, fields: readonly GroupField[]): Promise<Found[]> {
   const { picked, matching, values } = sample.read();
   const keys = fields.map((_, n) => `key_${n}`);

@@ -22,17 +22,17 @@ const MAX_EVENTS = 100;
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
 /**
- * Of an event as a record, without what the server adds. A proxy's spool takes no event of more than 64 KiB; the texts of a longer
- * one would only keep other tenants waiting.
+ * Of an event as a record, without the fields the server adds. A proxy's spool accepts no event over 64 KiB; the texts of
+ * a longer one would only keep other tenants waiting.
  */
 const EVENT_BYTES = 65 * 1024;
-/** With fewer characters in its lists no event is as long as that, whatever its other texts are. */
+/** An event with fewer characters in its lists cannot be that long, whatever its other texts. */
 const LIST_CHARS = 3000;
 const MAX_DEPTH = 32;
-/** A proxy lets requests through that nest deeper than events may. */
+/** Proxies pass requests that nest more deeply than events may. */
 const MAX_INPUT_DEPTH = 256;
 
-/** All texts of a body's `inputs` together. */
+/** All texts in a body's `inputs` combined. */
 const INPUTS_BYTES = 4 * 1024 * 1024;
 
 const Events = z.array(IngestedEvent).max(MAX_EVENTS);
@@ -63,7 +63,7 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
-  /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. See SessionLedger. */
+  /** Stores what events report about sessions, durably once this resolves; repeating it changes nothing. See SessionLedger. */
   remember: (tenantId: string, all: readonly Remembered[], more?: { replace: boolean }) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
@@ -83,16 +83,16 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
 
 /**
  * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, accepted
- * events are committed, duplicates had been committed before with the same content, with this key or an earlier one, and
+ * events are committed, duplicates were already committed with the same content (under this key or an earlier one), and
  * each rejected event is listed with its index: one bad event does not block the others. Each record names the credential
- * that sent it. A proxy cannot write records as the control plane, for another tenant, or for a hold of another agent.
+ * that sent it. A proxy cannot write records as the control plane, for another tenant, or for another agent's hold.
  *
  * An input is committed together with its event, which must be in the same body and commit to it. So an input is stored
- * with its event or never: not for an earlier record, and not again after it was erased. A bad input is listed in
- * `rejected_inputs` and does not block its event.
+ * with its event or never: it cannot be added to an earlier record, or again after it was erased. A bad input is listed
+ * in `rejected_inputs` and does not block its event.
  *
  * Throws PAYLOAD_TOO_LARGE for inputs of more than 4 MiB, VALIDATION_FAILED if the body has another form or more than 100
- * events, and the errors of `append`; then the same body may be sent again.
+ * events, and the errors of `append`; after those, the same body may be sent again.
  *
  * `bytes`: the size of the body.
  */
@@ -106,7 +106,7 @@ export async function ingest(
   const { events: valid, inputs } = validate(body, rejected);
   const events: AppendEvent[] = [];
   const indexes: number[] = [];
-  /** By the index of the event among those that are appended. */
+  /** Keyed by the event's index among those that are appended. */
   const learned = new Map<number, NonNullable<IngestedEvent['session_facts']>>();
   const kept = inputs && new KeptInputs(inputs);
   const named = new Set<string>();
@@ -136,12 +136,12 @@ export async function ingest(
   let accepted = 0;
   let duplicates = 0;
   if (events.length > 0) {
-    // only their sum matters, and no record is longer than its event was in the body
+    // only the sum matters, and no record is longer than its event was in the body
     const each = (bytes - (kept?.bytes ?? 0)) / events.length;
     for (const event of events) event.bytes = each;
     const { results } = await deps.append(tenantId, events);
-    // Also of duplicates: the first attempt may have ended between the two. What an event says of its session is no part of its
-    // record, so another key than that of the record adds what is missing and changes nothing.
+    // Duplicates too: the first attempt may have died between the two steps. What an event reports about its session is not
+    // part of its record, so a key other than the record's adds what is missing and changes nothing.
     const own: Remembered[] = [];
     const others: Remembered[] = [];
     for (const [i, entries] of learned) {
@@ -179,11 +179,11 @@ function isTooLong(event: DecisionEvent): boolean {
   return chars > LIST_CHARS && Buffer.byteLength(decisionLine('', 0, '', event)) > EVENT_BYTES;
 }
 
-/** The inputs of one body, each for one event of it. */
+/** The inputs of one body, each belonging to one of its events. */
 class KeptInputs {
   readonly #byEvent = new Map<string, { index: number; kept: KeptInput; taken: boolean }>();
   readonly #refused = new Map<number, string>();
-  /** Of their texts. */
+  /** The size of their texts. */
   readonly bytes: number;
 
   /** Throws PAYLOAD_TOO_LARGE. */
@@ -206,10 +206,10 @@ class KeptInputs {
     this.bytes = bytes;
   }
 
-  /** What is to be stored with the event. */
+  /** The input to store with the event. */
   of(event: DecisionEvent): KeptInput | undefined {
     const one = this.#byEvent.get(event.event_id);
-    // of two events with one id, the second is no new record
+    // the second of two events with the same id is not a new record
     if (!one || one.taken) return undefined;
     one.taken = true;
     const fault = faultOf(one.kept, event);
@@ -234,7 +234,7 @@ class KeptInputs {
   }
 }
 
-/** Why this is not what the event was decided on. */
+/** Why this is not the input on which the event was decided. */
 function faultOf(kept: KeptInput, event: DecisionEvent): string | undefined {
   const unfit = unfitting(kept, event);
   if (unfit) return `${unfit}: is not what the event commits to`;
@@ -267,7 +267,7 @@ interface Valid {
 
 const isSound = quickCheck(IngestedEvent) as (value: unknown) => value is IngestedEvent;
 
-/** The events of a body all of which are sound at first sight, as nearly all are. */
+/** The events of a body if all pass the quick check, as nearly all do. */
 function soundEvents(body: unknown): Valid | undefined {
   if (typeof body !== 'object' || body === null) return undefined;
   const { events, records, inputs, ...others } = body as Record<string, unknown>;
@@ -278,7 +278,7 @@ function soundEvents(body: unknown): Valid | undefined {
   return { events: list.map((event, index) => ({ index, event })), inputs };
 }
 
-/** Returns the valid events and adds the others to `rejected`. Checks one by one only if the whole batch is not valid. */
+/** Returns the valid events and adds the others to `rejected`. Checks them one by one only if the batch as a whole is invalid. */
 function validate(body: unknown, rejected: Rejected[]): Valid {
   const sound = soundEvents(body);
   if (sound) return sound;
@@ -317,11 +317,11 @@ interface Authenticated extends Bringer {
 const LONG_BODY_MS = 100;
 
 /**
- * POST /v1/events/ingest, and POST /v1/forensics/records for the records of a proxy that was offline. Plain routes,
- * because the layers of the other procedures would dominate the cost here. They answer 202 after the commit.
+ * POST /v1/events/ingest, and POST /v1/forensics/records for the records of a proxy that was offline. They are plain
+ * routes because the layers of the other procedures would dominate the cost here. They answer 202 after the commit.
  *
- * Credentials are checked before the body is read, and again after a slow body. The body may be gzip. Of duplicate JSON
- * members the last counts.
+ * Credentials are checked before the body is read, and again after a slow body. The body may be gzipped. If a JSON member
+ * is duplicated, the last one counts.
  */
 export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authenticate: Authenticate }): void {
   app.register(async (scope) => {
@@ -387,7 +387,7 @@ async function inflated(encoding: string | undefined, body: Buffer): Promise<Buf
   }
 }
 
-/** JSON.parse makes `__proto__` an ordinary member, which the schemas ignore or refuse like any other unknown one. */
+/** JSON.parse makes `__proto__` an ordinary member, which the schemas ignore or reject like any other unknown one. */
 function parse(body: Buffer): unknown {
   if (!isUtf8(body)) throw new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8');
   if (nestsDeeper(body, MAX_DEPTH))

@@ -13,7 +13,7 @@ const plain = (most: number) =>
     .max(most)
     .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
 const FactText = plain(FACT_LIMITS.text);
-/** A value of a fact; null: it is not known any more. */
+/** A fact's value; null: no longer known. */
 export const FactValueOut = z.union([FactText, z.number(), z.boolean(), z.array(FactText).max(FACT_LIMITS.items)]);
 
 /** An entry as a proxy sends it with the event of the call that it saw. */
@@ -26,7 +26,7 @@ export const LedgerEntryIn = z.strictObject({
   expires_at: z.iso.datetime({ precision: 3 }),
 });
 
-/** Of which session, and by which event. */
+/** The session, and the event that reported the facts. */
 interface SessionOf {
   agent_id: string;
   session_id: string;
@@ -39,12 +39,12 @@ export interface Remembered extends SessionOf {
 }
 
 const DAY_MS = 24 * 3600 * 1000;
-/** Which entries of a session are known: the newest, and first those of the servers that are trusted least. */
+/** Which entries of a session are known: the newest, but those about the least trusted servers first. */
 const FOREMOST = `(case when source = '${TRUST}' and jsonb_typeof(value) = 'number' then value::float8 end), observed_at desc, source, name, key`;
 
 /**
- * What tools' answers said in agents' sessions. A session is known by its agent and its id: another agent that names the
- * same session has another one.
+ * What tools' answers reported in agents' sessions. A session is identified by its agent and its id: if another agent
+ * names the same session id, it is a different session.
  */
 export class SessionLedger {
   readonly #db: Database;
@@ -56,8 +56,8 @@ export class SessionLedger {
   }
 
   /**
-   * Stores entries, durably when this resolves; the same again changes nothing, and an older one replaces no newer one. Without
-   * `replace` none replaces another, however old.
+   * Stores entries, durably once this resolves; repeating it changes nothing, and an older entry never replaces a newer
+   * one. Without `replace`, no entry replaces another, whatever their age.
    */
   async remember(tenantId: string, all: readonly Remembered[], { replace } = { replace: true }): Promise<void> {
     const rows = this.#rowsOf(all);
@@ -65,7 +65,10 @@ export class SessionLedger {
     await this.#db.transactionNear(tenantId, (em) => put(em, tenantId, rows, replace));
   }
 
-  /** The same, once for an event that the agent reports about. False when it was reported before with other content. */
+  /**
+   * Like `remember`, but once per event that the agent reports about. `conflict` if it was reported before with other
+   * content.
+   */
   async report(tenantId: string, remembered: Remembered, hash: string): Promise<'stored' | 'known' | 'conflict'> {
     return this.#db.transactionNear(tenantId, async (em) => {
       const inserted = await em.execute<unknown[]>(
@@ -86,12 +89,12 @@ export class SessionLedger {
     });
   }
 
-  /** What is known of an agent's session now: the newest entries, and all that say whom not to trust. */
+  /** What is known about an agent's session now: the newest entries, and all that name untrusted sources. */
   async known(tenantId: string, agentId: string, sessionId: string): Promise<KnownSession> {
     return { rows: await this.rows(tenantId, sessionId, agentId), complete: true };
   }
 
-  /** The same with their agents; of all agents that name the session, where none is given. */
+  /** The same with their agents; for all agents that name the session, if none is given. */
   async rows(tenantId: string, sessionId: string, agentId?: string): Promise<(LedgerRow & { agent_id: string })[]> {
     const found = await this.#db.query<LedgerRow & { agent_id: string; observed: Date; expires: Date }>(
       tenantId,
@@ -110,7 +113,7 @@ export class SessionLedger {
       }));
   }
 
-  /** The same for people: with the tool that each entry comes from, where its decision is recorded by now. */
+  /** The same for people: with the tool each entry comes from, if its decision is recorded by now. */
   async listed(tenantId: string, sessionId: string, agentId?: string) {
     const rows = await this.rows(tenantId, sessionId, agentId);
     const calls = await this.#db.query<{ event_id: string; tool_name: string }>(
@@ -133,14 +136,14 @@ export class SessionLedger {
     return forgetEnded(this.#db, [facts, outcomes], signal);
   }
 
-  /** One row for each key, in one order for all callers, so that none waits for another in a circle. */
+  /** One row per key, in the same order for all callers, so that they cannot deadlock. */
   #rowsOf(all: readonly Remembered[]) {
     const now = this.#clock.now();
     const rows = new Map<string, LedgerRow & SessionOf>();
     for (const { entries, reported = false, ...of } of all) {
       if (of.session_id === '') continue;
       for (const entry of entries) {
-        // by this clock, so that no clock ahead of it holds on to what it said
+        // by this clock, so that an entry from a clock that runs ahead cannot outlive newer ones
         const observed_at = new Date(Math.min(Date.parse(entry.observed_at), now)).toISOString();
         const expires_at = new Date(
           Math.min(Date.parse(entry.expires_at), now + FACT_LIMITS.most * 1000),
@@ -175,7 +178,7 @@ async function put(
      where ? and f.observed_at <= excluded.observed_at`,
     [tenantId, JSON.stringify(rows), replace],
   );
-  // what is beyond these is never read
+  // rows beyond the limit are never read
   const sessions = new Map(rows.map((row) => [canonicalJson([row.agent_id, row.session_id]), row]));
   for (const { agent_id, session_id } of sessions.values()) {
     const of = [tenantId, agent_id, session_id];

@@ -5,21 +5,21 @@ import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { type LimitHit, takenFrom, valuesOf } from '../policy/evaluation/limits.ts';
 
-/** Ended windows are kept for so long, because a proxy may still give back what it took. */
+/** Ended windows are kept this long because a proxy may still give back what it took. */
 const KEPT_MS = 600_000;
 
-/** What one action takes of its limits. */
+/** What one action takes from its limits. */
 export interface LimitTake {
-  /** The same id takes nothing of a limit a second time while its windows are open. */
+  /** Within its open windows, the same id takes nothing from a limit a second time. */
   id: string | undefined;
-  /** The id is that of the action, whichever credential asks. */
+  /** The id belongs to the action, whichever credential asks. */
   shared?: boolean;
-  /** The credential that asks: what it took can be told from what others took. */
+  /** The credential that asks: what it took is counted separately from what others took. */
   source: string;
   agentId: string;
-  /** `extra`: units beyond those of the action that are taken where there is room. */
+  /** `extra`: units beyond the action's own, taken if there is room. */
   limits: readonly (LimitHit & { extra?: number })[];
-  /** Must have room; nothing is taken of them. */
+  /** Must have room; nothing is taken from them. */
   checked: readonly LimitHit[];
 }
 
@@ -31,7 +31,7 @@ export interface TakenLimit {
   endsAt: number;
 }
 
-/** `before`: it was taken under the same id by an earlier call, which alone may give it back. */
+/** `before`: taken under the same id by an earlier call, which alone may give it back. */
 export type LimitAnswer = { taken: TakenLimit[]; before: boolean } | { exceeded: Map<string, { retry_after: number }> };
 
 interface CounterRow {
@@ -41,8 +41,8 @@ interface CounterRow {
 }
 
 /**
- * The counters behind `@rate` and `@budget`, for all decision points of a tenant together. They are rows, so a crash
- * neither resets nor doubles them.
+ * The counters behind `@rate` and `@budget`, shared by all decision points of a tenant. They are rows, so a crash neither
+ * resets nor doubles them.
  */
 export class Limits {
   readonly #db: Database;
@@ -54,8 +54,8 @@ export class Limits {
   }
 
   /**
-   * Takes from all limits or from none. Committed when it resolves; of any number of concurrent calls, in any number of
-   * processes, no more than the limit is taken. CONFLICT when another credential used the id.
+   * Takes from all limits or from none. Committed when it resolves; concurrent calls, in any number of processes, never
+   * take more than the limit. CONFLICT if another credential used the id.
    */
   async take(tenantId: string, take: LimitTake): Promise<LimitAnswer> {
     const now = this.#clock.now();
@@ -67,13 +67,13 @@ export class Limits {
         }
         const known = before ?? [];
         const isKnown = (limit: LimitHit) => known.some((one) => byCounter(one, limit) === 0);
-        // policies may have got another limit since
+        // the policies may have gained limits since
         const limits = take.limits.filter((limit) => !isKnown(limit)).sort(byCounter);
         if (before && limits.length === 0) return before;
         const exceeded = new Map<string, { retry_after: number }>();
         const results = [...known];
         const opened: LimitHit[] = [];
-        // INVARIANT: always in this order, so that concurrent calls never wait for each other in a circle
+        // INVARIANT: always in this order, so that concurrent calls cannot deadlock
         for (const limit of limits) {
           const result = await this.#takeOne(em, tenantId, take.source, limit, now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
@@ -91,7 +91,7 @@ export class Limits {
           const result = takenFrom(windowOf(await this.#read(em, tenantId, limit)), limit, now);
           if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
         }
-        // whatever was taken above is rolled back
+        // everything taken above is rolled back
         if (exceeded.size > 0) throw new Exceeded(exceeded);
         if (take.id !== undefined) await this.#keep(em, tenantId, take.id, results, now);
         return results;
@@ -103,14 +103,14 @@ export class Limits {
     }
   }
 
-  /** Milliseconds until this time by the clock of the windows. */
+  /** Milliseconds until this time, by the windows' clock. */
   until(endsAt: number): number {
     return Math.max(0, endsAt - this.#clock.now());
   }
 
   /**
-   * Gives back what was taken under this id, once, as far as its windows are still open; nothing where `may` says within the
-   * transaction that others rely on it.
+   * Gives back what was taken under this id, once, for the windows that are still open. Does nothing if `may`, called
+   * within the transaction, returns false because others rely on it.
    */
   async giveBackTake(
     tenantId: string,
@@ -133,7 +133,7 @@ export class Limits {
     await this.#db.transactionNear(tenantId, (em) => this.#giveBack(em, tenantId, source, taken));
   }
 
-  /** Deletes windows that ended, and what was noted of calls in them. */
+  /** Deletes ended windows and the notes about calls in them. */
   forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock.now() - KEPT_MS);
     const counters = { table: 'limit_counter', key: 'rule_id, kind, key', time: 'window_ends_at', before };
@@ -141,7 +141,7 @@ export class Limits {
     return forgetEnded(this.#db, [counters, takes], signal);
   }
 
-  /** Claims the id. Resolves to what it took already, if so. */
+  /** Claims the id. If it was claimed before, resolves to what it already took. */
   async #begin(em: EntityManager, tenantId: string, { source, shared }: LimitTake, id: string, now: number) {
     const at = new Date(now);
     const claimed = await em.execute<unknown[]>(
@@ -179,7 +179,7 @@ export class Limits {
   ) {
     const counter = [tenantId, limit.rule_id, limit.kind, limit.key];
     let row: CounterRow | undefined;
-    // a row to lock, also where there was none, and where an ended one is deleted before it is locked
+    // makes sure there is a row to lock, even if none existed or an ended one is deleted before it is locked
     while (!row) {
       await em.execute(
         `insert into limit_counter (tenant_id, rule_id, kind, key, window_ends_at, units, shares)
@@ -221,9 +221,9 @@ export class Limits {
   async #giveBack(em: EntityManager, tenantId: string, source: string, taken: readonly TakenLimit[]): Promise<void> {
     for (const one of [...taken].sort(byCounter)) {
       const row = await this.#read(em, tenantId, one, true);
-      // the window that it was taken from has ended
+      // the window it was taken from has ended
       if (!row || new Date(row.window_ends_at).getTime() !== one.endsAt) continue;
-      // no more than the same credential took
+      // no more than this credential took
       const share = Math.max(0, (row.shares[source] ?? 0) - one.units);
       const units = Math.max(0, Number(row.units) - ((row.shares[source] ?? 0) - share));
       await em.execute(

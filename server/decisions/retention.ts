@@ -6,47 +6,48 @@ import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 
 const BATCH = 5000;
-/** Tenants that are looked up together. */
+/** How many tenants are fetched at once. */
 const TENANTS = 500;
 const DAY_MS = 24 * 3600 * 1000;
-/** When a tenant is looked at again whose look failed. */
+/** How long to wait before retrying a tenant that failed. */
 const AGAIN_MS = 600_000;
 
-/** How long what decisions were taken on is kept, in days. */
+/** How long the inputs of decisions are kept, in days. */
 export interface Retention {
-  /** The whole requests, and the actions that holds show. */
+  /** The whole requests, and the actions shown by holds. */
   input: number;
   /** The parts that policies read. */
   projection: number;
 }
 
-/** What of holds shows the actions that they are for. */
+/** The parts of holds that show their actions. */
 export interface HeldActions {
   /** Erases some of what is older. Resolves to the number erased, and is called until that is zero. */
   forget(tenantId: string, before: Date, client: pg.ClientBase): Promise<number>;
-  /** When the oldest that is left was made. */
+  /** Creation time of the oldest that remains. */
   oldest(tenantId: string): Promise<Date | null>;
 }
 
 /**
- * Erases what decisions were taken on, by two clocks of the tenant's: whole requests and their copies in holds by one, projections
- * by the other. Each goes with its salt, so that the record's commitment to it says nothing afterwards; the record itself stays.
+ * Erases the inputs of decisions by two retention periods of the tenant: one for whole requests and their copies in
+ * holds, one for projections. Each goes with its salt, so that the record's commitment to it reveals nothing afterward;
+ * the record itself stays.
  *
- * INVARIANT: what is erased was due by the settings as they are when that commits. They are read in the same transaction and
- * locked until its end, so that who is told that a retention was lengthened loses nothing to the one before.
+ * INVARIANT: what is erased was due under the settings in effect when the erasure commits. They are read in the same
+ * transaction and locked until its end, so that once a longer retention is confirmed, nothing is lost to the shorter one.
  *
- * A tenant is looked at when the oldest that it has is due. One that has nothing is looked at again when what it may get from now
- * on is: not before, because nothing is due any earlier.
+ * A tenant is visited when its oldest input is due. One that has none is visited again when an input that arrives now
+ * would be due: not before, because nothing can be due any earlier.
  */
 export function forgetInputs(parts: {
   db: Database;
   clock: Clock;
-  /** Reads it, and locks it until the caller's transaction ends. */
+  /** Reads the setting, and locks it until the caller's transaction ends. */
   retentionDays: (tenantId: string, client: pg.ClientBase) => Promise<Retention>;
   held: HeldActions;
 }): Job {
   const { db } = parts;
-  /** Erases one half of a batch of rows, or the rows that have no other half. */
+  /** Erases one half of a batch of rows, and the whole row if the other half is already gone. */
   const forget = async (half: 'input' | 'projection', tenantId: string, before: Date, client: pg.ClientBase) => {
     const [salt, other] = half === 'input' ? ['salt_b', 'projection'] : ['salt_a', 'input'];
     const { rows } = await client.query<{ erased: number }>(
@@ -122,7 +123,7 @@ export function forgetInputs(parts: {
           try {
             await look(tenant_id, due, signal);
           } catch (error) {
-            // one tenant whose look fails keeps no other waiting
+            // a failing tenant does not hold up the others
             failures.push(error);
             await db
               .nearOf(tenant_id)

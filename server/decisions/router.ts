@@ -126,7 +126,7 @@ const EVALUATE_PROBLEMS = [
   'UNAVAILABLE',
 ] as const;
 
-/** What is asked, and how. */
+/** What to evaluate, and how. */
 function parted({ call_id, attempt, resume, apply_masks, ...input }: z.output<typeof EvaluateIn>) {
   return { input, how: { callId: call_id, attempt, resume, applyMasks: apply_masks } };
 }
@@ -175,9 +175,9 @@ export function evaluateProcedure(decider: Decider) {
 }
 
 /**
- * A person asks in the name of PRACTICE_AGENT, to see what the policies in force do: decided, recorded and held as for
- * any agent. That is safe because nothing acts on it: there is no key for this agent, so no program is permitted anything
- * by the answer, and a hold of it, also when the person who asked approves it, releases nothing but the next practice.
+ * A user asks as PRACTICE_AGENT to see what the policies in force do: the request is decided, recorded and held as for
+ * any agent. This is safe because nothing acts on the answer: there is no key for this agent, so the answer permits no
+ * program anything. A hold of it, even if the user who asked approves it, releases nothing but the next practice run.
  */
 export function practiceProcedure(decider: Decider) {
   return route(
@@ -236,7 +236,7 @@ export function evaluateBatchProcedure(decider: Decider, log: Pick<Log, 'error'>
       z.strictObject({
         requests: z
           .array(
-            // each by itself, in the handler: one that is malformed must not stop the others
+            // validated one by one in the handler: a malformed one must not block the others
             z.unknown().meta({ override: { $ref: '#/components/schemas/EvaluateRequest' } as never }),
           )
           .min(1)
@@ -301,7 +301,7 @@ const Wanted = CounterName.extend({
 const MOST_LIMITS = 100;
 const Exceeded = z.object({ rule_id: z.string(), retry_after: z.int().describe('seconds') });
 
-/** The limits of policies, for proxies: what is counted for all of them together. */
+/** The limits of policies, for proxies: counted across all of them. */
 export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) {
   return trpc.router({
     take: route(
@@ -364,7 +364,7 @@ export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) 
             const found: (T & LimitHit)[] = [];
             for (const one of list) {
               const limit = await decider.limitOf(ctx.tenantId, one.rule_id, one.kind);
-              // a proxy says what an action takes, never how much there is
+              // a proxy reports what an action takes, never how much there is
               if (limit) found.push({ ...one, ...limit, ...(one.kind === 'rate' && { units: 1 }) });
               else unknown.add(one.rule_id);
             }

@@ -13,7 +13,7 @@ import { route, trpc } from '../rpc/procedure.ts';
 import { MOST_LOOKED_AT, MOST_OF_A_KIND, RulesMet } from './rules-met.ts';
 
 const MOST_RULES = 500;
-/** Tenants whose rules are kept in memory, and for how long at most. */
+/** How many tenants' rules are kept in memory, and for how long at most. */
 const MOST_KEPT = 50;
 const KEPT_MS = 600_000;
 
@@ -28,10 +28,10 @@ const RuleInForce = z.object({
   written_at: z.iso.datetime().describe('when this version of its policy was written'),
 });
 type RuleInForce = z.output<typeof RuleInForce>;
-/** With what its scope says. */
+/** With its parsed scope. */
 type Rule = RuleInForce & { readonly head: Head };
 
-/** The rules of live policies, as their texts have them. */
+/** The rules of live policies, as written in their texts. */
 export class RulesInForce {
   readonly #db: Pick<Database, 'query'>;
   readonly #kept: Lookups<Rule[]>;
@@ -49,15 +49,15 @@ export class RulesInForce {
   }
 
   /**
-   * In the order of the policies' ids. Remembered: to read the texts of as many rules as may be live takes the process a
-   * second, in which it answers nobody else.
+   * In the order of the policies' ids. Cached: parsing the texts of as many rules as can be live blocks the process for a
+   * second.
    */
   of(tenantId: string): Promise<readonly Rule[]> {
     return this.#kept.get(tenantId, () => readRules(this.#db, tenantId));
   }
 }
 
-/** The rules of live policies: which can apply to an agent or a tool, and which nothing has met. */
+/** The rules of live policies: which can apply to an agent or a tool, and which have not matched anything. */
 export function rulesRouter(db: Reads, inForce: RulesInForce) {
   const read = { keys: ['pipeline'], role: 'viewer' } as const;
   const tag = 'policies';

@@ -4,15 +4,15 @@ import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS } from '../domain/decision.ts';
 import { ReadRefused } from '../lib/database-fault.ts';
 
-/** Of all decisions, and then of each kind but `allow`, the newest so many are looked through for rules. */
+/** How many of the newest decisions are searched for rules, and then of each kind but `allow`. */
 export const MOST_LOOKED_AT = 40_000;
 export const MOST_OF_A_KIND = 10_000;
-/** Looked through at once: rules that are often met are found in the first ones. */
+/** Searched at once: rules that match often are found in the first step. */
 const STEP = 5_000;
 
-/** What was found in the records up to one. */
+/** What was found in the records up to `last`. */
 interface Found {
-  /** Of each rule that was met, its newest record. */
+  /** For each rule that was met, its newest record. */
   readonly newest: ReadonlyMap<string, number>;
   readonly last: number;
   readonly looked_at: number;
@@ -26,21 +26,21 @@ interface Range {
 }
 
 interface Met {
-  /** Of the rules asked for, those that were met. */
+  /** The rules asked for that were met. */
   readonly ids: ReadonlySet<string>;
   readonly looked_at: number;
   readonly complete: boolean;
 }
 
 /**
- * Which rules were met lately. To look through as many records as it does takes a second; so what was found is remembered for as long
- * as the list of the rules is, and from then on only newer records are read.
+ * Which rules were met lately. Searching this many records takes a second, so the result is kept as long as the list of
+ * rules is, and later calls read only newer records.
  */
 export class RulesMet {
-  /** By the list of rules and the number of days. */
+  /** Keyed by the list of rules and the number of days. */
   readonly #known = new WeakMap<readonly object[], Map<number, { found?: Found; asked?: Promise<Met> | undefined }>>();
 
-  /** The ids of those of the rules that decisions since then met, as far as these were looked through. */
+  /** The ids of the given rules that decisions since then met, as far as those were searched. */
   async since(
     db: Reads,
     tenantId: string,
@@ -51,8 +51,8 @@ export class RulesMet {
     this.#known.set(rules, ofRules);
     const known = ofRules.get(days) ?? {};
     ofRules.set(days, known);
-    // All who ask at once have one answer. That somebody got none, having left or by too many reads of their own, is nobody
-    // else's concern: one of the others asks then, for all who still wait.
+    // Concurrent callers share one answer. If the caller that reads gets none, because it left or had too many reads of its
+    // own, that does not affect the others: one of them asks again for all who still wait.
     while (known.asked) {
       const same = await known.asked.catch((error) => {
         if (!(error instanceof ReadRefused) || error.why === 'took_long') throw error;
@@ -83,16 +83,16 @@ export class RulesMet {
 }
 
 /**
- * Everything from the newest record on, until all rules were met.
+ * Everything from the newest record backward, until all rules were met.
  *
- * INVARIANT: each statement reads at most `STEP` records, found by an index, and there are a bounded number of them.
+ * INVARIANT: each statement reads at most `STEP` records, found by an index, and the number of statements is bounded.
  */
 async function all(client: pg.PoolClient, ids: Set<string>, { tenantId, first, last }: Range): Promise<Found> {
   const newest = new Map<string, number>();
   const latest = await look(client, newest, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
   let looked_at = latest.looked;
   for (const kind of DECISIONS.keys()) {
-    // of `allow` there is no index
+    // there is no index for `allow`
     if (latest.next < first || ids.size === 0 || kind === 0) continue;
     const own = await look(client, newest, { tenantId, ids, first, last: latest.next, most: MOST_OF_A_KIND, kind });
     looked_at += own.looked;
@@ -100,14 +100,14 @@ async function all(client: pg.PoolClient, ids: Set<string>, { tenantId, first, l
   return { newest, last, looked_at, complete: ids.size === 0 || latest.next < first };
 }
 
-/** What came since. All rules are looked for: the newest record of each says when it is unused again. */
+/** The records since then. All rules are searched for: a rule's newest record determines when it counts as unused again. */
 async function more(
   client: pg.PoolClient,
   known: Found,
   { tenantId, ids, last }: { tenantId: string; ids: Set<string>; last: number },
 ): Promise<Found> {
   const newest = new Map<string, number>();
-  // the first record is no decision
+  // the first record is not a decision
   const first = Math.max(2, known.last + 1);
   const { looked } = await look(client, newest, { tenantId, ids, first, last, most: MOST_LOOKED_AT });
   return {
@@ -118,7 +118,7 @@ async function more(
   };
 }
 
-/** From the newest on. Moves what was met from `ids` to `newest`. `next`: where to go on. */
+/** From the newest backward. Moves rules that were met from `ids` to `newest`. `next`: where to continue. */
 async function look(
   client: pg.PoolClient,
   newest: Map<string, number>,
@@ -127,7 +127,7 @@ async function look(
   let next = last;
   let looked = 0;
   while (looked < most && next >= first && ids.size > 0) {
-    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    // a literal, so that the planner can match the partial index over decision > 0
     const { rows } = await client.query<{ looked: number; least: number | null; met: Record<string, number> | null }>(
       `with picked as materialized (
          select seq, line from forensic_record

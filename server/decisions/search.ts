@@ -37,11 +37,14 @@ import {
  * position in the chain, so appended records do not shift pages.
  */
 
-/** How many records one request scans where neither an index nor summaries lead. */
+/** How many records one request scans where neither an index nor block summaries help. */
 const SCAN_RECORDS = 200_000;
-/** So many conditions on a text are as cheap as one beside reading it; of more, fewer records are scanned. */
+/** Up to this many conditions on a text cost about as much as one, next to reading it; with more, fewer records are scanned. */
 const FEW_COMPARED = 4;
-/** So few records that an index finds are scanned for the other filters. Of more, the summaries find those that match. */
+/**
+ * If an index finds no more than this many, they are scanned for the other filters. Otherwise the block summaries find
+ * the matches.
+ */
 const FEW = 2000;
 export const MAX_PAGE = 1000;
 const CURSOR = 'events-1';
@@ -74,19 +77,19 @@ export interface EventPage {
   next_cursor: string | null;
   /** There are more events, or more records to scan: see `searchEvents`. */
   has_more: boolean;
-  /** A cursor in ascending order: what is recorded after this page was read. */
+  /** An ascending cursor for what is recorded after this page was read. */
   end_cursor: string;
 }
 
 /**
  * One page of the tenant's decisions that match all filters. `agent_id`, `session_id`, `trace_id` and every decision
- * except `allow` are indexed, and an agent, a session or a tool together with such a decision. Whole values of the other
- * filters (`allow`, `agent_role`, `tool_name` without such a decision, `policy_id`, `rule_id`, `proxy_id`) are found by the
- * summaries of blocks; the newest records, which have none yet, and whatever says only how a value begins, are scanned. All
- * of it is bounded: a request that does not fill its page within the bound returns it short or even empty, with has_more true
+ * except `allow` are indexed, as is an agent, a session or a tool combined with such a decision. Whole values of the
+ * other filters (`allow`, `agent_role`, `tool_name` without such a decision, `policy_id`, `rule_id`, `proxy_id`) are
+ * found through block summaries; the newest records, which have none yet, and prefix filters are scanned. All work is
+ * bounded: a request that cannot fill its page within the bound returns a short or even empty page, with has_more true
  * and a cursor that continues the search.
  *
- * Throws VALIDATION_FAILED for an invalid cursor or one of the other order.
+ * Throws VALIDATION_FAILED for a cursor that is invalid or belongs to the other order.
  */
 export async function searchEvents(
   db: Reads,
@@ -98,7 +101,7 @@ export async function searchEvents(
   return { events: records.map(({ line }) => summaryOf(line)), ...page };
 }
 
-/** The same with the records, and their places in the chain. */
+/** The same with the records and their positions in the chain. */
 export async function searchRecords(
   db: Reads,
   tenantId: string,
@@ -162,10 +165,10 @@ interface Range {
   last: number;
   ascending: boolean;
 }
-/** Finds up to `most` records of a range, or some more. */
+/** Finds up to `most` records of a range, or a few more. */
 type ReadPart = (most: number, scanRecords: number) => Promise<FoundPart>;
 
-/** How a range is searched, in the order in which it is read. */
+/** How a range is searched, in reading order. */
 async function partsOf(client: pg.PoolClient, range: Range, filters: EventFilters): Promise<ReadPart[]> {
   const scanned = (first: number, last: number): ReadPart[] => {
     const part = { ...range, first, last };
@@ -182,7 +185,7 @@ async function partsOf(client: pg.PoolClient, range: Range, filters: EventFilter
   const newest = scanned(end + 1, last);
   const others: ReadPart = async (most, scanRecords) => {
     const part = await findInBlocks(client, blocks, sought, most, (seqs) => readEach(client, blocks, filters, seqs));
-    // some were deleted meanwhile, to be made again: what they knew was not asked
+    // some summaries were deleted meanwhile, to be rebuilt: what they covered was not searched
     const isWhole = (await summarizedTo(client, range.tenantId)) >= end;
     return isWhole ? part : scan(client, blocks, filters, most, scanRecords);
   };
@@ -220,7 +223,7 @@ async function scan(
   return { found, stopped: bound.rows[0]?.seq };
 }
 
-/** Those of the records that match, in the order of `seqs`. */
+/** The matching records, in the order of `seqs`. */
 async function readEach(
   client: pg.PoolClient,
   range: Range,
@@ -230,7 +233,7 @@ async function readEach(
   const { indexed, scanned } = conditionsIn(range, filters);
   const all = new Where(scanned?.sql ?? 'true', (scanned ?? indexed).values);
   const { rows } = await client.query<FoundRecord>(
-    // found by a column of their own: see firstSince
+    // looked up by a column of its own: see firstSince
     `select r.seq, r.line from unnest($${all.values.push(seqs)}::bigint[]) as s(place),
        lateral (select seq, line from forensic_record where ${indexed.sql} and seq = s.place offset 0) r
      where ${all.sql}`,
@@ -239,7 +242,7 @@ async function readEach(
   return rows.sort((a, b) => (range.ascending ? a.seq - b.seq : b.seq - a.seq));
 }
 
-/** More than `most` records match the conditions that have an index. */
+/** Whether more than `most` records match the indexed conditions. */
 export async function hasMore(client: pg.PoolClient, where: Where, most: number): Promise<boolean> {
   const { rowCount } = await client.query(
     `select seq from forensic_record where ${where.sql} order by seq desc offset ${most} limit 1`,
@@ -249,8 +252,8 @@ export async function hasMore(client: pg.PoolClient, where: Where, most: number)
 }
 
 /**
- * One decision with its position in the chain. Throws NOT_FOUND, also for an event of another tenant. By two unique
- * indexes, so it is no read that waits for its turn: agents rely on it.
+ * One decision with its position in the chain. Throws NOT_FOUND, also for another tenant's event. Uses two unique
+ * indexes, so it does not queue with other reads: agents rely on it.
  */
 export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, eventId: string): Promise<EventDetail> {
   const known = Sought.safeParse(eventId).success;
@@ -278,28 +281,29 @@ export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, ev
 
 interface Conditions {
   indexed: Where;
-  /** On what the indexed conditions find, whose parameters come first. */
+  /** Applied to what the indexed conditions find; their parameters come first. */
   scanned: Where | undefined;
-  /** How many of them there are. */
+  /** The number of these conditions. */
   compared: number;
-  /** Those of the indexed conditions that an index alone can answer, without parameters. */
+  /** The indexed conditions that an index alone can answer, without parameters. */
   columns: string[];
-  /** What summaries of blocks are to be asked for; nothing where they are of no use. */
+  /** What to look for in block summaries; empty where they are of no use. */
   sought: SoughtValue[];
 }
 
 /**
  * The filters as SQL. Each combination has its own text, and so its own query plan.
  *
- * What leaves out values is compared with the texts alone: in a summary two values may share a name, and whoever chooses one of
- * them must not hide it behind the other. Only of the decision, of which all values are known, the others are sought instead.
+ * Exclusions are compared with the texts only: in a summary two values may share a hash, and anyone who can choose one of
+ * them must not be able to hide it behind the other. The exception is the decision, all of whose values are known: its
+ * other values are sought instead.
  *
- * A member is searched in the text as the bytes that canonical JSON writes for it. This is exact: quotes inside a string
- * are always escaped, so `"key":"value"` can only be that member of a flat record. For agents and sessions it also
+ * A member is searched for in the text as the bytes that canonical JSON writes for it. This is exact: quotes inside a
+ * string are always escaped, so `"key":"value"` can only be that member of a flat record. For agents and sessions it also
  * filters out collisions of their 32-bit hashes.
  *
- * How the member begins (see soughtBy) is sought in capitals or not (ASCII): the same bytes without the closing quote, both
- * in lower case. JavaScript lowers the value as PostgreSQL lowers a text of the collation "C".
+ * A prefix (see soughtBy) is matched case-insensitively (ASCII): the same bytes without the closing quote, both
+ * lowercased. JavaScript lowercases the value the way PostgreSQL lowercases text of the collation "C".
  */
 export function conditions(indexed: Where, query: EventFilters): Conditions {
   const member = (where: Where, key: string, value: string, how = '> 0') =>
@@ -322,7 +326,7 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
       const number = derived.hashed ? idHash(value) : DECISIONS.indexOf(value as Decision);
       const literal = `${derived.column} = ${number}`;
       columns.push(literal);
-      // a literal, so that the planner sees that a partial index has it: those of traces, and over decision > 0
+      // a literal, so that the planner can match a partial index: the one for traces, and the one over decision > 0
       if (derived.optional || !derived.hashed) indexed.always(literal);
       else indexed.and(number, (hash) => `${derived.column} = ${hash}`);
       if (derived.hashed) member(indexed, field, value);
@@ -358,7 +362,7 @@ export function conditions(indexed: Where, query: EventFilters): Conditions {
   return { indexed, scanned, compared, columns, sought: useful ? whole : [] };
 }
 
-/** The values that are left out, of each field that has such. Throws VALIDATION_FAILED for more than are compared. */
+/** The excluded values, for each field that has any. Throws VALIDATION_FAILED for more values than can be compared. */
 function leftOut(
   query: EventFilters,
 ): { decision?: readonly Decision[] } & Partial<Record<FilterField, readonly string[]>> {

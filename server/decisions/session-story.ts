@@ -16,19 +16,19 @@ import { EventOut, type RecordLine, read, shape, summaryOf } from './event-schem
 import { searchRecords } from './search.ts';
 
 /**
- * What an agent did in one session, in its order, and what people did about it. Each answer is of a bounded part of it, and
+ * What an agent did in one session, in order, and what people did about it. Each answer covers a bounded part of it and
  * reads nothing else.
  */
 
 const MOST = 200;
 const MOST_STOPS = 50;
-/** Sessions that share a trace, and decisions of one trace that are looked at for them. */
+/** How many sessions that share a trace are listed, and how many decisions of one trace are searched for them. */
 const MOST_RELATED = 20;
 const MOST_OF_TRACE = 20;
-/** Decisions of the agent before and after that are looked at for another session. */
+/** How many of the agent's decisions before and after are searched for another session. */
 const MOST_BESIDE = 500;
 
-/** What a story tells of a decision besides what a list does. */
+/** What a story includes about a decision beyond what a list does. */
 const TOLD = [
   ...(['timestamp', 'rule_id', 'escrow_id', 'outcome', 'facts', 'trace_id'] as const),
   ...(['on_behalf_of', 'delegation_chain', 'delegation_source'] as const),
@@ -94,7 +94,7 @@ export function sessionStoryProcedure(db: Database, holds: HoldQueries, stops: S
       if (!first || !last) throw new AppError('NOT_FOUND', 'there is no decision of such a session');
       const { records, ...page } = await searchRecords(reads, tenantId, { ...session, decision, order, after, limit });
       const lines = records.map(({ line }) => line);
-      // none of another agent: no record names one (see ingest)
+      // none belongs to another agent: no record names such a hold (see ingest)
       const found = await holds.ofIds(tenantId, askerOf(ctx), distinct(lines, 'escrow_id'));
       const targets = [
         { kind: 'tenant', target: WHOLE_TENANT } as const,
@@ -122,7 +122,7 @@ export function sessionStoryProcedure(db: Database, holds: HoldQueries, stops: S
     });
 }
 
-/** The values of a field that a page has. */
+/** The values of a field that occur on a page. */
 const distinct = (
   lines: readonly RecordLine[],
   name: 'escrow_id' | 'agent_id' | 'agent_role' | 'trace_id',
@@ -146,7 +146,7 @@ function relatedOf(db: Reads, tenantId: string, sessionId: string, traces: reado
   });
 }
 
-/** The session that the agent was in before, or after, as far as a bounded number of its decisions says. */
+/** The session that the agent was in before or after, as far as a bounded number of its decisions shows. */
 function besideOf(
   db: Reads,
   tenantId: string,
