@@ -16,7 +16,7 @@ export interface Evaluation {
   bundle_hash: string;
   deny_reason?: string;
   masks?: string[];
-  /** The arguments with the masks applied, of a permitted action, where the agent asked for them. */
+  /** The arguments of a permitted action with the masks applied, if the agent asked for them. */
   arguments?: Record<string, unknown> | string;
   retry_after?: number;
   action_hash: string;
@@ -24,7 +24,7 @@ export interface Evaluation {
   evaluation_us: number;
 }
 
-/** What an agent is told about the hold that it waits for, or that was consumed for it. */
+/** What an agent learns about the hold that it waits for, or that was consumed for it. */
 export interface HoldAnswer {
   id: string;
   status: string;

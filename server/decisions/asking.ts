@@ -22,24 +22,24 @@ export type EvaluateRequest = Omit<
 export interface From {
   ip: string;
   requestId: string;
-  /** The trace context that it came with, whatever that is. */
+  /** The trace context that it came with, not validated. */
   traceparent?: unknown;
-  /** Who asks in the name of PRACTICE_AGENT. */
+  /** The user who asks as PRACTICE_AGENT. */
   person?: Actor;
 }
 
-/** What the agent asks for beside the decision. */
+/** What the agent asks for besides the decision. */
 export interface How {
   /** The hold that it waited for. */
   escrowId?: string | undefined;
   /** Use what was released for this action. */
   resume?: boolean | undefined;
   callId?: string | undefined;
-  /** Which attempt to make the call this is: a permit is for one. */
+  /** Which attempt to make the call this is: a permit is for one attempt. */
   attempt?: string | undefined;
-  /** Also answer the arguments of a permitted action with the masks applied. */
+  /** Also return the arguments of a permitted action with the masks applied. */
   applyMasks?: boolean | undefined;
-  /** Called when all was taken that the decision needs; its record may not be committed yet. */
+  /** Called when everything the decision needs was taken; its record may not be committed yet. */
   decided?: () => void;
 }
 
@@ -60,7 +60,7 @@ export interface Asking extends Required<Pick<How, 'decided'>> {
   attempt: string | undefined;
 }
 
-/** What a call asks for: all that policies read of it. Its words for people may differ when it is asked again. */
+/** What a call asks for: everything in it that policies read. Its text for people may differ between requests. */
 export function askedOf(request: ActionRequest): string {
   const {
     now: _now,

@@ -1,30 +1,30 @@
 import type pg from 'pg';
 import { blockOf, firstIn, lastIn, matching, maySee, type SoughtValue, type Summary } from '../chain/blocks.ts';
 
-/** Searching a chain by the summaries of its blocks, in bounded work. */
+/** Searching a chain by its block summaries, in bounded work. */
 
 export interface FoundRecord {
   seq: number;
   line: string;
 }
 
-/** What was found, in order; and, where the work was ended before the range was, the last seq that was looked at. */
+/** The matches, in order, and the last seq examined if the work ended before the range did. */
 export interface FoundPart {
   found: FoundRecord[];
   stopped: number | undefined;
 }
 
-/** Summaries that one search passes over at most; those that it reads; and the records. */
+/** Limits of one search: summaries passed over, summaries read, and records. */
 const MOST_PASSED = 50_000;
 const MOST_READ = 128;
 const MOST_RECORDS = 1100;
-/** Summaries that are read at once: few at first, since a page of frequent values needs no more. */
+/** Summaries read at once: few at first, since a page of frequent values needs no more. */
 const FIRST_READ = 2;
 const LARGEST_READ = 64;
-/** Records that are read at once where most of those before were not what is sought; four times as many each time. */
+/** Records read at once if most of the previous ones did not match; four times as many each time. */
 const FIRST_RECORDS = 100;
 
-/** The last seq that is in a block with a summary; 0 where there is none. */
+/** The last seq in a block with a summary; 0 if there is none. */
 export async function summarizedTo(client: pg.PoolClient, tenantId: string): Promise<number> {
   const { rows } = await client.query<{ block: number }>(
     'select block from forensic_block where tenant_id = $1 order by block desc limit 1',
@@ -34,8 +34,8 @@ export async function summarizedTo(client: pg.PoolClient, tenantId: string): Pro
 }
 
 /**
- * The records of a range with summaries that have all of the values sought, up to `most` or some more. `read` resolves with those
- * of the records that really match: hashes may collide, and there may be conditions that summaries know nothing of.
+ * The records of a range with summaries that have all of the values sought, up to `most` or a few more. `read` resolves
+ * with the records that really match: hashes may collide, and summaries may not cover all conditions.
  */
 export async function findInBlocks(
   client: pg.PoolClient,
@@ -73,7 +73,7 @@ export async function findInBlocks(
     const isWhole = end === undefined || low > high;
     const goesOn = !isWhole && summaries < MOST_READ;
     size = Math.min(4 * size, LARGEST_READ);
-    // where the first were not enough, the database reads the next ones while these are looked at
+    // if the first ones were not enough, the database reads the next ones while these are examined
     const ahead = goesOn && summaries > FIRST_READ ? readSummaries(size) : undefined;
     const candidates = rows.flatMap((row) => {
       const seqs = matching(row.block, row, sought).filter((seq) => seq >= first && seq <= last);

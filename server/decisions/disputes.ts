@@ -6,9 +6,9 @@ import { Lookups } from '../lib/lookups.ts';
 import { ruleReference } from '../policy/evaluation/hold-terms.ts';
 
 /**
- * The alarm where Cedar and the compiled conditions of a statement found different things. One of the two is wrong, so the
- * action was denied, and only Cedar is asked about the statement from then on: the audit log says which, by the hash of
- * its text, and every process is told.
+ * The alarm raised when Cedar and a statement's compiled conditions disagree. One of the two is wrong, so the action was
+ * denied, and from then on only Cedar evaluates the statement: the audit log names it by the hash of its text, and every
+ * process is notified.
  */
 export class Disputes {
   readonly #db: Database;
@@ -30,7 +30,7 @@ export class Disputes {
     });
   }
 
-  /** The hashes of the tenant's statements that are left to Cedar. They only become more. */
+  /** The hashes of the tenant's statements that are left to Cedar. Hashes are only ever added. */
   known(tenantId: string): Promise<ReadonlySet<string>> {
     return this.#known.get(tenantId, async () => {
       const rows = await this.#db.query<{ hash: string }>(

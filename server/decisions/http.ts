@@ -10,10 +10,10 @@ import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { EVENT_FILTERS, type EventSummary } from './event-schemas.ts';
 import { type EventFilters, MAX_PAGE, searchEvents } from './search.ts';
 
-/** What one file holds: it is put together before it is sent, so that it says at its top whether it is complete. */
+/** What one file holds at most: it is assembled before it is sent, so that its top can state whether it is complete. */
 const MOST_ROWS = 10_000;
 const MOST_BYTES = 16 * 1024 * 1024;
-/** Pages of the list that are asked for: a search for something rare fills few of them. */
+/** Pages of the list to request: a search for something rare fills few of them. */
 const MOST_PAGES = 50;
 
 const COLUMNS = [
@@ -52,7 +52,7 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
     },
     problems: ['TOO_BROAD', 'RATE_LIMITED'],
     async handler(call) {
-      // a link on a page of others must not use up what somebody may export, nor write into the audit log in their name
+      // a link on someone else's page must not use up a user's export allowance, nor write to the audit log in their name
       if (call.request.headers['sec-fetch-site'] === 'cross-site') {
         throw new AppError('FORBIDDEN', 'the file is only for the pages of this server');
       }
@@ -65,7 +65,7 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
       if (gone.aborted) return call.reply;
       const isWhole = found.rest === undefined;
       const count = found.lines.length.toLocaleString('en');
-      // INVARIANT: nothing of the file is sent before it is in the audit log that it was asked for
+      // INVARIANT: no part of the file is sent before the request for it is in the audit log
       await db.transaction(tenantId, (em) =>
         audit(em, tenantId, {
           actor: actorOf(principal, call.context.ip),
@@ -89,7 +89,7 @@ export function decisionExportRoute({ db, audit }: { db: Database; audit: WriteA
   };
 }
 
-/** The lines of what matches; and, where that is not all, why. */
+/** The lines of the matches and, if they are not all, the reason. */
 async function collect(
   reads: Parameters<typeof searchEvents>[0],
   tenantId: string,

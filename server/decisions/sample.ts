@@ -4,8 +4,8 @@ import { Where } from '../lib/where.ts';
 import { conditions, type EventFilters, hasMore } from './search.ts';
 
 /**
- * Which records of a range are looked at to count its decisions, in bounded work however long the chain is. Up to so many
- * are counted one by one. Of more, a sample is counted that is spread evenly over the range, and the numbers are estimates.
+ * Which records of a range are read to count its decisions, in bounded work however long the chain is. Up to a limit they
+ * are counted one by one. Beyond that, a sample spread evenly over the range is counted, and the numbers are estimates.
  */
 const MOST_COUNTED = 5_000;
 const SAMPLE = 5_000;
@@ -17,13 +17,16 @@ export interface SampleBounds {
 }
 
 export interface Sample {
-  /** The records of the range, whatever the filters, and how many of them are looked at. */
+  /** The records of the range, regardless of the filters, and how many of them are read. */
   records: number;
   looked: number;
   isSample: boolean;
-  /** The number in the range for a number among those looked at. */
+  /** Scales a count among the records read to the whole range. */
   scale(count: number): number;
-  /** SQL with time and text of what is looked at, which of it matches the filters, and the parameters of both. */
+  /**
+   * SQL with the time and text of the records read, the condition for those that match the filters, and the parameters of
+   * both.
+   */
   read(): { picked: string; matching: string; values: unknown[] };
 }
 
@@ -47,7 +50,7 @@ export async function sampleOf(
       const values = [...(scanned ?? indexed).values];
       const one = `select seq, received_at, line from forensic_record where ${indexed.sql}`;
       const picked = isSample
-        ? // found by a column of their own: see firstSince
+        ? // looked up by a column of its own: see firstSince
           `select r.received_at, r.line from unnest($${values.push(spread(first, last, sample))}::bigint[]) as s(place),
              lateral (${one} and seq = s.place offset 0) r`
         : `${one} order by seq desc limit ${mostCounted}`;
@@ -56,7 +59,7 @@ export async function sampleOf(
   };
 }
 
-/** So many positions, spread evenly. */
+/** At most `most` positions, spread evenly. */
 function spread(first: number, last: number, most: number): number[] {
   const step = Math.max(1, (last - first + 1) / most);
   return Array.from({ length: Math.min(most, last - first + 1) }, (_, n) => Math.floor(first + (n + 0.5) * step));

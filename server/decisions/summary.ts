@@ -12,7 +12,7 @@ export interface DecisionCounts {
   bucket_seconds: number;
   /** Oldest first; `at` is the start of the bucket. */
   buckets: ({ at: string } & Record<Decision, number>)[];
-  /** Counts before this time are incomplete, because there were more than 50,000 decisions of a kind other than allow. */
+  /** Counts before this time are incomplete because there were more than 50,000 decisions of one kind other than allow. */
   complete_since: string | null;
   /** The end of the chain, regardless of the time range. */
   head: { seq: number; at: string } | null;
@@ -57,8 +57,8 @@ export async function countDecisions(
 }
 
 /**
- * The decisions of each kind from each of `starts` to the next, and from the last to `last`: positions in the chain, in
- * order. Before the step `complete` the numbers are incomplete.
+ * The decisions of each kind from each of `starts` to the next, and from the last to `last`; these are positions in the
+ * chain, in order. Counts before step `complete` are incomplete.
  */
 export async function countKinds(
   client: pg.PoolClient,
@@ -73,7 +73,7 @@ export async function countKinds(
   let complete = 0;
   for (const [number, decision] of [...DECISIONS, undefined].entries()) {
     if (decision === 'allow') continue;
-    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    // a literal, so that the planner can match the partial index over decision > 0
     const { rows } = await client.query<{ bucket: number; count: number }>(
       `select width_bucket(seq, $2::bigint[]) as bucket, count(*)::int as count
        from (select seq from forensic_record where tenant_id = $1 and decision = ${number} and seq between $3 and $4

@@ -12,37 +12,37 @@ import type { Past, PastFacts, Recorded, RecordTest } from '../policy/simulation
 
 export interface Range {
   tenantId: string;
-  /** The records after `from`, up to `to`. */
+  /** The records after `from`, up to and including `to`. */
   from: number;
   to: number;
-  /** One decision in so many is looked at, chosen by the hash of its number; 1 for all. */
+  /** One in this many decisions is examined, chosen by the hash of its number; 1 for all. */
   oneIn: number;
-  /** Of so many readers that share the range this is the one with this number, from 0. */
+  /** The number of this reader, from 0, among the readers that share the range. */
   share: { of: number; number: number };
 }
 
 export interface Reading {
-  /** By which records are left out unread; null when each must be read. */
+  /** Selects the records to read; null if all must be read. */
   tests: readonly RecordTest[] | null;
   onPast(past: Past): void;
-  /** Decisions that were left out unread. */
+  /** Decisions that were skipped unread. */
   onLeftOut(decision: Decision, count: number): void;
-  /** After each chunk: how many decisions and how many records were there. */
+  /** After each chunk: how many decisions and how many records it had. */
   onProgress(decisions: number, records: number): void;
   rests?: Rests | undefined;
 }
 
 const CHUNK = 25_000;
 
-/** As the role of requests, which sees one tenant alone, in one snapshot that nothing changes. */
+/** In the role used for requests, which sees only one tenant, in one snapshot that nothing changes. */
 export const beginReading = (tenantId: string): string => `begin isolation level repeatable read read only;
   set local role svc_app; ${setTenant(tenantId)};
   set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
   set local enable_hashjoin = off; set local enable_mergejoin = off; set local max_parallel_workers_per_gather = 0`;
 
 /**
- * Reads the decisions of a range, or of its share of it, in their order, within the transaction of `beginReading`. Records that the tests leave
- * out are counted and not sent, and their inputs not even looked for.
+ * Reads the decisions of a range, or of its share of it, in order, within the transaction of `beginReading`. Records that
+ * the tests exclude are counted but not sent, and their inputs are not even looked up.
  */
 export async function readDecisions(client: pg.Client, range: Range, reading: Reading): Promise<void> {
   const { of, number } = range.share;
@@ -83,7 +83,7 @@ function selection({ tenantId, from, to, oneIn }: Range, tests: readonly RecordT
 }
 
 /**
- * Tests the text of a record before anything is parsed. The text is canonical JSON, so that a member with this value is
+ * Tests the text of a record before anything is parsed. The text is canonical JSON, so a member with this value is
  * written in exactly this way; the same text within another value would be escaped.
  */
 function condition({ agents, tools }: RecordTest): string {
@@ -102,7 +102,7 @@ interface Row {
   event_id: string;
   line: string;
   input: string | null;
-  /** Where there is no input. */
+  /** Set if there is no input. */
   projection: string | null;
 }
 

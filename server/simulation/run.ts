@@ -6,48 +6,48 @@ import type { Outcome } from '../policy/simulation/outcome.ts';
 import { outcomeOf, type Part } from '../policy/simulation/parts.ts';
 import type { SimulationJob, SimulationMessage } from './simulation-worker.ts';
 
-/** The simulation cannot succeed, however often it is tried. The message is for people. */
+/** The simulation cannot succeed, no matter how often it is retried. The message is for people. */
 export class SimulationFailed extends Error {
   override readonly name = 'SimulationFailed';
 }
 
 export interface RunLimits {
-  /** Processor time of the threads. */
+  /** CPU time of the threads. */
   processorMs: number;
-  /** In all, also where they get little of the processor. */
+  /** Total elapsed time, even if the threads get little CPU. */
   wallMs: number;
-  /** Of the heaps of all threads. */
+  /** The heaps of all threads combined. */
   heapMb: number;
 }
 export const RUN_LIMITS: RunLimits = { processorMs: 180_000, wallMs: 1_800_000, heapMb: 224 };
 
 const LOOK_MS = 250;
 
-/** Ranges of fewer records are not worth a second thread. */
+/** Ranges with fewer records are not worth a second thread. */
 const MANY_RECORDS = 50_000;
 const MOST_THREADS = 2;
 
 interface Simulated {
   outcome: Outcome;
   decisions: number;
-  /** The heaps of the threads. */
+  /** Size of the threads' heaps. */
   peakBytes: number;
 }
 
 /**
- * Runs a simulation in threads of its own, with engines and connections of their own: what a draft does to them harms
- * nothing else. A long range is shared between two, unless decisions are counted in the order of time.
+ * Runs a simulation in its own threads, with their own engines and connections: whatever a draft does to them harms
+ * nothing else. A long range is shared between two threads, unless decisions are counted in chronological order.
  *
- * Rejects with SimulationFailed when it takes too long or kills a thread, with the signal's reason when it aborts, and
- * else with the fault of the database.
+ * Rejects with SimulationFailed if it takes too long or kills a thread, with the signal's reason if it is aborted, and
+ * otherwise with the database's error.
  */
 export async function runSimulation(
   job: Omit<SimulationJob, 'busy'>,
   options: {
     signal: AbortSignal;
-    /** With the number of records of the range that were looked at. */
+    /** Receives the number of records examined so far. */
     onProgress: (records: number) => void;
-    /** Whether this process writes decisions now. */
+    /** Whether this process is writing decisions now. */
     busy: () => boolean;
     limits?: RunLimits;
   },
@@ -61,7 +61,10 @@ export async function runSimulation(
   let shares = 1;
   let decisions = 0;
   let records = 0;
-  /** With less heap it collects garbage sooner: only calls that are counted, and kept until the end, need all of it. */
+  /**
+   * A thread with less heap collects garbage sooner: only a simulation that counts calls, and keeps them until the end,
+   * needs all of it.
+   */
   const start = (number: number, heapMb: number) => {
     const worker = new Worker(new URL('./simulation-worker.ts', import.meta.url), {
       workerData: { ...job, busy: shared.flag } satisfies SimulationJob,
@@ -109,7 +112,7 @@ export async function runSimulation(
   signal.addEventListener('abort', abort, { once: true });
   start(0, limits.heapMb / MOST_THREADS);
   let answered = began;
-  /** Processor time of each thread, in milliseconds. */
+  /** CPU time of each thread, in milliseconds. */
   const used: number[] = [];
   const look = async () => {
     const asked = threads.map(async (worker, n) => {

@@ -12,19 +12,19 @@ import type { Part } from '../policy/simulation/parts.ts';
 import { Simulator } from '../policy/simulation/simulator.ts';
 import { beginReading, type Range, readDecisions } from './past-decisions.ts';
 
-/** What one thread is to find out: of the share that it gets by a message once it has said whether it counts. */
+/** The task of one thread. The thread first reports whether it counts, then receives its share in a message. */
 export interface SimulationJob extends Omit<Range, 'share'>, Surroundings {
   sessionUrl: string;
   policyId: string;
-  /** The draft, in place of the live version of its policy. */
+  /** The draft that replaces the live version of its policy. */
   text: string;
-  /** Set while this process writes decisions, which go first: see shareBusy. */
+  /** Set while this process writes decisions, which have priority: see shareBusy. */
   busy: Int32Array;
 }
 
 export type SimulationMessage =
   | { decisions: number; records: number }
-  /** Decisions are counted in the order of time: this thread needs all of them. */
+  /** If decisions are counted in chronological order, this thread needs all of them. */
   | { counts: boolean }
   | { part: Part; peakBytes: number };
 
@@ -41,7 +41,7 @@ async function simulate(): Promise<SimulationMessage> {
   const simulator = new Simulator(before, contentOf([...others, { policyId, version: 0, text }]), contentHash(before));
   port!.postMessage({ counts: simulator.counts } satisfies SimulationMessage);
   const [share] = (await once(port!, 'message')) as [Range['share']];
-  // as requests do: row-level security is the second wall here too
+  // as requests do: row-level security is the second line of defense here too
   const client = new PrimaryClient({
     connectionString: job.sessionUrl,
     types: COLUMN_TYPES,

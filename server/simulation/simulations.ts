@@ -24,26 +24,26 @@ import type { PolicyTexts } from '../policy/texts.ts';
 import { RUN_LIMITS, type RunLimits, runSimulation, SimulationFailed } from './run.ts';
 
 const DAY_MS = 24 * 3600_000;
-/** The longest window, and the one where none is given. */
+/** The longest window, and the default. */
 export const WINDOW_DAYS = { most: 90, usual: 30 } as const;
-/** A simulation of at least the last so many days counts where the tenant requires one; it must not be older than a day. */
+/** If the tenant requires a simulation, it must cover at least this much time and be no older than a day. */
 const REQUIRED = { windowMs: 7 * DAY_MS, ageMs: DAY_MS } as const;
-/** Decisions that are all looked at; of more, one in so many that about as many remain. */
+/** Up to this many decisions are all examined; beyond that, one in N, so that about this many remain. */
 const MOST_EXACT = 1_000_000;
-/** Simulations that people and pipelines start in an hour, and that wait, for each tenant. */
+/** Simulations that users and pipelines may start per hour, and that may wait, per tenant. */
 const MOST_PER_HOUR = 10;
 const MOST_OPEN = 20;
-/** A process that is silent for so long has stopped: another one takes its simulation, so many times. */
+/** A process that is silent for this long has died: another one takes over its simulation, up to this many attempts. */
 const LEASE_MS = 15_000;
 const BEAT_MS = 1_000;
 const MOST_ATTEMPTS = 3;
 const POLL_MS = 2_000;
 const KEEP_DAYS = 90;
 
-/** What a finished simulation found, as it is stored and hashed. */
+/** The findings of a finished simulation, as stored and hashed. */
 export interface SimulationResult extends Outcome {
   decisions: number;
-  /** Only one decision in so many was looked at; null where it was all of them. */
+  /** Only one in this many decisions was examined; null if all were. */
   one_in: number | null;
 }
 
@@ -53,10 +53,10 @@ export interface SimulationView {
   version: number | null;
   status: PolicySimulationRow['status'];
   automatic: boolean;
-  /** The hash of the simulated text, and of the live policies that it was compared with. */
+  /** The hash of the simulated text, and of the live policies it was compared with. */
   draft_hash: string;
   live_hash: string | null;
-  /** The live policies are still those it was compared with. */
+  /** The live policies are still the ones it was compared with. */
   current: boolean;
   window: { from: string; to: string };
   progress: { checked: number; total: number | null };
@@ -69,9 +69,9 @@ export interface SimulationView {
 }
 
 /**
- * Simulations of drafts on the tenant's past decisions. Each is a row that waits until a worker runs it in a thread of its
- * own, one at a time for each tenant and process. A process that dies loses nothing: its simulation is taken by another,
- * or by itself when it is back, and fails for good after three attempts.
+ * Simulations of drafts on the tenant's past decisions. Each is a row that waits until a worker runs it in its own
+ * thread, one at a time per tenant and process. Nothing is lost if a process dies: its simulation is taken over by
+ * another process, or by the same one once it is back, and fails for good after three attempts.
  */
 export class Simulations implements SimulationGate {
   readonly #db: Database;
@@ -88,7 +88,7 @@ export class Simulations implements SimulationGate {
 
   constructor(parts: {
     db: Database;
-    /** The thread of a simulation has a connection of its own. */
+    /** Each simulation thread has its own connection. */
     sessionUrl: string;
     clock: Clock;
     audit: WriteAudit;
@@ -96,7 +96,7 @@ export class Simulations implements SimulationGate {
     queries: PolicyQueries;
     texts: PolicyTexts;
     rules: (tenantId: string) => Promise<Rules>;
-    /** Whether this process writes decisions now, which go first. */
+    /** Whether this process is writing decisions now; they have priority. */
     busy: () => boolean;
     limits?: RunLimits;
   }) {
@@ -113,8 +113,9 @@ export class Simulations implements SimulationGate {
   }
 
   /**
-   * Has a text simulated: the given one, or that of a version, by default the newest. It is stored when this resolves, and
-   * runs in the background. One that waits or runs already for the same text and window is answered again.
+   * Requests a simulation of a text: the given one, or that of a version, by default the newest. It is stored when this
+   * resolves, and runs in the background. If one for the same text and window is already waiting or running, that one is
+   * returned.
    *
    * NOT_FOUND, POLICY_INVALID; RATE_LIMITED after ten in an hour.
    */
@@ -170,7 +171,7 @@ export class Simulations implements SimulationGate {
     });
   }
 
-  /** The simulation of this id, or the newest of the policy. NOT_FOUND when there is none. */
+  /** The simulation with this id, or the policy's newest. NOT_FOUND if there is none. */
   async get(tenantId: string, policyId: string, id: string | undefined): Promise<SimulationView> {
     await this.#queries.find(tenantId, policyId);
     const em = this.#db.reader(tenantId);
@@ -180,7 +181,7 @@ export class Simulations implements SimulationGate {
     return this.#view(em, row, await this.#rules(tenantId));
   }
 
-  /** The simulations of a policy without what they found, the newest first; of the text of one version where it is given. */
+  /** A policy's simulations without their results, newest first; if a version is given, only those of its text. */
   async list(
     tenantId: string,
     policyId: string,
@@ -200,7 +201,7 @@ export class Simulations implements SimulationGate {
     return { simulations: rows.map((row) => viewOf(row, live)), total };
   }
 
-  /** It never gets a result when this resolves. INVALID_STATUS when it has ended. */
+  /** Once this resolves, the simulation will never have a result. INVALID_STATUS if it has ended. */
   async cancel(tenantId: string, policyId: string, id: string, by: Doer): Promise<SimulationView> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       await lockSimulations(em, tenantId);
@@ -226,7 +227,7 @@ export class Simulations implements SimulationGate {
   async find(em: EntityManager, version: Simulated, rules: Rules, simulationId?: string): Promise<Finding> {
     const { tenantId, policyId, text } = version;
     const required = rules.simulation_required;
-    // INVARIANT: the live policies stay those that the simulation was compared with until the version is enforced
+    // INVARIANT: the live policies remain the ones the simulation was compared with until the version is enforced
     if (required) await holdLiveSet(em, tenantId);
     const liveHash = await liveHashOf(em, tenantId, rules);
     const done = await em.find(
@@ -267,7 +268,7 @@ export class Simulations implements SimulationGate {
       $or: [{ status: { $in: ['queued', 'running'] } }, { policyId, draftHash: sha256Tag(text), status: 'done' }],
     });
     const open = known.filter(({ status }) => status !== 'done');
-    // the review is of this version now: what was started for earlier ones has no reader
+    // the review is now of this version: no one will read simulations started for earlier ones
     const replaced = open.filter(
       (one) => one.policyId === policyId && one.automatic && one.draftHash !== sha256Tag(text),
     );
@@ -287,7 +288,7 @@ export class Simulations implements SimulationGate {
     return { name: 'simulations', everySeconds: 1, undivided: true, run: (signal) => this.#run(signal) };
   }
 
-  /** Deletes what ended long ago; what an approver relied on is in the audit log. */
+  /** Deletes simulations that ended long ago; what an approver relied on is in the audit log. */
   async forget(signal?: AbortSignal): Promise<void> {
     const before = new Date(this.#clock.now() - KEEP_DAYS * DAY_MS);
     const ended = `status in ('done', 'failed', 'cancelled') and created_at < $1`;
@@ -317,7 +318,7 @@ export class Simulations implements SimulationGate {
     }
   }
 
-  /** The next simulation, now this process's until its lease ends: of the tenant that has waited longest. */
+  /** Claims the next simulation for this process until its lease ends: from the tenant that has waited longest. */
   async #claim(): Promise<Claimed | undefined> {
     const now = this.#clock.now();
     const due = `(c.status = 'queued' or (c.status = 'running' and c.lease_until < $1))`;
@@ -341,7 +342,7 @@ export class Simulations implements SimulationGate {
       }
       return undefined;
     } catch (error) {
-      // another process took one of the same tenant's at the same time
+      // another process claimed one for the same tenant at the same time
       if ((error as { code?: string }).code === '23505') return undefined;
       throw error;
     }
@@ -382,7 +383,7 @@ export class Simulations implements SimulationGate {
     } catch (err) {
       if (taken.signal.aborted) return;
       if (stopping.aborted) return await this.#giveBack(row);
-      // another attempt follows when its lease has ended
+      // another attempt follows once its lease has ended
       if (isDatabaseFault(err) || err instanceof ReadRefused) throw err;
       this.#log.warn({ err, tenantId, id }, 'a simulation failed');
       const known = err instanceof SimulationFailed || err instanceof AppError;
@@ -422,13 +423,13 @@ export class Simulations implements SimulationGate {
     return { liveHash, result: { decisions, one_in: oneIn === 1 ? null : oneIn, ...outcome } };
   }
 
-  /** Stores the end of a simulation, unless it was cancelled or another process has taken it. */
+  /** Stores the outcome of a simulation, unless it was cancelled or another process has taken it over. */
   async #finish(
     row: Claimed,
     end: { status: 'done'; liveHash: string; result: SimulationResult } | { status: 'failed'; failure: string },
   ): Promise<void> {
     const done = end.status === 'done' ? end : undefined;
-    // what is hashed is what is read back
+    // hash exactly what will be read back
     const result = done && JSON.stringify(done.result);
     await this.#db.transaction(row.tenant_id, async (em, notify) => {
       await em.execute(
@@ -446,7 +447,7 @@ export class Simulations implements SimulationGate {
     });
   }
 
-  /** The process stops: another one may begin at once. */
+  /** The process is shutting down: another one may start at once. */
   async #giveBack({ tenant_id, id, attempt }: Claimed): Promise<void> {
     await this.#db.nearOf(tenant_id).query(
       `update policy_simulation set status = 'queued', attempt = attempt - 1, lease_until = null
@@ -495,7 +496,7 @@ export class Simulations implements SimulationGate {
 
   #window(input: { from?: string | undefined; to?: string | undefined }): { from: Date; to: Date } {
     const now = this.#clock.now();
-    // a window that lies ahead has no decisions, and would be one that somebody looked at
+    // a window in the future has no decisions, yet would count as an examined one
     const to = new Date(Math.min(now, input.to === undefined ? now : Date.parse(input.to)));
     const from = new Date(input.from ?? +to - WINDOW_DAYS.usual * DAY_MS);
     if (from >= to) throw invalid('/from', 'must be before the end of the window');
@@ -568,8 +569,9 @@ async function lockSimulations(em: EntityManager, tenantId: string): Promise<voi
 }
 
 /**
- * What drafts are compared with: the live versions, the lists, and the groups of actions. Not what is known of tools and
- * agents, which agents can change by calling: nobody but people should make a simulation outdated.
+ * What drafts are compared with: the live versions, the lists, and the action groups. Tools and agents are not included
+ * because agents can change what is known about them just by calling: only people should be able to make a simulation
+ * outdated.
  */
 async function liveHashOf(em: EntityManager, tenantId: string, { action_types }: Rules): Promise<string> {
   const live = await em.execute(
@@ -592,7 +594,7 @@ interface Found {
   result_hash: string;
 }
 
-/** Undefined where the result is not the one that was stored: what was changed in the database counts for nothing. */
+/** Undefined if the result is not the one that was stored: a result that was changed in the database does not count. */
 async function resultOf(em: EntityManager, tenantId: string, id: string): Promise<Found | undefined> {
   const [row] = await em.execute<Found[]>(
     'select id, result, result_hash from policy_simulation where tenant_id = ? and id = ?',
@@ -601,7 +603,7 @@ async function resultOf(em: EntityManager, tenantId: string, id: string): Promis
   return row && sha256Tag(canonicalJson(row.result)) === row.result_hash ? row : undefined;
 }
 
-/** For the audit record: which simulation, its hash, and its counts. Nothing that an agent wrote is in them. */
+/** For the audit record: which simulation, its hash, and its counts. It contains nothing that an agent wrote. */
 function wordsOf({ id, result, result_hash }: Found, current: boolean): string {
   const { decisions, unknown, matrix, one_in, groups } = result;
   const changes = Object.entries(matrix).flatMap(([was, row]) =>

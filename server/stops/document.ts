@@ -5,19 +5,22 @@ import { sha256Tag } from '../lib/crypto.ts';
 
 /**
  * The document of a tenant's stops, version 1: a compact JWS (RFC 7515) over canonical JSON, which proxies poll and keep.
- * It is small and of its own, so that a stop waits for no policy, no bundle and no scope.
+ * It is small and separate, so that a stop waits for no policy, bundle or scope.
  */
 export const STOPS_TYPE = 'svc-stops+jws';
 const FORMAT = 'svc-stops/1';
-/** More than the longest targets and reasons of as many stops as can be in force. */
+/** More than the longest targets and reasons of the maximum number of stops in force. */
 const MOST_BYTES = 4 * 1024 * 1024;
 
 export interface StopsDocument {
   format: typeof FORMAT;
   tenant: string;
-  /** Increases with every change. A consumer refuses one lower than it has seen. */
+  /** Increases with every change. A consumer rejects one lower than it has seen. */
   seq: number;
-  /** After so many seconds without an answer of the control plane a proxy denies what is not only read; 0: never. */
+  /**
+   * After this many seconds without a response from the control plane, a proxy denies anything that is not read-only; 0:
+   * never.
+   */
   grace_seconds: number;
   /** In ascending order of their ids. */
   stops: readonly Stop[];
@@ -57,12 +60,12 @@ export function stopsDocument(
   return document;
 }
 
-/** Identifies what a document says, whichever key signed it: the ETag. */
+/** Identifies a document's content, whichever key signed it: the ETag. */
 export function stopsHash(document: StopsDocument): string {
   return sha256Tag(canonicalJson(document));
 }
 
-/** The key that a document says it was signed with; undefined for what is no such document. For looking the key up only. */
+/** The key that a document claims to be signed with; undefined if it is not such a document. Only for looking up the key. */
 export function signerOf(text: string): string | undefined {
   try {
     return headerOf(text.split('.')[0] ?? '').kid;
@@ -116,7 +119,7 @@ function canonical(bytes: Buffer): unknown {
     const value: unknown = JSON.parse(text);
     if (canonicalJson(value) === text) return value;
   } catch {
-    // as for another form
+    // handled like non-canonical text
   }
   throw new StopsError('format', 'it is not canonical JSON');
 }
@@ -147,7 +150,7 @@ function isStop(value: unknown): value is Stop {
   );
 }
 
-/** An object with these members and no others. `keys` are in ascending order, or the same in any. */
+/** An object with exactly these members, in any order. */
 function isObject(value: unknown, keys: readonly string[]): value is Record<string, unknown> {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return false;
   const own = Object.keys(value);

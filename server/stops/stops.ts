@@ -19,22 +19,25 @@ import { Waiters } from '../lib/waiters.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { STOPS_TYPE, type StopsDocument, stopsDocument, stopsHash } from './document.ts';
 
-/** More than anybody stops one by one; past it, stop a role or the tenant. */
+/** More than anyone stops one by one; beyond that, stop a role or the tenant. */
 const MOST_IN_FORCE = 500;
-/** Of each mode, of roles and of the tenant. They do not count among the others, so that those never stand in their way. */
+/**
+ * Per mode, for roles and for the tenant. They are counted separately from the others, so that those never stand in their
+ * way.
+ */
 const MOST_WIDE = 50;
-/** How far a proxy's number may be ahead of the database's and still be believed, as for bundles. */
+/** How far a proxy's number may be ahead of the database's and still be accepted, as for bundles. */
 const MOST_AHEAD = 1_000_000;
-/** Acknowledgements are collected for so long, and stored together. */
+/** Acknowledgements are collected for this long and stored together. */
 const GATHER_MS = 20;
-/** After so long, by the clock of the database, the reach of a stop is recorded, no matter who is still missing. */
+/** After this long, by the database's clock, the reach of a stop is recorded, whichever proxies are still missing. */
 const REACH_SECONDS = 10;
-/** How often a tenant's numbers may be raised to those of a proxy. */
+/** How often a tenant's numbers may be raised to a proxy's. */
 const RAISE_MS = 15_000;
 const CURSOR = 'stops-1';
 const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
 
-/** What is read of a tenant's settings. */
+/** What is read from a tenant's settings. */
 interface Rules {
   approval_required: boolean;
   stop_grace_seconds: number;
@@ -42,7 +45,7 @@ interface Rules {
   silent_seconds: number;
 }
 
-/** The stops in force, and the signed document that says so. */
+/** The stops in force, and the signed document that lists them. */
 export interface Standing {
   set: StopSet;
   seq: number;
@@ -57,7 +60,7 @@ export interface StopRequest {
   mode: StopMode;
   reason: string;
   until?: string | undefined;
-  /** Cuts what is under way as well; only with `deny`. */
+  /** Also aborts what is under way; only with `deny`. */
   abort?: boolean | undefined;
 }
 
@@ -83,7 +86,7 @@ export interface Reach {
   applied: number;
   pending: { proxy_id: string; last_seen_at: string }[];
   unreachable: { proxy_id: string; last_seen_at: string }[];
-  /** From the stop to the answer of the proxy; null where none has answered. */
+  /** From the stop to the proxy's acknowledgement; null if none has acknowledged it. */
   applied_ms_p50: number | null;
   applied_ms_max: number | null;
 }
@@ -97,8 +100,8 @@ interface Heard {
 }
 
 /**
- * Stops: what no policy, no bundle and no review can delay. Each change is one transaction with its audit record and its
- * event; when it resolves, every process of the server has heard of it, and the proxies are being told.
+ * Stops: what no policy, bundle or review can delay. Each change is one transaction with its audit record and its event;
+ * when it resolves, every process of the server has been notified, and the proxies are being notified.
  */
 export class Stops {
   readonly #db: Database;
@@ -123,7 +126,7 @@ export class Stops {
     rules: (tenantId: string) => Promise<Rules>;
     /** The tenant's rules, locked until the transaction ends. */
     rulesWithin: (em: EntityManager, tenantId: string) => Promise<Pick<Rules, 'approval_required'>>;
-    /** Makes these proxies known to the fleet, as far as they are not. */
+    /** Registers those of these proxies that the fleet does not know yet. */
     introduce: (em: EntityManager, tenantId: string, proxies: readonly Heard[]) => Promise<void>;
     log: Log;
   }) {
@@ -144,12 +147,12 @@ export class Stops {
       now: () => this.#clock.now(),
       mostMs: 60_000,
     });
-    // registered after the cache, so that those who wake find it already invalidated
+    // registered after the cache, so that waiters that wake find it already invalidated
     for (const topic of topics) parts.db.notices.on(topic, ({ tenantId }) => this.#documents.wake(tenantId));
     parts.db.notices.on('stops_applied', ({ tenantId }) => this.#acknowledged.wake(tenantId));
   }
 
-  /** The stops in force now. Remembered while notices arrive, and read from the database otherwise. */
+  /** The stops in force now. Cached while notices arrive, and read from the database otherwise. */
   standing(tenantId: string): Promise<Standing> {
     return this.#standing.get(tenantId, async () => {
       const [{ stop_grace_seconds }, rows] = await Promise.all([
@@ -169,13 +172,13 @@ export class Stops {
     });
   }
 
-  /** Which stop reaches a request, as `standing` says. */
+  /** Which stop applies to a request, according to `standing`. */
   async lookup(tenantId: string): Promise<StopLookup> {
     const { set } = await this.standing(tenantId);
     return (request) => set.of(request, undefined, this.#clock.now());
   }
 
-  /** The same, by the stops as they are within the caller's transaction. */
+  /** The same, by the stops as seen within the caller's transaction. */
   async lookupWithin(em: EntityManager, tenantId: string): Promise<StopLookup> {
     const rows = await em.execute<StoredStop[]>(
       `select ${STORED} from stop s where s.tenant_id = ? and s.ended_at is null`,
@@ -185,7 +188,7 @@ export class Stops {
     return (request) => set.of(request, undefined, this.#clock.now());
   }
 
-  /** Resolves as soon as the document differs from `hash`, or to the same one after `seconds` or when `signal` aborts. */
+  /** Resolves as soon as the document differs from `hash`, or to the unchanged one after `seconds` or when `signal` aborts. */
   waitForChange(tenantId: string, hash: string, seconds: number, signal: AbortSignal): Promise<Standing> {
     return this.#documents.until(
       tenantId,
@@ -196,16 +199,16 @@ export class Stops {
     );
   }
 
-  /** Ends all waiting because the process is stopping. */
+  /** Ends all waiting because the process is shutting down. */
   endWaiting(): void {
     this.#documents.stop();
     this.#acknowledged.stop();
   }
 
   /**
-   * Stops a target. When it resolves, this server denies (or holds) what it reaches, in every process, and proxies that
-   * poll have been answered. The same stop again, for no longer than one in force, is that one. CONFLICT beyond 500, and
-   * beyond 50 of the tenant or of roles.
+   * Stops a target. When it resolves, this server denies (or holds) what the stop covers, in every process, and proxies
+   * that poll have been answered. A repeated stop that lasts no longer than one in force returns that one. CONFLICT beyond
+   * 500, and beyond 50 for the tenant or for roles.
    */
   async create(tenantId: string, request: StopRequest, by: Doer, person: string): Promise<StopView> {
     const { kind, mode, reason, abort = false } = request;
@@ -235,7 +238,7 @@ export class Stops {
       if (alike.length >= most) {
         throw new AppError('CONFLICT', `${most} such stops are in force: lift some, or stop the tenant`);
       }
-      // by the clock that acknowledgements are timed with
+      // by the clock that times acknowledgements
       const [found] = await em.execute<{ at: Date | string; proxies: boolean }[]>(
         'select clock_timestamp() as at, exists (select from proxy_instance where tenant_id = ?) as proxies',
         [tenantId],
@@ -270,12 +273,12 @@ export class Stops {
   }
 
   /**
-   * Lifts a stop. SELF_APPROVAL where the tenant requires approval and the same person stopped, which is audited;
-   * INVALID_STATUS for one that has ended.
+   * Lifts a stop. SELF_APPROVAL, which is audited, if the tenant requires approval and the same person created the stop;
+   * INVALID_STATUS if it has ended.
    */
   async lift(tenantId: string, id: string, reason: string, by: Doer, person: string): Promise<StopView> {
     const lifted = await this.#db.transaction(tenantId, async (em, notify) => {
-      // first: it locks the row that the rules are read from, and two that had only read it could not both go on
+      // first, because it locks the row that the rules are read from: two callers that had only read it could not both proceed
       await nextSeq(em, tenantId);
       const { approval_required } = await this.#rulesWithin(em, tenantId);
       const stop = await find(em, id);
@@ -304,12 +307,12 @@ export class Stops {
     return viewOf(await find(this.#db.reader(tenantId), id), this.#clock.now());
   }
 
-  /** The newest first. */
+  /** Newest first. */
   async list(
     tenantId: string,
     { in_force, after, limit }: { in_force: boolean | undefined; after: string | undefined; limit: number },
   ): Promise<{ stops: StopView[]; next_cursor: string | null }> {
-    // ids are in the order of time
+    // ids are in chronological order
     const before = after === undefined ? undefined : openCursor(CURSOR, after, /^(stp_\w{1,60})$/)[0]!;
     const rows = await this.#db.reader(tenantId).find(
       StopEntity,
@@ -327,7 +330,10 @@ export class Stops {
     };
   }
 
-  /** The stops of any of these targets, or with any of these ids, that were in force at some moment of a time: the first ones. */
+  /**
+   * The stops of any of these targets, or with any of these ids, that were in force at some moment of a period: the first
+   * ones.
+   */
   async during(
     tenantId: string,
     of: { targets: readonly { kind: StopKind; target: string }[]; ids: readonly string[]; since: Date; until: Date },
@@ -346,7 +352,7 @@ export class Stops {
     return rows.map((stop) => viewOf(stop, now));
   }
 
-  /** Which proxies have applied a stop. A stop of one proxy concerns that one alone. */
+  /** Which proxies have applied a stop. A stop of one proxy concerns only that proxy. */
   async reach(
     tenantId: string,
     stop: Pick<StopView, 'seq' | 'created_at' | 'target_kind' | 'target_id'>,
@@ -377,7 +383,7 @@ export class Stops {
     };
   }
 
-  /** The reach of a stop as soon as no connected proxy is missing, and what it is then after `seconds`. */
+  /** The reach of a stop as soon as no connected proxy is missing, or as it is after `seconds`. */
   waitForReach(tenantId: string, stop: StopView, seconds: number, signal: AbortSignal): Promise<Reach> {
     return this.#acknowledged.until(
       tenantId,
@@ -389,10 +395,10 @@ export class Stops {
   }
 
   /**
-   * A proxy asks for the stops, and says which it has applied. From then on it counts in the reach of stops. Stored
-   * together with what other proxies say at the same time. Nothing is believed of a proxy that another key reports for.
-   * A number that this database never gave dates from before a restore: numbering continues after it, or the proxy would
-   * refuse every later stop.
+   * A proxy polls for the stops and reports which it has applied. From then on it counts in the reach of stops. Reports
+   * that arrive together are stored together. Reports about a proxy under a key other than its own are ignored. A number
+   * that this database never issued dates from before a restore: numbering continues after it, or the proxy would reject
+   * every later stop.
    */
   heard(tenantId: string, one: Heard): void {
     const gathered = this.#gathered.get(tenantId) ?? new Map<string, Heard>();
@@ -402,7 +408,7 @@ export class Stops {
     setTimeout(() => {
       this.#gathered.delete(tenantId);
       this.#store(tenantId, [...gathered.values()]).catch((err) =>
-        // it says so again with its next poll
+        // it reports this again with its next poll
         this.#log.warn({ err, tenantId }, 'what proxies have applied could not be stored'),
       );
     }, GATHER_MS);
@@ -442,7 +448,7 @@ export class Stops {
     });
   }
 
-  /** Each raise answers every poll of the tenant, and a hostile proxy could report a new number with each of its own. */
+  /** Each raise answers every poll of the tenant, and a hostile proxy could report a new number with each of its polls. */
   #mayRaise(tenantId: string): boolean {
     return performance.now() - (this.#raised.get(tenantId) ?? Number.NEGATIVE_INFINITY) > RAISE_MS;
   }
@@ -460,7 +466,7 @@ export class Stops {
            where ended_at is null and (until <= $1 or reach is null) order by random() limit 1000`,
           [new Date(this.#clock.now())],
         );
-        // a tenant whose audit chain is closed keeps no other from its turn, however many stops it has
+        // a tenant whose audit chain is closed does not hold up the others, however many stops it has
         await each(rows, signal, ({ tenant_id, id, ended, due }) =>
           ended ? this.#expire(tenant_id, id) : this.#recordReach(tenant_id, id, due),
         );
@@ -568,7 +574,7 @@ function stopOf({ id, kind, target, mode, reason, until, abort }: StoredStop): S
   };
 }
 
-/** The number of the next document. One change of a tenant's stops at a time: the row is locked until the commit. */
+/** The number of the next document. Only one change of a tenant's stops at a time: the row is locked until the commit. */
 async function nextSeq(em: EntityManager, tenantId: string): Promise<number> {
   const rows = await em.execute<{ stops_seq: number | string }[]>(
     'update tenant set stops_seq = stops_seq + 1 where tenant_id = ? returning stops_seq',

@@ -17,30 +17,33 @@ import type { Clock } from '../lib/clock.ts';
 import { visible } from '../lib/visible.ts';
 import { approvedPins, changeTo, definitionOf, MOST_DEFINITIONS, refresh, seenAs, undecided } from './standing.ts';
 
-/** Tool servers of a tenant. */
+/** How many tool servers a tenant may have. */
 const MOST_SERVERS = 200;
-/** Definitions in other words than the approved one that are accepted without a person; then somebody must look. */
+/**
+ * How many definitions that differ from the approved one only in wording are accepted without a person; after that
+ * someone must look.
+ */
 const MOST_ACCEPTED = 4;
-/** `last_seen` is this coarse, so that a report of nothing new writes nothing. */
+/** Granularity of `last_seen`, so that a report with nothing new writes nothing. */
 const SEEN_MS = 3_600_000;
-/** A definition that comes and goes makes no more bundles than this allows: the stricter one counts meanwhile. */
+/** Limits how often a definition that alternates creates new bundles: meanwhile the stricter one counts. */
 const FLAP_MS = 3_600_000;
-/** New definitions of one tool within that time of which people are told; a reviewer sees them all. */
+/** How many new definitions of one tool are announced within that time; a reviewer sees them all. */
 const MOST_TOLD = 4;
-/** Tools that an event and an audit record name. */
+/** How many tools an event and an audit record name. */
 const MOST_NAMED = 20;
 
-/** What a proxy saw a tool server list. */
+/** The tools that a proxy saw a tool server list. */
 export interface Report {
   server: string;
-  /** The list is whole: what is not in it is listed no more. */
+  /** The list is complete: a tool that is not in it is no longer listed. */
   complete: boolean;
   tools: { name: string; pin: string; definition?: Record<string, unknown> | undefined }[];
 }
 
 /**
- * Takes in what proxies see of tools. Nothing that a proxy says approves a definition, and none of it replaces the
- * approved one: a definition with another pin is kept beside it until a person decides.
+ * Takes in what proxies see of tools. Nothing that a proxy reports approves a definition or replaces the approved one: a
+ * definition with another pin is kept alongside it until a person decides.
  */
 export class Observations {
   readonly #db: Database;
@@ -54,10 +57,10 @@ export class Observations {
   }
 
   /**
-   * Stores what is new, and resolves with the pins whose definition is not known and not in the report. It is stored when
-   * this resolves, and the same report again changes nothing. VALIDATION_FAILED for a pin that is not that of its
-   * definition; CONFLICT beyond 200 servers, and beyond 2,000
-   * tools of a server where people decided about all that are not in the report.
+   * Stores what is new, and resolves with the pins whose definition is neither known nor in the report. It is stored once
+   * this resolves, and repeating the report changes nothing. VALIDATION_FAILED for a pin that does not match its
+   * definition; CONFLICT beyond 200 servers, and beyond 2,000 tools of a server if people decided about all that are not in
+   * the report.
    */
   async observe(tenantId: string, report: Report, by: Doer): Promise<{ wanted: string[] }> {
     const seen = readReport(report);
@@ -78,7 +81,7 @@ export class Observations {
       const stored = new Set(definitions.map(({ tool, pin }) => `${pin} ${tool}`));
       const isStored = ({ name, pin }: Seen) => stored.has(`${pin} ${name}`);
       const wanted = seen.filter((one) => !isStored(one) && !one.text).map(({ pin }) => pin);
-      // a tool of which nothing can be stored yet is left as it is
+      // a tool for which nothing can be stored yet is left unchanged
       const at = seen.filter((one) => isStored(one) || one.text);
       const fresh = new Set(at.filter((one) => !isStored(one)).map(({ name }) => name));
       const moved = at.filter(({ name, pin }) => {
@@ -162,7 +165,7 @@ export class Observations {
     });
   }
 
-  /** The server's row, locked: reports of one server are taken in one after the other. */
+  /** The server's row, locked: reports about one server are processed one at a time. */
   async #server(em: EntityManager, tenantId: string, id: string, now: Date) {
     const lockMode = LockMode.PESSIMISTIC_WRITE;
     const found = await em.findOne(ToolServer, { id }, { lockMode });
@@ -189,8 +192,8 @@ export class Observations {
   }
 
   /**
-   * Of tools about which nobody decided anything, those that were not seen for the longest time make room for new ones. A
-   * rejected one stays: it would come back as one that nobody has looked at.
+   * Tools about which no one has decided anything make room for new ones, those not seen for longest first. A rejected one
+   * stays: otherwise it would come back as one that no one has reviewed.
    */
   async #makeRoom(em: EntityManager, tenantId: string, server: string, more: number, keep: ReadonlySet<string>) {
     const [{ count } = { count: 0 }] = await em.execute<{ count: number }[]>(
@@ -246,7 +249,7 @@ export class Observations {
   }
 }
 
-/** A server of which nothing is known yet. CONFLICT when the tenant has too many. */
+/** A server that is not known yet. CONFLICT if the tenant has too many. */
 export async function addServer(em: EntityManager, tenantId: string, id: string, now: Date): Promise<void> {
   await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`tool servers of ${tenantId}`]);
   if ((await em.count(ToolServer, {})) >= MOST_SERVERS) {
@@ -261,7 +264,7 @@ export async function addServer(em: EntityManager, tenantId: string, id: string,
 interface Seen {
   name: string;
   pin: string;
-  /** The canonical definition, where the report has it. */
+  /** The canonical definition, if it is in the report. */
   text?: string;
 }
 
@@ -326,8 +329,8 @@ function newDefinition(
 }
 
 /**
- * Does the tool stay what it is taken for, though it is listed with an approved definition again? The first return counts
- * at once, for a server that was put right; another one within the hour does not, for a server whose definitions alternate.
+ * Whether to keep the tool's current pin although an approved definition is listed again. The first return counts at
+ * once, for a server that was fixed; another one within the hour does not, for a server whose definitions alternate.
  */
 function holdsOn(tool: ToolRow, pin: string, now: Date): boolean {
   const approved = approvedPins(tool);
@@ -338,8 +341,8 @@ function holdsOn(tool: ToolRow, pin: string, now: Date): boolean {
 }
 
 /**
- * Is it what was approved in other words? Compared with what a person approved, never with what was accepted since: many
- * small steps are one large one.
+ * Whether only the wording differs from what was approved. Compared with what a person approved, never with what was
+ * accepted since: many small steps add up to a large one.
  */
 function acceptsWording(
   tool: ToolRow,
@@ -353,7 +356,7 @@ function acceptsWording(
   return changeTo(definitionOf(now), definitionOf(approved), others).kind === 'descriptive';
 }
 
-/** Drops the oldest definitions that nobody decided on beyond the limit. */
+/** Drops the oldest undecided definitions beyond the limit. */
 function prune(em: EntityManager, tool: ToolRow, own: readonly ToolDefinitionRow[]): ToolDefinitionRow[] {
   const excess = own.length - MOST_DEFINITIONS;
   if (excess <= 0) return [...own];
@@ -366,13 +369,13 @@ function prune(em: EntityManager, tool: ToolRow, own: readonly ToolDefinitionRow
   return own.filter((one) => !dropped.has(one));
 }
 
-/** What of a tool decides: a change of it makes another bundle. */
+/** The parts of a tool that affect decisions: a change to them makes a new bundle. */
 export function bundled(tool: ToolRow): string {
   const decided = [approvedPins(tool), tool.rejectedPins, tool.labels];
   return JSON.stringify(decided.some((list) => list.length > 0) ? [...decided, seenAs(tool)] : []);
 }
 
-/** A text[] as the driver takes it. */
+/** A text[] in the form the driver accepts. */
 function textArray(texts: readonly string[]): string {
   return `{${texts.map((text) => `"${text.replace(/["\\]/g, '\\$&')}"`).join()}}`;
 }

@@ -28,7 +28,7 @@ import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { MOST_REJECTED, type Rules, settingsOf, type ToolId, toolTarget, WAITS } from './registry.ts';
 import { approvedPins, changeTo, definitionOf, seenAs } from './standing.ts';
 
-/** What lists show of a tool. */
+/** The fields of a tool that lists show. */
 export interface ToolView {
   server: string;
   name: string;
@@ -43,29 +43,29 @@ export interface ToolView {
   last_seen: string;
 }
 
-/** An agent, as far as anybody knows it. */
+/** What is known about an agent. */
 export interface AgentView {
   id: string;
-  /** Those of its keys, and of its last decision. */
+  /** From its keys and its last decision. */
   roles: string[];
   labels: string[];
   proposal: Proposal<{ labels: string[] }> | null;
   updated_at: string | null;
   updated_by: string | null;
   last_seen: string | null;
-  /** How many keys it has that work. */
+  /** How many valid keys it has. */
   keys: number;
 }
 
-/** One agent, with the people who answer for it. */
+/** One agent, with the people who are responsible for it. */
 export interface AgentDetail extends AgentView {
-  /** The owners of its keys that work. */
+  /** The owners of its valid keys. */
   owners: string[];
 }
 
 const AGENTS = 'agents';
 const MOST_SEEN = 2_000;
-/** Records that are looked through for one agent among those of its hash. */
+/** How many records that share an agent's hash are searched for the agent. */
 const MOST_SHARING = 1_000;
 
 /** A definition of a tool, and what was decided about it. */
@@ -80,9 +80,9 @@ export interface DefinitionView {
 
 export interface ToolDetail extends ToolView {
   approved: { pin: string; definition: ToolDefinition; by: string | null; at: string | null } | null;
-  /** Who answers for its server. */
+  /** Who is responsible for its server. */
   owner_id: string | null;
-  /** The one to decide on: that waits, or that was asked for. */
+  /** The one to decide on: the requested one, or else the one that waits. */
   shown: { pin: string; definition: ToolDefinition; change: ToolChange } | null;
   definitions: DefinitionView[];
   proposed_labels: string[];
@@ -100,10 +100,10 @@ export interface ServerView extends ToolServerSettings {
   counts: Record<ToolStatus, number>;
 }
 
-/** The name of the list in its cursors. */
+/** The list's name in its cursors. */
 const LIST = 'tools-1';
 
-/** Questions about tools; none of them changes one. */
+/** Read-only queries about tools. */
 export class ToolQueries {
   readonly #db: Database;
   readonly #rules: (tenantId: string) => Promise<Rules>;
@@ -113,7 +113,7 @@ export class ToolQueries {
     this.#rules = parts.rules;
   }
 
-  /** By server and name. `review` finds those that somebody must look at. */
+  /** Ordered by server and name. `review` selects tools that need a review. */
   async list(
     tenantId: string,
     filter: {
@@ -152,7 +152,7 @@ export class ToolQueries {
     };
   }
 
-  /** With the definition of `pin`, or else the one that waits, beside the approved one. */
+  /** Shows the definition of `pin`, or else the one that waits, alongside the approved one. */
   async get(tenantId: string, { server, name }: ToolId, pin?: string): Promise<ToolDetail> {
     const em = this.#db.reader(tenantId);
     const [rules, [row], tool, stored, names, of] = await Promise.all([
@@ -212,7 +212,7 @@ export class ToolQueries {
     };
   }
 
-  /** The definition with this pin, for who must show the approved one. It is what its pin says, or it is not found. */
+  /** The definition with this pin, for callers that must show the approved one. */
   async definition(tenantId: string, pin: string): Promise<{ server: string; definition: ToolDefinition }> {
     const row = await this.#db
       .reader(tenantId)
@@ -221,7 +221,7 @@ export class ToolQueries {
     return { server: row.server, definition: definitionOf(row) };
   }
 
-  /** The pin of the definition of this tool that was seen last; null where none was. */
+  /** The pin of this tool's definition seen last; null if none was seen. */
   async seen(tenantId: string, { server, name }: ToolId): Promise<string | null> {
     const [row] = await this.#db.query<{ pin: string }>(
       tenantId,
@@ -231,7 +231,7 @@ export class ToolQueries {
     return row?.pin ?? null;
   }
 
-  /** The names of all tools, and the schemas of those with these names: the approved ones, else those that were seen last. */
+  /** The names of all tools, and the schemas of those with these names: the approved ones, or else those seen last. */
   async listed(tenantId: string, names: readonly string[]) {
     const [all, rows] = await Promise.all([
       this.#db.query<{ name: string }>(tenantId, 'select distinct name from tool where tenant_id = $1 limit 5000', [
@@ -279,8 +279,8 @@ export class ToolQueries {
   }
 
   /**
-   * The agents that have labels, keys that work, or decisions, by id: all that match, the first `limit` of them after `after`.
-   * Of agents with decisions alone, the first 2,000 are found. `asker`: see readOnly.
+   * The agents that have labels, valid keys or decisions, by id: how many match in all, and the first `limit` of them after
+   * `after`. Of agents with only decisions, the first 2,000 are found. `asker`: see readOnly.
    */
   async agents(
     tenantId: string,
@@ -345,8 +345,8 @@ export class ToolQueries {
   }
 
   /**
-   * One agent; of an id that nobody knows there is nothing but the id. `changed`: what cannot be read now is left out, since
-   * a change that is answered with this is done.
+   * One agent; for an unknown id, only the id is filled in. `changed`: what cannot be read now is omitted, because the
+   * change that this answers is already done.
    */
   async agent(tenantId: string, id: string, asker?: Asker, { changed = false } = {}): Promise<AgentDetail> {
     const lastOf = this.#lastOf(tenantId, id, asker).catch((error: unknown) => {
@@ -379,7 +379,7 @@ export class ToolQueries {
     };
   }
 
-  /** The last decision of an agent. Few agents, if any, share the hash by which it is found. */
+  /** An agent's last decision. Few agents, if any, share the hash used to find it. */
   async #lastOf(
     tenantId: string,
     id: string,
@@ -402,7 +402,7 @@ export class ToolQueries {
     );
   }
 
-  /** The last decision of each agent, found by steps through an index. */
+  /** Each agent's last decision, found by stepping through an index. */
   async #seen(tenantId: string, asker: Asker | undefined): Promise<{ id: string; role: string; at: string }[]> {
     return this.#db.readOnly(
       tenantId,
@@ -428,8 +428,9 @@ export class ToolQueries {
 }
 
 /**
- * What bundles say of the tools and agents of the tenant that the entity manager is for. As with policies, a pin counts as
- * approved only where its approval is in the audit log, whose chain protects it; a rejection counts where either says so.
+ * The part of a bundle about the tools and agents of the entity manager's tenant. As with policies, a pin counts as
+ * approved only if its approval is in the audit log, which is protected by its chain; a rejection counts if either source
+ * has it.
  */
 export async function registryOf(em: EntityManager, tenantId: string, log: Log): Promise<BundleRegistry> {
   const agents = await em.find(Agent, { labels: { $ne: [] } });
@@ -474,7 +475,7 @@ interface Decided {
 
 const idOf = ({ server, name }: Pick<ToolRow, 'server' | 'name'>) => toolTarget({ server, name }).id;
 
-/** What people decided about these tools, as the audit log tells it. */
+/** What people decided about these tools, according to the audit log. */
 async function decidedPins(
   em: EntityManager,
   tenantId: string,
@@ -508,7 +509,7 @@ async function decidedPins(
   return found;
 }
 
-/** The tool, without pins that nobody approved and with those that somebody rejected, whatever its row says. */
+/** The tool, without pins that no one approved and with those that someone rejected, whatever its row says. */
 async function verified(
   em: EntityManager,
   tool: ToolRow,
@@ -530,7 +531,7 @@ async function verified(
   return { server, name, pin, labels, approvedPin, acceptedPins, rejectedPins };
 }
 
-/** Of the pins that were accepted without a person, those whose definitions are still what may be accepted so. */
+/** The pins accepted without a person whose definitions still qualify for that. */
 async function acceptedOf(em: EntityManager, { server, name, approvedPin, acceptedPins }: ToolRow): Promise<string[]> {
   if (acceptedPins.length === 0) return [];
   const rows = await em.find(ToolDefinitionEntity, { server, tool: name });
@@ -547,12 +548,12 @@ async function acceptedOf(em: EntityManager, { server, name, approvedPin, accept
   });
 }
 
-/** A server of which nobody has decided anything changes no decision. */
+/** A server about which no one has decided anything changes no decision. */
 function decides({ mode, reviewed, trust, check_arguments, tools }: RegisteredServer): boolean {
   return mode !== 'default' || reviewed || trust !== null || check_arguments || tools.length > 0;
 }
 
-/** Other tools of the server whose arguments have the same form; $1 is the tenant. */
+/** Other tools of the server whose arguments have the same shape; $1 is the tenant. */
 const TWINS = `(select coalesce(array_agg(o.name order by o.name), '{}') from (
     select o.name from tool o
     where o.tenant_id = $1 and o.server = t.server and o.shape = t.shape and o.name <> t.name

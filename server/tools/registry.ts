@@ -22,25 +22,25 @@ import { visible } from '../lib/visible.ts';
 import { addServer, bundled } from './observations.ts';
 import { refresh, undecided } from './standing.ts';
 
-/** A signed-in person who decides. */
+/** A signed-in user who decides. */
 export type By = Doer & { person: string };
 
-/** The tenant's rules of who must agree. */
+/** The tenant's rules on who must agree. */
 export interface Rules {
   approval_required: boolean;
   self_approval: boolean;
 }
 
-/** Rejected definitions of one tool that are remembered. */
+/** How many rejected definitions of one tool are remembered. */
 export const MOST_REJECTED = 10;
-/** The detail of the record of a first of two approvals. */
+/** The detail in the record of the first of two approvals. */
 export const WAITS = 'waits for a second person';
-/** Agents of a tenant that have labels. */
+/** How many agents of a tenant may have labels. */
 const MOST_AGENTS = 5_000;
 
 /**
- * What people decide about tools, their servers and agents. Where the tenant requires approval, whatever may take a
- * safeguard away takes two people who ask for the same: the first request is kept as a proposal, and the same request by
+ * What people decide about tools, their servers and agents. If the tenant requires approval, any change that may remove a
+ * safeguard takes two people who request the same thing: the first request is kept as a proposal, and the same request by
  * another person carries it out. Each decision and its audit record are one transaction.
  */
 export class Tools {
@@ -53,7 +53,7 @@ export class Tools {
     db: Database;
     clock: Clock;
     audit: WriteAudit;
-    /** The tenant's rules, which do not change until the transaction ends. */
+    /** The tenant's rules, which cannot change until the transaction ends. */
     rulesWithin: (em: EntityManager, tenantId: string) => Promise<Rules>;
   }) {
     this.#db = parts.db;
@@ -63,9 +63,9 @@ export class Tools {
   }
 
   /**
-   * Approves the definition with this pin, and no other: what was approved before is not any more. VERSION_CHANGED when it
-   * is not the one that waits, nor one that was rejected or accepted before. SELF_APPROVAL when it waits for a second
-   * person and this is the first one.
+   * Approves the definition with this pin and no other: an earlier approval no longer applies. VERSION_CHANGED if it is
+   * neither the one that waits nor one that was rejected or accepted before. SELF_APPROVAL if it waits for a second person
+   * and the caller is the first.
    */
   async approve(tenantId: string, id: ToolId, pin: string, comment: string | undefined, by: By): Promise<void> {
     await this.#changeTool(tenantId, id, by, async (em, tool, definitions, rules) => {
@@ -89,7 +89,7 @@ export class Tools {
       tool.approvedAt = now;
       tool.acceptedPins = [];
       tool.rejectedPins = tool.rejectedPins.filter((one) => one !== pin);
-      // what came before it is history; seen again, it is looked at again
+      // earlier definitions are history; if seen again, they are reviewed again
       const isPast = (one: ToolDefinitionRow) =>
         one.pin !== pin && !tool.rejectedPins.includes(one.pin) && one.firstSeen <= chosen.firstSeen;
       for (const one of definitions.filter(isPast)) em.remove(one);
@@ -112,7 +112,7 @@ export class Tools {
     });
   }
 
-  /** Rejects the definition with this pin: calls of it are denied. Of the approved one this takes the approval back. */
+  /** Rejects the definition with this pin: calls of it are denied. If it is the approved one, its approval is withdrawn. */
   async reject(tenantId: string, id: ToolId, pin: string, reason: string, by: By): Promise<void> {
     await this.#changeTool(tenantId, id, by, async (em, tool, definitions) => {
       if (tool.rejectedPins.includes(pin)) throw new AppError('INVALID_STATUS', 'this definition is already rejected');
@@ -138,7 +138,7 @@ export class Tools {
     });
   }
 
-  /** What policies read as `resource.labels`. A proposal waits as an approval does. */
+  /** What policies read as `resource.labels`. A proposal waits for a second person just as an approval does. */
   async label(tenantId: string, id: ToolId, labels: readonly string[], by: By): Promise<void> {
     await this.#changeTool(tenantId, id, by, async (_, tool, __, rules) => {
       const what = { labels: sorted(labels) };
@@ -157,9 +157,9 @@ export class Tools {
   }
 
   /**
-   * Forgets a tool that is not approved or not listed any more. Seen again it is a new one, so to forget its labels and
-   * rejections waits as an approval does, until something else is decided about the tool. Resolves with whether it is
-   * forgotten.
+   * Forgets a tool that is not approved or no longer listed. If seen again, it counts as new; so forgetting its labels and
+   * rejections waits for a second person as an approval does, until something else is decided about the tool. Resolves with
+   * whether it is forgotten.
    */
   async remove(tenantId: string, id: ToolId, reason: string, by: By): Promise<boolean> {
     return this.#withRefusal(tenantId, id, by, () =>
@@ -190,7 +190,7 @@ export class Tools {
     );
   }
 
-  /** Changes what is named of a server's settings; a server that was not seen yet is added. */
+  /** Changes the given settings of a server; a server that was not seen yet is added. */
   async changeServer(
     tenantId: string,
     id: string,
@@ -239,7 +239,7 @@ export class Tools {
     });
   }
 
-  /** Who answers for a server, which decides nothing. Returns what changed, in words. */
+  /** Who is responsible for a server; this affects no decision. Returns a description of the change. */
   async #changeOwner(
     em: EntityManager,
     server: ToolServerRow,
@@ -254,7 +254,7 @@ export class Tools {
     return `owner ${before ?? 'none'} → ${owner ?? 'none'}`;
   }
 
-  /** What policies read as `principal.labels` of the agent, whatever key or token it comes with. */
+  /** What policies read as the agent's `principal.labels`, whichever key or token it uses. */
   async labelAgent(tenantId: string, id: string, labels: readonly string[], by: By): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const rules = await this.#rulesWithin(em, tenantId);
@@ -287,8 +287,8 @@ export class Tools {
   }
 
   /**
-   * The proposal to keep where this is the first of two people who must ask for this; undefined when it may be done.
-   * Throws SELF_APPROVAL when the first person asks again.
+   * The proposal to keep if this is the first of the two required requests; undefined if the change may proceed. Throws
+   * SELF_APPROVAL if the first person asks again.
    */
   #isFirst<What>(known: Proposal<What> | undefined, what: What, rules: Rules, by: By, now: Date) {
     if (!rules.approval_required || rules.self_approval) return undefined;
@@ -319,7 +319,7 @@ export class Tools {
         const { opens, ...recorded } = await change(em, tool, definitions, rules);
         const decided = before !== bundled(tool);
         if (decided) {
-          // who asked to forget the tool did not know of this
+          // whoever asked to forget the tool did not know about this
           const { remove: _, ...proposals } = tool.proposals;
           tool.proposals = proposals;
         }
@@ -339,7 +339,7 @@ export class Tools {
     );
   }
 
-  /** Records that the first of two people asked again. */
+  /** Records that the first of the two people asked again. */
   async #withRefusal<T>(tenantId: string, id: ToolId, by: By, change: () => Promise<T>): Promise<T> {
     try {
       return await change();
@@ -379,7 +379,7 @@ type Recorded = Pick<
   'action' | 'detail' | 'reason' | 'beforeHash' | 'afterHash' | 'severity'
 >;
 
-/** In quotes, so that no name of a server and a tool can be taken for another pair. */
+/** Quoted, so that one pair of server and tool names cannot be mistaken for another. */
 export const toolTarget = ({ server, name }: ToolId) => ({
   type: 'tool',
   id: `${JSON.stringify(visible(server))} ${JSON.stringify(visible(name))}`,
@@ -401,10 +401,10 @@ export function settingsOf({ mode, trust, checkArguments }: ToolServerRow): Tool
 const settingsInWords = ({ mode, trust, check_arguments }: ToolServerSettings) =>
   `mode ${mode ?? 'default'}, trust ${trust ?? 'none'}, arguments ${check_arguments ? 'checked' : 'not checked'}`;
 
-/** How much a mode asks for; the default is between `warn` and `hold`. */
+/** How strict a mode is; the default is between `warn` and `hold`. */
 const strictness = (mode: ToolServerSettings['mode']) => (mode === null ? 1.5 : DRIFT_MODES.indexOf(mode));
 
-/** Does the change take a safeguard away? Policies decide what trust means, so every change of it may. */
+/** Whether the change removes a safeguard. Policies decide what trust means, so any change of it may. */
 function loosens(before: ToolServerSettings, after: ToolServerSettings): boolean {
   return (
     strictness(after.mode) < strictness(before.mode) ||

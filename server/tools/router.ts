@@ -159,7 +159,7 @@ const serverOut = (server: ServerView): Output<typeof ServerOut> => ({
 });
 
 const read = { keys: ['pipeline'], role: 'viewer' } as const;
-/** No key decides about tools: a person does, who is signed in. */
+/** No key may decide about tools: only a signed-in user may. */
 const decides = { role: 'approver' } as const;
 
 const by = (ctx: Context & { principal: Principal }): By => ({ ...doerOf(ctx), person: personOf(ctx.principal) });

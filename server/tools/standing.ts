@@ -2,18 +2,18 @@ import type { ToolDefinitionRow, ToolRow } from '../../db/entities/index.ts';
 import { changeOf, noticeable, shapeOf } from '../domain/tool-definition.ts';
 import type { RegisteredTool, ToolChange, ToolDefinition } from '../domain/tools.ts';
 
-/** Definitions of one tool that are kept; the oldest that nobody decided on go first. */
+/** How many definitions of one tool are kept; the oldest undecided ones are dropped first. */
 export const MOST_DEFINITIONS = 20;
 
 type Stored = Pick<ToolDefinitionRow, 'pin' | 'definition' | 'firstSeen'>;
 
 export const definitionOf = ({ definition }: Pick<Stored, 'definition'>): ToolDefinition => JSON.parse(definition);
 
-/** The pins by which a tool is what was approved. */
+/** The pins that count as approved for a tool. */
 export const approvedPins = ({ approvedPin, acceptedPins }: Pick<ToolRow, 'approvedPin' | 'acceptedPins'>): string[] =>
   approvedPin ? [approvedPin, ...acceptedPins] : [];
 
-/** How the definition stands that was seen last. */
+/** The standing of the definition seen last. */
 export function seenAs(
   tool: Pick<ToolRow, 'approvedPin' | 'acceptedPins' | 'rejectedPins' | 'pin'>,
 ): RegisteredTool['seen'] {
@@ -21,7 +21,7 @@ export function seenAs(
   return tool.rejectedPins.includes(tool.pin) ? 'rejected' : 'changed';
 }
 
-/** The definitions on which nobody has decided, the newest first. */
+/** The undecided definitions, newest first. */
 export function undecided<Row extends Stored>(tool: ToolRow, definitions: readonly Row[]): Row[] {
   const decided = new Set([...approvedPins(tool), ...tool.rejectedPins]);
   return definitions
@@ -29,7 +29,7 @@ export function undecided<Row extends Stored>(tool: ToolRow, definitions: readon
     .sort((a, b) => b.firstSeen.getTime() - a.firstSeen.getTime() || (a.pin < b.pin ? -1 : 1));
 }
 
-/** From what was approved to this definition. Where nothing was, all of it is new. */
+/** The change from the approved definition to this one. If none was approved, all of it is new. */
 export function changeTo(
   definition: ToolDefinition,
   approved: ToolDefinition | undefined,
@@ -40,8 +40,8 @@ export function changeTo(
 }
 
 /**
- * Derives the columns that follow from the others: status, what waits and how it differs. To be called after every change
- * of a tool or of its definitions. `others` are the names of the server's tools.
+ * Recomputes the derived columns: status, what waits and how it differs. Call this after every change to a tool or its
+ * definitions. `others` are the names of the server's tools.
  */
 export function refresh(tool: ToolRow, definitions: readonly Stored[], others: readonly string[]): void {
   const [waiting] = undecided(tool, definitions);
