@@ -26,7 +26,7 @@ export interface BundleHeader {
   typ: typeof TYPE;
   content_hash: string;
   tenant: string;
-  /** Increases with every bundle of the tenant and scope set. A consumer refuses one lower than it has seen. */
+  /** Increases with every bundle of the tenant and scope set. A consumer rejects one lower than it has seen. */
   seq: number;
   /** ISO 8601 UTC. The consumer checks it against its own clock. */
   not_after: string;
@@ -77,7 +77,7 @@ export function bundleContent(parts: {
   cedar_lang: string;
   /** What is known of tools and agents; scopes do not filter it. */
   registry?: BundleRegistry;
-  /** The reference lists; those that no statement of the bundle names are left out. */
+  /** The reference lists; those that no statement of the bundle names are omitted. */
   lists?: readonly BundleList[];
 }): BundleContent {
   const { tenant, policies, schema, action_entities, cedar_lang, registry = EMPTY_REGISTRY, lists = [] } = parts;
@@ -124,14 +124,14 @@ export function contentHash(content: BundleContent): string {
   return sha256Tag(canonicalJson(content));
 }
 
-/** The header to sign for a content, and the text that the payload is the gzip of. Throws a RangeError if they do not fit the format. */
+/** The header to sign for a content, and the text to gzip as the payload. Throws a RangeError if they do not fit the format. */
 export function unsignedBundle(
   content: BundleContent,
   how: { seq: number; not_after: string; kid: string },
 ): { header: BundleHeader; hash: string; canonical: string } {
   const canonical = canonicalJson(content);
   if (Buffer.byteLength(canonical) > MAX_UNPACKED_BYTES) {
-    // nobody could open it: anyone who has the one before keeps that
+    // no one could open it: consumers that have the previous one keep it
     throw new RangeError(`the content is larger than ${MAX_UNPACKED_BYTES / 1024 / 1024} MB`);
   }
   const hash = sha256Tag(canonical);
@@ -269,7 +269,7 @@ const CONTENT_KEYS = [
 ];
 const STATEMENT_KEYS = ['annotations', 'cedar', 'effect', 'id', 'policy_id', 'scopes', 'version'];
 
-/** Unknown members are refused, including `crit` (RFC 7515 §4.1.11), because this consumer could not honor them. */
+/** Unknown members are rejected, including `crit` (RFC 7515 §4.1.11), because this consumer could not honor them. */
 function isHeader(value: object): value is BundleHeader {
   const header = value as Record<string, unknown>;
   return (
@@ -339,7 +339,7 @@ function isRegistry(value: unknown): boolean {
   );
 }
 
-/** A list of such members, each with a name, in ascending code units and none twice. */
+/** A list of such members, each with a name, in ascending code-unit order and without duplicates. */
 function isSorted(value: unknown, name: string, fits: (one: unknown) => boolean): boolean {
   return (
     Array.isArray(value) &&

@@ -21,7 +21,7 @@ const BUNDLE_SECONDS = 30 * 24 * 3600;
 const MAX_SETS_PER_KEY = 50;
 /** Bundles per tenant kept in memory, one per scope set; the least recently used is evicted first. */
 const MAX_IN_MEMORY = 100;
-/** How often a bundle is built while others store theirs. */
+/** How often a build is retried while others store theirs. */
 const MOST_TRIES = 5;
 
 export interface PublishedBundle {
@@ -34,7 +34,7 @@ export interface PublishedBundle {
 }
 
 export interface KnownBundle {
-  /** It is the bundle in force for its scope set. */
+  /** Whether it is the bundle in force for its scope set. */
   current: boolean;
   /** When the bundle with this seq, or else the newest with this hash, was built and signed. */
   builtAt: (seq?: number) => Date;
@@ -169,7 +169,7 @@ export class Bundles {
     }
   }
 
-  /** Undefined when another process was quicker to store one. */
+  /** Undefined if another process stored one first. */
   #tryToBuild(
     tenantId: string,
     scopes: string[] | null,
@@ -177,10 +177,10 @@ export class Bundles {
     keyId: string | undefined,
   ): Promise<PublishedBundle | undefined> {
     return this.#db.transactionNear(tenantId, async (em) => {
-      // one builder at a time, so that no two do the same; see transactionNear for why it decides nothing
+      // one builder at a time, so that no two do the same work; see transactionNear for why correctness does not depend on it
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      // INVARIANT: before what it is made of. Whoever stored a bundle since then took its number, so none of older policies
-      // or settings follows one of newer ones
+      // INVARIANT: read before its contents. A bundle stored since then has taken its number, so one with older policies or
+      // settings can never follow one with newer ones
       const last = await em.execute<
         { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
       >(
@@ -228,7 +228,7 @@ export class Bundles {
         }
       }
       if (!newest && scopes && keyId !== undefined) {
-        // a row, which is the same one on whichever server it is asked for
+        // locks a row, because the row is the same whichever server runs this
         await em.execute('select from api_key where tenant_id = ? and id = ? for no key update', [tenantId, keyId]);
         const [{ sets } = { sets: 0 }] = await em.execute<{ sets: number }[]>(
           `select count(distinct scope_set)::integer as sets from policy_bundle where tenant_id = ? and key_id = ?`,

@@ -10,7 +10,7 @@ import type { PolicyTexts } from './texts.ts';
 
 const OUTCOMES = ['true', 'false', 'failed', 'not_asked', 'masked'] as const;
 
-/** What one request met in a rule. */
+/** What one request found in a rule. */
 export const TracedOut = {
   rule_id: z.string(),
   policy_id: z.string(),
@@ -51,7 +51,7 @@ export const DecisionRulesOut = z
   .meta({ id: 'DecisionRules' });
 type DecisionRulesOut = z.output<typeof DecisionRulesOut>;
 
-/** The rules of decisions that were taken, as they were then. */
+/** The rules of past decisions, as they were at the time. */
 export class DecisionRules {
   readonly #kept: KeptInputs;
   readonly #texts: PolicyTexts;
@@ -64,9 +64,10 @@ export class DecisionRules {
   /**
    * The rules that the record of a decision names. Throws NOT_FOUND, also for a decision of another tenant.
    *
-   * With `by`, for a person who may see requests: also the rules whose scope fits and that did not match, and what each
-   * condition was found to be on what is kept of the request. That tells something of the values, so it is audited as reading
-   * them is, before this resolves, and nothing is said of a rule that may read a value under a `@mask` path.
+   * With `by`, for a person who may see requests: also the rules whose scope fits but that did not match, and what each
+   * condition evaluated to on what is kept of the request. That reveals something about the values, so it is audited like
+   * reading them, before this resolves, and the outcomes for a rule that may read a value under a `@mask` path are
+   * withheld.
    */
   async of(tenantId: string, eventId: string, by?: Doer): Promise<DecisionRulesOut> {
     const { record, input, projection } = await this.#kept.of(tenantId, eventId);
@@ -89,7 +90,7 @@ export class DecisionRules {
         const statement = statements.get(id);
         if (!statement) return [];
         const conditions = found.get(id)?.conditions;
-        // also by one that was not measured: beside the others, whether the rule matched would tell what it was
+        // also if a condition that was not measured does: given the others, whether the rule matched would reveal what it was
         const hidden =
           conditions !== undefined &&
           conditionsOf({ cedar: statement.cedar, line: 1, column: 1 }).conditions.some(({ text }) => hides(text));
@@ -109,7 +110,7 @@ export class DecisionRules {
   }
 }
 
-// of one request no condition is both
+// for a single request no condition is both
 const OUTCOME = { true: 'true', false: 'false', both: 'not_asked', never: 'not_asked' } as const;
 
 export const metIn = ({ text, line, column, seen, failed }: ConditionCoverage): z.output<typeof ConditionOut> => ({
@@ -126,13 +127,13 @@ function ruleOut({ id, policy_id, version, effect, annotations, cedar }: BundleS
 }
 
 /**
- * Whether a condition may read a value under one of the masks. In doubt it does: where it has the name of a member on a mask's
- * path, however spelled; where it computes the name that it reads; and where a mask names no member.
+ * Whether a condition may read a value under one of the masks. In doubt, yes: if it contains the name of a member on a
+ * mask's path, however spelled; if it computes the name that it reads; or if a mask names no member.
  */
 export function hiding(masks: readonly string[]): (condition: string) => boolean {
   const plain = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]/gu, '');
   const names = masks.map((mask) => {
-    // only what the policy language accepts
+    // a mask must be one that the policy language accepts
     parseMask(mask);
     return (
       mask
@@ -146,13 +147,13 @@ export function hiding(masks: readonly string[]): (condition: string) => boolean
   return (condition) => {
     const words = tokens(condition);
     if (every || words.some(({ text }, n) => /^(get|has)Tag$/.test(text) && !isNamed(words.slice(n + 1)))) return true;
-    // a text may spell its characters by their codes; one that cannot be read may have any name
+    // a text may write its characters as escapes; one that cannot be read may be any name
     const read = words.map(({ text }) => (text.startsWith('"') ? literal(text) : text));
     const text = plain(read.join(''));
     return read.includes(undefined) || names.some((of) => of.some((name) => text.includes(name)));
   };
 }
 
-/** Is the name that is read written down, and not computed? */
+/** Whether the name that is read is a literal, not computed. */
 const isNamed = ([open, name, close]: readonly Token[]) =>
   open?.text === '(' && name?.text.startsWith('"') === true && close?.text === ')';

@@ -18,7 +18,7 @@ export interface FromDecision {
   tests_source?: string | undefined;
 }
 
-/** Tests of policies, made of decisions that were taken. */
+/** Policy tests made from past decisions. */
 export class DecisionTests {
   readonly #kept: KeptInputs;
   readonly #texts: PolicyTexts;
@@ -29,11 +29,11 @@ export class DecisionTests {
   }
 
   /**
-   * The suite of a policy with the test that a decision is. Nothing is saved. That somebody was given what is kept of the
-   * request is in the audit log before this resolves, also where no test comes of it.
+   * A policy's suite with a test made from a decision. Nothing is saved. That someone was given what is kept of the request
+   * is in the audit log before this resolves, even if no test comes of it.
    *
-   * `admin` may have masked values in the test: those that a policy compares, or all of them without `mask`. INPUT_GONE
-   * where too little of the request is kept.
+   * `admin` may have masked values in the test: those that a policy compares, or all of them without `mask`. INPUT_GONE if
+   * too little of the request is kept.
    */
   async from(tenantId: string, policyId: string, { admin, ...wanted }: FromDecision & { admin: boolean }, by: Doer) {
     const { event_id, mask, should, tests_source } = wanted;
@@ -64,9 +64,9 @@ const AUDITED = {
   all: 'for a test, without masks',
 } as const;
 
-/** The masks that a record names; none where it does not name all of them. */
+/** The masks that a record names; none if it does not name all of them. */
 function masksOf({ obligations = [] }: DecisionLine): string[] {
-  // one that fills its field was cut, and may be another path then
+  // an entry that fills its field was truncated and may now be a different path
   const isWhole = (one: string) => one.startsWith('mask ') && one.length < RECORD_FIELDS.obligations.length[1];
   const masks = obligations.flatMap((one) => (isWhole(one) ? [one.slice('mask '.length)] : []));
   return masks.length === obligations.length ? masks : [];

@@ -9,10 +9,10 @@ import { holdLiveSet } from './live.ts';
 import type { Rules } from './queries.ts';
 import type { GateJob, PolicyTexts } from './texts.ts';
 
-/** A finished run, and the hash of all that it depended on. */
+/** A finished run, and the hash of everything it depended on. */
 export interface Tested {
   basis: string;
-  /** Undefined where the version has no tests. */
+  /** Undefined if the version has no tests. */
   run: SuiteRun | undefined;
   others: OthersRun;
 }
@@ -30,7 +30,7 @@ class Untested extends Error {
   }
 }
 
-/** What the tests say of a version that is to be submitted or enforced. */
+/** What the tests show about a version that is to be submitted or enforced. */
 export interface Finding {
   /** Why the version must not pass; undefined if it may. */
   refusal?: AppError | undefined;
@@ -46,19 +46,20 @@ export function objectionTo(run: SuiteRun | null, tests: string | null, rules: R
 
 const NO_TESTS = 'this tenant requires tests, and the version has none';
 
-/** How often the live policies may change during a run before it is given up. */
+/** How often a run is repeated because the live policies changed during it. */
 const MOST_RUNS = 4;
-/** Failed tests that an answer and an audit record name. */
+/** How many failed tests a response and an audit record name. */
 const MOST_NAMED = 20;
 
 /**
- * Lets a version pass only with the tests that the tenant asks for.
+ * Lets a version pass only with the tests that the tenant requires.
  *
- * The tests of other live policies count too: a change may break what they promise. Those that fail already do not.
+ * The tests of other live policies count too, because a change may break what they promise. Those that already fail do
+ * not count.
  *
  * INVARIANT: the tests passed with exactly the live policies, the settings and the tool registry that are in force when
  * the change commits. They run outside the transaction, so that no lock is held for long; the transaction locks the live
- * set, and takes a result only if it was found with all that the transaction itself finds.
+ * set, and accepts a result only if it was computed from everything that the transaction itself reads.
  */
 export class TestGate {
   readonly #texts: PolicyTexts;
@@ -68,8 +69,8 @@ export class TestGate {
   }
 
   /**
-   * Runs `transact` until it has the results that it needs. In an emergency tests run once, and never stand in the way.
-   * UNAVAILABLE when the tests cannot be run now.
+   * Runs `transact` until it has the results that it needs. In an emergency tests run once and never block. UNAVAILABLE if
+   * the tests cannot be run now.
    */
   async through<T>(
     tenantId: string,
@@ -92,7 +93,7 @@ export class TestGate {
     }
   }
 
-  /** What the tests say of a version, within the transaction that lets it pass. The live set is locked until it ends. */
+  /** What the tests show about a version, within the transaction that lets it pass. The live set is locked until it ends. */
   async find(
     em: EntityManager,
     version: { tenantId: string; policyId: string; text: string; tests: string | null },
@@ -109,7 +110,7 @@ export class TestGate {
         ? { words: undefined }
         : { refusal: new AppError('TESTS_FAILED', missing), words: 'tests: none' };
     if (tests === null && job.suites.length === 0) return none;
-    // the version of a list stands for its values
+    // a list's version stands for its values
     const lists = job.lists.map(({ name, version }) => ({ name, version }));
     const basis = sha256Tag(canonicalJson({ ...job, lists }));
     if (!tested || (tested.basis !== basis && !emergency)) throw new Untested(job, basis);
@@ -123,7 +124,7 @@ export class TestGate {
 
   async #run(tenantId: string, job: GateJob, emergency: boolean): Promise<Omit<Tested, 'basis'>> {
     const { suites, before, tests, ...common } = job;
-    /** In an emergency, why there is no result is a result. */
+    /** In an emergency, the reason for having no result counts as the result. */
     const attempt = async <T>(work: () => Promise<T>, failed: (found: Diagnostic[]) => T): Promise<T> => {
       try {
         return await work();
@@ -164,7 +165,7 @@ function othersFinding({ errors, broken }: OthersRun): Finding {
   return { refusal: new AppError('TESTS_FAILED', why, { faults }), words: `tests of other policies failed: ${named}` };
 }
 
-/** Quoted, so that no name can be taken for another part of the record. */
+/** Quoted, so that no name can be mistaken for another part of the record. */
 function namesOf(tests: readonly { name: string }[]): string {
   const names = [...new Set(tests.map(({ name }) => JSON.stringify(name)))];
   return [...names.slice(0, MOST_NAMED), ...more(names.length)].join(', ');

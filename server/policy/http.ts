@@ -15,7 +15,7 @@ const BUNDLE_HEADERS = {
   'X-Svc-Poll-Seconds': { description: 'How often to poll', schema: { type: 'integer' } },
 } as const;
 
-/** The bundle that proxies poll. Answers 304 when it has not changed; with `Prefer: wait=N` it waits for a change. */
+/** The bundle that proxies poll. Responds with 304 if it has not changed; with `Prefer: wait=N` it waits for a change. */
 export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
   const atOnce = new AtOnce(MOST_POLLS);
   return {

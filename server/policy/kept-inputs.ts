@@ -16,25 +16,25 @@ export type DecisionLine = Omit<DecisionEvent, 'event_id'> & { id: string; seq: 
 /** A decision with what is still kept of its request. */
 export interface KeptDecision {
   record: DecisionLine;
-  /** The whole request; null where it was erased or never kept. */
+  /** The whole request; null if it was erased or never kept. */
   input: ActionRequest | null;
   /** The part of it that the policies read; null likewise. */
   projection: Projection | null;
-  /** What is kept is what the record commits to. Otherwise the database was altered, and both are null. */
+  /** Whether what is kept matches the record's commitment. If not, the database was altered, and both are null. */
   intact: boolean;
 }
 
-/** What people see of it. */
+/** What people see of a request. */
 export interface ShownInput {
   event_id: string;
   input: Record<string, unknown> | null;
   projection: Record<string, unknown> | null;
   intact: boolean;
-  /** The paths whose values were replaced; null where none were to be. */
+  /** The paths whose values were replaced; null if none were to be. */
   masks: string[] | null;
 }
 
-/** What decisions were taken on, as long as it is kept. */
+/** The inputs of decisions, for as long as they are kept. */
 export class KeptInputs {
   readonly #db: Database;
   readonly #audit: WriteAudit;
@@ -54,8 +54,8 @@ export class KeptInputs {
   }
 
   /**
-   * A decision with what is kept of its request, unmasked. Nobody may be shown it without an audit record: see `read`.
-   * Throws NOT_FOUND, also for a decision of another tenant.
+   * A decision with what is kept of its request, unmasked. No one may be shown it without an audit record: see `read`.
+   * Throws NOT_FOUND, also for another tenant's decision.
    */
   async of(tenantId: string, eventId: string): Promise<KeptDecision> {
     const rows = eventId.isWellFormed() && !eventId.includes('\0') ? await this.#rows(tenantId, eventId) : [];
@@ -78,8 +78,8 @@ export class KeptInputs {
 
   /**
    * What is kept of a decision's request, for a person. Audited before it resolves. Unless `unmasked`, every value under a
-   * `@mask` path is replaced, of whichever rule, in the policies in force or in those of the decision: a rule that was
-   * revoked, or that did not match, said that the value is not for people either.
+   * `@mask` path is replaced, for every rule in the policies in force or in those of the decision: a rule that was revoked
+   * or did not match also declared that the value is not for people.
    */
   async read(tenantId: string, eventId: string, how: { unmasked: boolean }, by: Doer): Promise<ShownInput> {
     const { record, input, projection, intact } = await this.of(tenantId, eventId);
@@ -96,7 +96,7 @@ export class KeptInputs {
     };
   }
 
-  /** Records that a person was given what is kept of a decision, in a form that `detail` says. */
+  /** Records that a person was given what is kept of a decision, in a form that `detail` describes. */
   async given(tenantId: string, eventId: string, { masked, detail }: { masked: boolean; detail: string }, by: Doer) {
     await this.#db.transaction(tenantId, (em) =>
       this.#audit(em, tenantId, {
@@ -110,7 +110,7 @@ export class KeptInputs {
   }
 
   /**
-   * The policies of a decision, null where the record names none; and the `@mask` paths that apply to what is kept of it,
+   * The policies of a decision, null if the record names none; and the `@mask` paths that apply to what is kept of it:
    * those of these policies and of the ones in force, sorted.
    */
   async policiesOf(
@@ -142,7 +142,7 @@ export class KeptInputs {
   }
 }
 
-/** The members that an agent fills as it likes, masked. */
+/** The members whose content an agent controls, masked. */
 function shown(request: ActionRequest, masks: readonly Mask[]): Record<string, unknown> {
   return {
     ...request,

@@ -20,7 +20,7 @@ export interface ListVersionView {
   decided_by: string | null;
   decided_at: string | null;
   comment: string | null;
-  /** The values are still kept. */
+  /** Whether the values are still kept. */
   kept: boolean;
 }
 
@@ -34,7 +34,7 @@ export interface ListView {
 }
 
 const CURSOR = 'list';
-/** Values in each part of a comparison. */
+/** Maximum number of values in each part of a comparison. */
 const MOST_DIFFERENT = 1_000;
 
 /** Reads lists. */
@@ -55,7 +55,7 @@ export class ListQueries {
     return rows.map(({ name }) => name);
   }
 
-  /** The values of these lists: of the live version, or else of the newest. Names that no list has are left out. */
+  /** The values of these lists: of the live version, or else of the newest. Names without a list are omitted. */
   async valuesOf(em: EntityManager, tenantId: string, names: readonly string[]): Promise<BundleList[]> {
     if (names.length === 0) return [];
     return em.execute<BundleList[]>(
@@ -88,7 +88,7 @@ export class ListQueries {
     }));
   }
 
-  /** A list with its versions, the newest first. */
+  /** A list with its versions, newest first. */
   async get(tenantId: string, name: string): Promise<ListView & { versions: ListVersionView[] }> {
     const em = this.#db.reader(tenantId);
     const list = await em.findOne(ReferenceList, { name, deletedAt: null });
@@ -105,7 +105,7 @@ export class ListQueries {
     };
   }
 
-  /** One page of the values of a version, in ascending bytes; `q` finds them by a part, whatever its case. */
+  /** One page of a version's values, in ascending byte order; `q` matches a part of a value, ignoring case. */
   async values(
     tenantId: string,
     name: string,
@@ -131,7 +131,7 @@ export class ListQueries {
     return { values, next: rows.length > page.limit && end ? cursorOf(CURSOR, encodeURIComponent(end)) : null };
   }
 
-  /** What came and what went between two versions, each up to 1,000 values. */
+  /** What was added and what was removed between two versions, up to 1,000 values each. */
   async diff(tenantId: string, name: string, from: number, to: number) {
     await Promise.all([this.#kept(tenantId, name, from), this.#kept(tenantId, name, to)]);
     const between = async (old: number, recent: number) => {
@@ -199,7 +199,7 @@ export async function usersOf(
   return new Map([...found].map(([list, users]) => [list, users.map(({ policy_id }) => policy_id)]));
 }
 
-/** The bytes of all lists of the tenant, and how many there are, without the one named. */
+/** The total size in bytes and the number of the tenant's lists, excluding the named one. */
 export async function sizeWithout(
   em: EntityManager,
   tenantId: string,

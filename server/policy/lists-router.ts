@@ -45,7 +45,7 @@ const DifferenceOut = z.object({
   total: z.int(),
 });
 
-/** Pipeline keys and authors write lists. */
+/** Pipeline keys and authors may write lists. */
 const write = { keys: ['pipeline'], role: 'author' } as const;
 const read = { keys: ['pipeline'], role: 'viewer' } as const;
 const decides = { keys: [], role: 'approver' } as const;
@@ -76,7 +76,7 @@ export function listsRouter(lists: Lists, queries: ListQueries) {
       .output(ListDetailOut.extend({ values: z.array(z.string()), next: z.string().nullable() }))
       .query(async ({ ctx, input: { name, version, ...page } }) => {
         const list = await queries.get(ctx.tenantId, name);
-        // edits begin with these values: what was rejected does not come back with them
+        // edits start from these values: rejected ones do not come back with them
         const { newest, live_version } = list;
         const usual = newest.status === 'rejected' ? (live_version ?? newest.version) : newest.version;
         return { ...list, ...(await queries.values(ctx.tenantId, name, version ?? usual, page)) };

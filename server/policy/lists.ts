@@ -17,13 +17,13 @@ import { ENFORCED, holdLiveSet } from './live.ts';
 import type { By } from './policies.ts';
 import type { Rules } from './queries.ts';
 
-/** Versions of a list whose values are kept; of older ones the counts and hashes stay. */
+/** How many versions of a list keep their values; older ones keep only counts and hashes. */
 const KEPT_VERSIONS = 20;
 
 /**
- * Changes to reference lists, each in one transaction with its audit record, which has counts and hashes and no values.
- * Where the tenant requires approval, a new version waits, as that of a policy does, until a signed-in person approves it
- * who wrote neither it nor an earlier one since the last approval: a version usually repeats what those before it brought in.
+ * Changes to reference lists, each in one transaction with its audit record, which has counts and hashes but no values.
+ * If the tenant requires approval, a new version waits, as a policy's does, until it is approved by a signed-in person
+ * who wrote neither it nor an earlier one since the last approval: a version usually repeats what the earlier ones added.
  */
 export class Lists {
   readonly #db: Database;
@@ -45,9 +45,9 @@ export class Lists {
   }
 
   /**
-   * Stores these values as the newest version; the same values again change nothing. `seen` is the version that the caller
-   * changes, 0 for a new list: VERSION_CHANGED if it is another one. VALIDATION_FAILED for a value that no list can have,
-   * CONFLICT beyond the limits of the tenant.
+   * Stores these values as the newest version; storing the same values again changes nothing. `seen` is the version that
+   * the caller is changing, 0 for a new list: VERSION_CHANGED if it is a different one. VALIDATION_FAILED for a value that
+   * no list may have, CONFLICT beyond the tenant's limits.
    */
   async put(
     tenantId: string,
@@ -78,7 +78,7 @@ export class Lists {
       const now = new Date(this.#clock.now());
       const version = (list?.version ?? 0) + 1;
       const enforced = !rules.approval_required;
-      // what approving it changes: of a version that was not approved, nothing is in use
+      // what approving would change: nothing of an unapproved version is in use
       const live = present?.liveVersion ? await versionOf(em, present, present.liveVersion, true) : undefined;
       const [old, recent] = [new Set(live?.items ?? []), new Set(values)];
       const added = values.filter((value) => !old.has(value)).length;
@@ -125,8 +125,8 @@ export class Lists {
   }
 
   /**
-   * Approves the newest version, which bundles then have. SELF_APPROVAL where approval is required for whoever wrote it or
-   * another one since the last approval.
+   * Approves the newest version, which bundles then contain. If approval is required, SELF_APPROVAL for anyone who wrote it
+   * or another version since the last approval.
    */
   async approve(tenantId: string, name: string, seen: number, comment: string | undefined, by: By): Promise<void> {
     try {
@@ -140,7 +140,7 @@ export class Lists {
     }
   }
 
-  /** Rejects the newest version; the live one stays in force. Its author withdraws it in this way. */
+  /** Rejects the newest version; the live one stays in force. Its author can withdraw it in this way. */
   async reject(tenantId: string, name: string, seen: number, reason: string, by: By): Promise<void> {
     await this.#decide(tenantId, name, seen, by, { status: 'rejected', comment: reason });
   }
@@ -271,7 +271,7 @@ function versionOf(em: EntityManager, { name }: ReferenceListRow, version: numbe
   return em.findOneOrFail(ReferenceListVersion, { name, version }, withValues ? { populate: ['items'] } : {});
 }
 
-/** Whether this person wrote a version of the list since the live one, or where none is live since the last approved one. */
+/** Whether this person wrote a version of the list since the live one or, if none is live, since the last approved one. */
 async function wrote(em: EntityManager, { tenantId, name, liveVersion }: ReferenceListRow, person: string) {
   const found = await em.execute<unknown[]>(
     `select 1 from reference_list_version where tenant_id = ? and name = ? and author_id = ? and version > coalesce(?,
@@ -282,7 +282,7 @@ async function wrote(em: EntityManager, { tenantId, name, liveVersion }: Referen
   return found.length > 0;
 }
 
-/** The values as they are stored and compared: in NFC, in ascending code units, none twice. */
+/** The values as they are stored and compared: in NFC, in ascending code-unit order, without duplicates. */
 function normalized(values: readonly string[]): string[] {
   const found = new Set<string>();
   const faults: { pointer: string; message: string }[] = [];

@@ -29,12 +29,12 @@ export interface LivePolicy {
   enforced_hash: string | null;
 }
 
-/** Locks the live set of the tenant until the transaction ends: each change of it takes this lock before it commits. */
+/** Locks the tenant's live set until the transaction ends: every change to it takes this lock before it commits. */
 export async function holdLiveSet(em: EntityManager, tenantId: string): Promise<void> {
   await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [`live statements of ${tenantId}`]);
 }
 
-/** Selects the live policies of the tenant that is both of its parameters. */
+/** Selects the tenant's live policies; both parameters are the tenant. */
 export const LIVE_POLICIES = `select r.policy_id, r.version, r.dsl_source, r.tests_source,
     (select case when a.line::json->>'action' = 'policy.revoked' then null else a.line::json->>'after_hash' end
      from audit_record a
@@ -48,7 +48,7 @@ export const LIVE_POLICIES = `select r.policy_id, r.version, r.dsl_source, r.tes
   where p.tenant_id = ? order by r.policy_id`;
 
 /**
- * The statements of the live policies, read from the approved texts. If a text does not have the hash in the audit log,
+ * The statements of the live policies, read from the approved texts. If a text does not match the hash in the audit log,
  * it was changed in the database: this then rejects with UNAVAILABLE and no bundle is built. Proxies keep their last
  * bundle, and no decision uses an unapproved text. Changing the audit log as well would break its hash chain.
  */
@@ -81,8 +81,8 @@ export async function approvedStatements(
 }
 
 /**
- * The live versions of these lists. As with policies, values that do not have the hash in the audit log were changed in the
- * database: this then rejects with UNAVAILABLE, and so it does where a list is missing.
+ * The live versions of these lists. As with policies, values that do not match the hash in the audit log were changed in
+ * the database: this then rejects with UNAVAILABLE, as it does if a list is missing.
  */
 export async function approvedLists(
   em: EntityManager,

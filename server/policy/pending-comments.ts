@@ -46,10 +46,11 @@ const saidIn = ({ id, comment, thread, place, suggestion }: Row) => ({
 const pendingOf = (row: Row): Pending => ({ ...saidIn(row), created_at: new Date(row.created_at).toISOString() });
 
 /**
- * Comments that a reviewer keeps until they send them all together, with their decision or without one.
+ * Comments that a reviewer keeps until sending them all together, with a decision or without one.
  *
- * INVARIANT: nobody but their writer ever reads one, here or by what it leaves elsewhere: nothing is audited, notified or hinted
- * at before it is sent, and every statement names the person. What ends a review leaves them where they are.
+ * INVARIANT: no one but its writer ever reads a pending comment, here or through traces elsewhere: nothing is audited,
+ * notified or hinted at before it is sent, and every statement names the person. Events that end a review leave them in
+ * place.
  */
 export class PendingComments {
   readonly #db: Database;
@@ -60,7 +61,7 @@ export class PendingComments {
     this.#clock = clock;
   }
 
-  /** Those of one person on a policy, the earliest first. NOT_FOUND when the tenant has no such policy. */
+  /** One person's pending comments on a policy, oldest first. NOT_FOUND if the tenant has no such policy. */
   async list(tenantId: string, userId: string, policyId: string): Promise<Pending[]> {
     if ((await this.#db.reader(tenantId).count(Policy, { id: policyId })) === 0) throw noPolicy();
     const rows = await this.#db.query<Row>(
@@ -72,10 +73,13 @@ export class PendingComments {
     return rows.map(pendingOf);
   }
 
-  /** Keeps one. CONFLICT where the person has as many on this policy as they may; NOT_FOUND without such lines or thread. */
+  /**
+   * Keeps a comment. CONFLICT if the person has reached the limit for this policy; NOT_FOUND if there are no such lines or
+   * thread.
+   */
   add(tenantId: string, userId: string, policyId: string, one: NewComment): Promise<Pending> {
     return this.#db.transaction(tenantId, async (em) => {
-      // of two at the same time the second counts the first, and none outlives the removal of its writer
+      // of two concurrent calls the second counts the first's comment, and no comment outlives the removal of its writer
       const people = await em.execute(
         'select 1 from member where tenant_id = ? and id = ? and removed_at is null for no key update',
         [tenantId, userId],
@@ -113,7 +117,7 @@ export class PendingComments {
     });
   }
 
-  /** Writes other words, and another suggestion, in one of their own. A comment without lines has no suggestion. */
+  /** Changes the words and the suggestion of one of their own. A comment without lines has no suggestion. */
   change(
     tenantId: string,
     userId: string,
@@ -132,7 +136,7 @@ export class PendingComments {
     });
   }
 
-  /** Deletes one of their own. */
+  /** Deletes one of the person's own. */
   async delete(tenantId: string, userId: string, policyId: string, id: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
       const gone = await em.execute<unknown[]>(
@@ -147,8 +151,8 @@ export class PendingComments {
 const noPolicy = () => new AppError('NOT_FOUND', 'the policy does not exist');
 
 /**
- * Takes pending comments of a person out of where they wait, as comments of the review that they are sent with. CONFLICT unless
- * all of them are still there: of two calls that send the same, the second one changes nothing.
+ * Turns pending comments of a person into comments of the review that they are sent with. CONFLICT unless all of them are
+ * still pending: of two calls that send the same ones, the second changes nothing.
  */
 export async function takePending(
   em: EntityManager,
@@ -171,12 +175,12 @@ export async function takePending(
     .map((row) => ({ status: 'commented', decided_by: userId, decided_at, ...saidIn(row) }));
 }
 
-/** Forgets what a person has not sent, in the transaction that removes them. */
+/** Deletes what a person has not sent, in the transaction that removes them. */
 export async function forgetPendingOf(em: EntityManager, tenantId: string, userId: string): Promise<void> {
   await em.execute('delete from pending_comment where tenant_id = ? and user_id = ?', [tenantId, userId]);
 }
 
-/** For people alone: a key, also one that a person owns, reads nothing that its owner has not sent. */
+/** For people only: a key, even one that a person owns, cannot read what its owner has not sent. */
 export function pendingCommentsRouter(pending: PendingComments, policies: Policies) {
   const tag = 'policies';
   const problems = ['NOT_FOUND'] as const;

@@ -60,16 +60,16 @@ import {
 import type { SimulationGate } from './simulation-gate.ts';
 import type { PolicyTexts } from './texts.ts';
 
-/** The actor, for the policy machine and for the audit record, and what is proven of where their change comes from. */
+/** The actor, for the policy machine and for the audit record, and what is proven about the origin of their change. */
 export type By = Who & Doer & { proven?: StatedSource | undefined };
 
-/** Reviews and comments per version. */
+/** Maximum number of reviews and comments per version. */
 const MAX_REVIEWS = 500;
-/** Path segments of other routes and the names of the tool registry and of stops, which cannot be ids. */
+/** Path segments of other routes and the names of the tool registry and of stops, which cannot be used as ids. */
 const RESERVED = new Set(['bundle', 'validate', 'format', 'try', 'plan', REGISTRY_POLICY, STOP_POLICY]);
 
 /**
- * Changes to policies. Each change is one transaction: it locks the policy's row, the machine accepts or refuses the
+ * Changes to policies. Each change is one transaction: it locks the policy's row, the machine accepts or rejects the
  * event, and state, revision and audit record are stored together.
  */
 export class Policies {
@@ -106,7 +106,7 @@ export class Policies {
     this.#mostStatements = parts.mostStatements;
   }
 
-  /** A new policy in `draft`, version 1. CONFLICT when the id is taken, POLICY_INVALID when the text has errors. */
+  /** A new policy in `draft`, version 1. CONFLICT if the id is taken, POLICY_INVALID if the text has errors. */
   async create(
     tenantId: string,
     input: {
@@ -167,11 +167,11 @@ export class Policies {
   }
 
   /**
-   * A new version of the text and the test suite; without `tests_source` the suite of the newest version stays, and null
+   * A new version of the text and the test suite; without `tests_source` the newest version's suite is kept, and null
    * removes it. The tenant's rules decide whether the version is enforced immediately. VERSION_CHANGED if the newest
-   * version is not the expected one. `applies` is the comment whose suggestion a signed-in person takes up: who made it is
-   * then an author of the version too, and its thread is resolved. NOT_FOUND if the policy has no such suggestion,
-   * CONFLICT unless the version is the newest one with it applied and nothing else.
+   * version is not the expected one. `applies` is the comment whose suggestion a signed-in person applies: its writer then
+   * becomes an author of the version too, and its thread is resolved. NOT_FOUND if the policy has no such suggestion,
+   * CONFLICT unless the version is the newest one with the suggestion applied and nothing else.
    */
   async update(
     tenantId: string,
@@ -198,7 +198,7 @@ export class Policies {
   /** A new version with the text and the test suite of an old one. */
   async rollback(tenantId: string, id: string, target: number, reason: string, by: By): Promise<PolicyView> {
     const old = await this.#queries.revision(tenantId, id, target);
-    // compiled again, because the tenant's action types may have changed since
+    // recompiled because the tenant's action types may have changed since
     const { dslSource: source, testsSource } = old;
     const tests = testsSource ?? null;
     const compiled = await this.#compile(tenantId, id, source, tests);
@@ -206,7 +206,7 @@ export class Policies {
     return this.#revise(tenantId, id, { type: 'rollback', target, reason }, { source, tests, compiled, from }, by);
   }
 
-  /** Asks for a review of the newest version; VERSION_CHANGED if that is not the expected one. */
+  /** Requests a review of the newest version; VERSION_CHANGED if that is not the expected one. */
   submit(
     tenantId: string,
     id: string,
@@ -217,9 +217,9 @@ export class Policies {
   }
 
   /**
-   * Approves the newest version, or closes the review of a version that was enforced by break glass. POLICY_INVALID when
-   * the version would be enforced, and its text has errors by now: the tenant's action types may have changed.
-   * `simulation` is the one that the approver read; its result goes into the audit record.
+   * Approves the newest version, or closes the review of a version that was enforced by break glass. POLICY_INVALID if the
+   * version would be enforced and its text now has errors: the tenant's action types may have changed. `simulation` is the
+   * one that the approver read; its result goes into the audit record.
    */
   async approve(
     tenantId: string,
@@ -258,7 +258,7 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment, pending });
   }
 
-  /** Sends pending comments of the person without deciding anything, all at once. */
+  /** Sends a person's pending comments all at once, without deciding anything. */
   send(
     tenantId: string,
     id: string,
@@ -269,8 +269,9 @@ export class Policies {
   }
 
   /**
-   * Comments on the newest version without deciding anything: begins a thread, on a line of it or of an older version, or
-   * answers one. A suggestion for the line is kept with it, and changes nothing. NOT_FOUND when there is no such line or thread.
+   * Comments on the newest version without deciding anything: starts a thread, on a line of it or of an older version, or
+   * replies to one. A suggestion for the line is stored with it, and changes nothing. NOT_FOUND if there is no such line or
+   * thread.
    */
   comment(
     tenantId: string,
@@ -282,7 +283,7 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment, more });
   }
 
-  /** Says that a thread is settled, or that it is not. What it says already changes nothing. */
+  /** Marks a thread as resolved or unresolved. Setting the state it already has changes nothing. */
   async resolve(
     tenantId: string,
     id: string,
@@ -313,7 +314,7 @@ export class Policies {
     const { resolved: _before, ...rest } = root;
     const at = new Date(this.#clock.now()).toISOString();
     const after: ReviewRecord = resolved ? { ...rest, resolved: { by: by.person, at } } : rest;
-    // by its id: the row may have been read again since
+    // by its id, because the row may have been reloaded since
     revision.reviews = revision.reviews.map((one) => (one.id === root.id ? after : one));
     await em.flush();
     await this.#audit(em, revision.tenantId, {
@@ -325,15 +326,15 @@ export class Policies {
     });
   }
 
-  /** The policy is in no bundle when this resolves. Its open reviews stay open. */
+  /** Once this resolves, no bundle contains the policy. Its open reviews stay open. */
   revoke(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'revoke' }, by, { reason });
   }
 
   /**
-   * Enforces the newest version immediately, without a review; VERSION_CHANGED if that is not this one. A review stays open.
-   * POLICY_INVALID when its text has errors
-   * by now: the tenant's action types may have changed, and a bundle with such a text helps in no emergency.
+   * Enforces the newest version immediately, without a review; VERSION_CHANGED if that is not this one. A review stays
+   * open. POLICY_INVALID if its text now has errors: the tenant's action types may have changed, and a bundle with such a
+   * text helps in no emergency.
    */
   async breakGlass(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
     await this.#queries.find(tenantId, id);
@@ -342,7 +343,7 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason, checked, expected: version });
   }
 
-  /** One transaction, repeated until it has the results of the tests that it needs. */
+  /** One transaction, repeated until it has the test results that it needs. */
   #tested(
     tenantId: string,
     emergency: boolean,
@@ -353,7 +354,7 @@ export class Policies {
     );
   }
 
-  /** What the tests and the simulations say of a version that is to be submitted or enforced. */
+  /** What the tests and the simulations show about a version that is to be submitted or enforced. */
   async #findings(
     em: EntityManager,
     version: { tenantId: string; policyId: string; text: string; tests: string | null },
@@ -453,7 +454,7 @@ export class Policies {
     return last;
   }
 
-  /** Makes pending comments of the person comments of the newest version. */
+  /** Turns the person's pending comments into comments on the newest version. */
   async #send(
     em: EntityManager,
     policy: PolicyRow,
@@ -541,8 +542,8 @@ export class Policies {
     id: string,
     event: BareEvent,
     by: By,
-    // `remark` is stored with the revision only; `reason` also in the audit log
-    // the version whose text was compiled again, and what is thrown if the decision would enforce it
+    // `remark` is stored with the revision only; `reason` also in the audit log; `checked` is the version whose text was
+    // recompiled, and the error to throw if the decision would enforce it
     words: {
       reason?: string | undefined;
       remark?: string | undefined;
@@ -576,7 +577,7 @@ export class Policies {
       }
       if (words.note !== undefined) revision.note = words.note;
       const said = words.remark ?? words.reason;
-      // what is sent without a word of its own is only what was pending
+      // without a remark of its own, only the pending comments are sent
       const nothing = event.type === 'comment' && words.pending && said === undefined;
       const written = nothing ? undefined : await this.#review(em, policy, effects, by, said, words.more);
       const sent = words.pending ? await this.#send(em, policy, revision, words.pending, by) : [];
@@ -617,7 +618,7 @@ export class Policies {
   }
 
   /**
-   * Counts the live statements after the change, serialized by a lock. A change that adds none is never refused, even if
+   * Counts the live statements after the change, serialized by a lock. A change that adds none is never rejected, even if
    * the tenant is over the limit.
    */
   async #assertQuota(em: EntityManager, { tenantId, id }: PolicyRow, replaced: number | null): Promise<void> {
@@ -650,7 +651,7 @@ export class Policies {
       after: string;
       reason?: string | undefined;
       detail?: string | undefined;
-      /** What tests and simulations said. */
+      /** What tests and simulations showed. */
       found?: string | undefined;
       /** The version that was decided on; the newest if absent. */
       about?: number | undefined;
@@ -702,7 +703,7 @@ export class Policies {
   }
 }
 
-/** What a person decides of a version, and the pending comments of theirs that they send with it. */
+/** A person's decision about a version, and the pending comments that they send with it. */
 interface Decision {
   version: number;
   comment?: string | undefined;
@@ -712,7 +713,7 @@ interface Decision {
 const tooManyReviews = () =>
   new AppError('CONFLICT', 'the version has reached the maximum number of reviews and comments');
 
-/** A version is enforced only where every list that it names has an approved version, and none is deleted meanwhile. */
+/** A version is enforced only if every list that it names has an approved version, and none is deleted meanwhile. */
 async function assertLists(em: EntityManager, policy: PolicyRow, { version, lists }: PolicyRevisionRow): Promise<void> {
   if (policy.liveVersion !== version || lists.length === 0) return;
   await holdLiveSet(em, policy.tenantId);
@@ -743,7 +744,7 @@ async function lock(em: EntityManager, id: string): Promise<PolicyRow> {
   return policy;
 }
 
-/** Sends the event to the machine and writes the new state into the row. Throws the machine's refusal. */
+/** Sends the event to the machine and writes the new state into the row. Throws if the machine rejects it. */
 function step(policy: PolicyRow, event: PolicyEvent): [PolicyEffect[], Step] {
   const refused = policyRefusal(policy.status, policy.machineContext, event);
   if (refused) throw new AppError(refused.code, refused.detail);

@@ -82,21 +82,18 @@ export class PolicyQueries {
     this.#rules = parts.rules;
   }
 
-  /**
-   * Most recently changed first. With `review`, policies enforced by break glass come first. `who`: anyone who asks, see
-   * readOnly.
-   */
+  /** Most recently changed first. With `review`, policies enforced by break glass come first. `who`: the caller, see readOnly. */
   async list(
     tenantId: string,
     filter: {
-      /** That of the newest version. */
+      /** Of the newest version. */
       status?: PolicyState | undefined;
-      /** Whether a version is enforced, whichever it is. */
+      /** Whether any version is enforced. */
       enforced?: boolean | undefined;
       review?: (typeof REVIEWS)[number] | undefined;
       agent_role?: string | undefined;
       scope?: string | undefined;
-      /** An id, or a prefix and `*`. */
+      /** An id, or a prefix followed by `*`. */
       ids?: string | undefined;
       /** A part of the id or of the newest text. */
       q?: string | undefined;
@@ -142,7 +139,7 @@ export class PolicyQueries {
     return { policies, total };
   }
 
-  /** The policies with a text in their id, or in their newest version. */
+  /** The policies that contain a text in their id or in their newest version. */
   async #with(tenantId: string, part: string, asker: Asker | undefined): Promise<string[]> {
     return this.#db.readOnly(
       tenantId,
@@ -161,7 +158,7 @@ export class PolicyQueries {
     );
   }
 
-  /** The policy with its versions, newest first. NOT_FOUND when the tenant has no such policy. */
+  /** The policy with its versions, newest first. NOT_FOUND if the tenant has no such policy. */
   async get(tenantId: string, id: string) {
     const policy = await this.find(tenantId, id);
     const revisions = await this.#db
@@ -174,7 +171,7 @@ export class PolicyQueries {
     };
   }
 
-  /** The state of a policy's machine, and for each event why `who` would be refused now; null if allowed. */
+  /** The state of a policy's machine, and for each event why it would be rejected for `who` now; null if allowed. */
   async standing(tenantId: string, id: string, who: Who) {
     const { status, machineContext: context, machineVersion } = await this.find(tenantId, id);
     const circumstances = circumstancesOf(who, await this.#rules(tenantId));
@@ -215,7 +212,7 @@ export class PolicyQueries {
     return revision;
   }
 
-  /** The newest and the live version of a policy; undefined when the tenant has no such policy. */
+  /** The newest and the live version of a policy; undefined if the tenant has no such policy. */
   async newest(tenantId: string, id: string) {
     const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
     if (!policy) return undefined;
@@ -229,7 +226,7 @@ export class PolicyQueries {
     return { newest: view(policy.version), live: live_version === null ? null : view(live_version), live_version };
   }
 
-  /** The policies that a plan does not name and that are not revoked, with where their newest version comes from. */
+  /** The policies that a plan does not name and that are not revoked, with the source of their newest version. */
   async others(tenantId: string, ids: readonly string[], glob: string | null, limit: number) {
     const rows = await this.#db.query<{
       id: string;
@@ -253,7 +250,7 @@ export class PolicyQueries {
     return (await this.#rules(tenantId)).approval_required;
   }
 
-  /** The stored policy. NOT_FOUND when the tenant has no such policy. */
+  /** The stored policy. NOT_FOUND if the tenant has no such policy. */
   async find(tenantId: string, id: string): Promise<PolicyRow> {
     const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
     if (!policy) throw new AppError('NOT_FOUND', 'the policy does not exist');
@@ -261,7 +258,7 @@ export class PolicyQueries {
   }
 }
 
-/** An id, or a prefix and `*`, as LIKE takes it. */
+/** An id, or a prefix followed by `*`, as a LIKE pattern. */
 const likeOf = (glob: string) => glob.replace(/[\\%_]/g, '\\$&').replace(/\*$/, '%');
 
 /** An event of the policy machine without the actor and the tenant's rules. */

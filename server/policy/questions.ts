@@ -12,9 +12,9 @@ import { text } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { TrialRequest } from './authoring/suite.ts';
 
-/** Questions of a tenant. */
+/** Maximum number of questions per tenant. */
 const MOST = 100;
-/** Of a request, as canonical JSON. */
+/** Maximum size of a request, as canonical JSON. */
 const MOST_BYTES = 16 * 1024;
 
 const QuestionOut = z
@@ -28,7 +28,7 @@ const QuestionOut = z
   .meta({ id: 'SavedQuestion' });
 type Question = z.output<typeof QuestionOut>;
 
-/** Requests under a name that a tenant's authors try their drafts on. Nothing is decided or recorded by them. */
+/** Named requests that a tenant's authors try their drafts on. They cause no decisions or records. */
 export class Questions {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -40,7 +40,7 @@ export class Questions {
     this.#audit = parts.audit;
   }
 
-  /** By name. */
+  /** Ordered by name. */
   async list(tenantId: string): Promise<Question[]> {
     const rows = await this.#db.query<Omit<Question, 'created_at'> & { created_at: Date }>(
       tenantId,
@@ -50,7 +50,7 @@ export class Questions {
     return rows.map((row) => ({ ...row, created_at: row.created_at.toISOString() }));
   }
 
-  /** CONFLICT where the name is taken, or the tenant has as many as it may. */
+  /** CONFLICT if the name is taken, or the tenant has reached its limit. */
   async save(tenantId: string, name: string, request: z.output<typeof TrialRequest>, by: Doer): Promise<Question> {
     const now = this.#clock.now();
     const question = { id: newId('qst', now), name, request, created_by: by.actor.id };
@@ -62,7 +62,7 @@ export class Questions {
     }
     try {
       await this.#db.transaction(tenantId, async (em) => {
-        // of two at the same time the second counts the first
+        // of two concurrent calls the second counts the first's question
         await lockTenant(em, tenantId);
         const [count] = await em.execute<{ n: number }[]>(
           'select count(*)::int as n from saved_question where tenant_id = ?',
@@ -100,7 +100,7 @@ const Name = text(60).refine((name) => name.trim() === name && !/[\t\n\r]/.test(
   error: 'must be one line without invisible characters, and without white space around it',
 });
 
-/** For people alone: what authors type into a request may be what a key should not read. */
+/** For people only: what authors type into a request may be something that a key should not read. */
 export function questionsRouter(questions: Questions) {
   const tag = 'policies';
   return trpc.router({

@@ -6,16 +6,16 @@ import type { Context } from '../rpc/procedure.ts';
 import type { By } from './policies.ts';
 import { whoOf } from './queries.ts';
 
-/* Who reaches the routes of policies. */
+/* Who may use the policy routes. */
 
-/** Pipeline keys and authors write policies. */
+/** Pipeline keys and authors may write policies. */
 export const write = { keys: ['pipeline'], role: 'author' } as const;
 export const read = { keys: ['pipeline'], role: 'viewer' } as const;
-/** The same for tokens of workloads, whose trust may be limited to some policies: each handler asks `within`. */
+/** The same for workload tokens, whose trust may be limited to some policies: each handler asks `within`. */
 export const writes = { ...write, workload: 'policies:write' } as const;
 export const reads = { ...read, workload: 'policies:read' } as const;
 
-/** KEY_SCOPE unless the caller's credential reaches the policy. Without an id, it has to reach all. */
+/** KEY_SCOPE unless the caller's credential covers the policy. Without an id, it must cover all policies. */
 export function within<T extends { principal: Principal; tenantId: string }>(
   { principal, tenantId }: T,
   id: string | undefined,
@@ -26,7 +26,7 @@ export function within<T extends { principal: Principal; tenantId: string }>(
   return tenantId;
 }
 
-/** The policies that the caller's credential reaches; null for all. */
+/** The policies that the caller's credential covers; null for all. */
 export const globOf = ({ principal }: { principal: Principal }) =>
   principal.kind === 'workload_token' ? principal.policies : null;
 

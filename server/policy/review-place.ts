@@ -1,17 +1,20 @@
 import { diffArrays } from 'diff';
 
-/** The longest edit script that is searched for. The time grows with its square, and nobody else is answered in it. */
+/**
+ * The longest edit script that is searched for. The time grows with its square, and the process answers no one else
+ * meanwhile.
+ */
 const MOST_EDITS = 300;
-/** Lines before and after a line that say which one it is. */
+/** How many lines before and after a line identify it. */
 export const AROUND = 2;
 
 const ENDS = /(\r\n?|\n)/;
 export const linesOf = (text: string): string[] => text.split(/\r\n?|\n/);
 
 /**
- * Where a line of an older text stands in a newer one, or the first one of several; undefined if that is not certain: if one
- * was changed or removed, or stands in something else by now. In a policy the whole rule around each must stand there as it was
- * if it has an id; else, and in tests, the lines before and after it must. Lines count from 1.
+ * Where a line of an older text, or the first of several, is in a newer text; undefined if that is uncertain: if one was
+ * changed or removed, or is now part of something else. In a policy, the whole rule around each line must be unchanged
+ * there if it has an id; otherwise, and in tests, the lines before and after it must be. Lines count from 1.
  */
 export function lineIn(
   older: string,
@@ -32,7 +35,7 @@ export function lineIn(
   };
   let rule = { first: 0, last: -1, named: false };
   for (let at = line - 1; at < end; at++) {
-    // of lines in one rule it is compared once
+    // several lines in one rule are compared once
     if (at > rule.last) {
       rule = part === 'text' ? ruleAround(was, at) : { first: at, last: at, named: false };
       if (!stands(rule.first, rule.last)) return undefined;
@@ -43,8 +46,8 @@ export function lineIn(
 }
 
 /**
- * Where each line went, from 0; undefined of texts that are too different. What is before the first line or after the last one
- * went with the ends of the text.
+ * Where each line moved, from 0; undefined for texts that are too different. Positions before the first line or after the
+ * last one move with the ends of the text.
  */
 function movesOf(was: readonly string[], is: readonly string[]): ((line: number) => number | undefined) | undefined {
   const moves = new Map<number, number>();
@@ -76,13 +79,13 @@ function ruleAround(lines: readonly string[], at: number): { first: number; last
   return { first, last, named: lines.slice(first, last + 1).some((line) => RULE_ID.test(line)) };
 }
 
-/** The text with other lines in place of one or several, or with none if `instead` is empty. Nothing else in it changes. */
+/** The text with one or several lines replaced, or removed if `instead` is empty. Nothing else in it changes. */
 export function withLine(text: string, line: number, instead: string, end = line): string {
   const parts = text.split(ENDS);
   const at = 2 * (line - 1);
   const length = 2 * (end - line) + 1;
   if (instead !== '') parts.splice(at, length, instead);
-  // the last end goes with them; that of the last line is the one before them
+  // their last line ending is removed with them; for the last line it is the one before
   else parts.splice(at + length === parts.length ? Math.max(0, at - 1) : at, length + 1);
   return parts.join('');
 }
@@ -93,7 +96,7 @@ export interface Texts {
   tests: string | null;
 }
 
-/** Lines that a comment is about. */
+/** The lines that a comment is about. */
 interface Lines {
   part: 'text' | 'tests';
   line: number;
@@ -103,26 +106,26 @@ interface Lines {
 export const partOf = ({ source, tests }: Texts, part: Lines['part']): string =>
   part === 'text' ? source : (tests ?? '');
 
-/** The texts with a suggestion applied; a suite of which nothing is left is none. Nothing else in them changes. */
+/** The texts with a suggestion applied; a suite that becomes blank is removed. Nothing else in them changes. */
 export function withSuggestion(texts: Texts, { part, line, end_line }: Lines, suggestion: string): Texts {
   const text = withLine(partOf(texts, part), line, suggestion, end_line);
   return part === 'text' ? { ...texts, source: text } : { ...texts, tests: text.trim() === '' ? null : text };
 }
 
-/** Lines that say nothing by themselves: brackets, commas, semicolons, the marks of a remark. */
+/** Lines without meaning of their own: brackets, commas, semicolons, comment markers. */
 const EMPTY = /^[\s{}()[\];,/]*$/;
-/** However they are indented. */
+/** Ignoring indentation. */
 const bare = (lines: readonly string[]): string[] => lines.map((one) => one.trim()).filter((one) => one !== '');
 
-/** Without blanks and line ends, which a formatter moves. */
+/** Without whitespace and line endings, which a formatter moves. */
 const squeezed = (lines: readonly string[]): string => lines.join('').replace(/\s+/g, '');
 
 /**
- * Of suggestions for lines of an older text whether a newer one has them, in their place: between what stood around them, in one
- * piece, with the lines gone that it does without, wherever lines end in it. A suggestion that changes only brackets and the
- * like is never found: it says too little of who wrote them. The two texts are compared once, unless `anywhere` is enough: then
- * it is if the newer one has the suggestion at all. Of texts that are too different to be compared `inDoubt` says whether that is
- * enough, or nothing is.
+ * Tells whether a newer text contains suggestions for lines of an older one, in their place: contiguous, between what
+ * surrounded the lines, without the lines that the suggestion drops, and regardless of line breaks. A suggestion that
+ * changes only brackets and the like is never found: it reveals too little about who wrote them. The two texts are
+ * compared once, unless `anywhere`: then it is enough that the newer one contains the suggestion at all. For texts too
+ * different to compare, `inDoubt` decides whether that is enough or nothing is found.
  */
 export function suggestionsIn(
   older: string,
@@ -130,7 +133,7 @@ export function suggestionsIn(
   { inDoubt, anywhere = false }: { inDoubt: boolean; anywhere?: boolean },
 ): (place: Lines, suggestion: string) => boolean {
   const lines = linesOf(older);
-  // how many lines that are not blank come before each
+  // the number of nonblank lines before each line
   const before = new Uint32Array(lines.length + 1);
   for (const [n, line] of lines.entries()) before[n + 1] = before[n]! + (line.trim() === '' ? 0 : 1);
   const [was, is] = [bare(lines), bare(linesOf(newer))];
@@ -143,7 +146,7 @@ export function suggestionsIn(
     const dropped = replaced.difference(sought);
     if ([...sought.difference(replaced), ...dropped].every((one) => EMPTY.test(one))) return false;
     if (!certain && !inDoubt) return false;
-    // what stands there now: between the nearest lines around that are still there
+    // what is there now: between the nearest surrounding lines that still exist
     let [from, to] = [0, is.length];
     for (let n = first - 1; n >= 0 && from === 0; n--) from = (moved(n) ?? -1) + 1;
     for (let n = last; n < was.length && to === is.length; n++) to = moved(n) ?? is.length;
@@ -154,6 +157,6 @@ export function suggestionsIn(
   };
 }
 
-/** The lines of a comment in words. */
+/** The lines of a comment, as text. */
 export const lineWords = ({ line, end_line: end = line }: { line: number; end_line?: number | undefined }): string =>
   end === line ? `line ${line}` : `lines ${line} to ${end}`;

@@ -13,7 +13,7 @@ import { oneLine } from '../lib/visible.ts';
 import { tokens } from './language/scan.ts';
 import { lineIn, linesOf, partOf, suggestionsIn, type Texts, withSuggestion } from './review-place.ts';
 
-/* What is stored of reviews: comments with their places and threads, and whose writing a version has by them. */
+/* How reviews are stored: comments with their places and threads, and the authors that a version gets through them. */
 
 /** What a comment has besides its words. */
 export interface Commented {
@@ -22,10 +22,10 @@ export interface Commented {
   suggestion?: string | undefined;
 }
 
-/** A comment that is to be written. */
+/** A comment to be written. */
 export interface NewComment extends Omit<Commented, 'thread'> {
   version: number;
-  /** Absent where the suggestion says it all. */
+  /** Absent if the suggestion says it all. */
   comment?: string | undefined;
   /** The comment that began a thread. */
   reply_to?: string | undefined;
@@ -35,26 +35,26 @@ export interface NewComment extends Omit<Commented, 'thread'> {
 interface Place {
   part: 'text' | 'tests';
   line: number;
-  /** The last one of several. */
+  /** The last line, if there are several. */
   end_line?: number | undefined;
   version?: number | undefined;
 }
 
-/** Lines that one comment is about. */
+/** How many lines one comment may be about. */
 export const MOST_LINES = 100;
-/** Characters of a line that stand with a comment on it, and lines of several. */
+/** How many characters of a line are quoted with a comment, and how many lines. */
 const QUOTED = 200;
 const LINES_QUOTED = 10;
-/** Suggestions that a new version is compared with, the newest; */
+/** How many suggestions a new version is compared with, newest first. */
 const MOST_COMPARED = 100;
-/** and of the texts that they were made for, those that it is compared with line by line, which takes long. */
+/** How many of the texts they were made for are compared line by line, which is slow. */
 const MOST_TEXTS = 5;
 
 /** The comment that began a thread. */
 export const threadOf = ({ reviews }: PolicyRevisionRow, id: string): ReviewRecord | undefined =>
   reviews.find((one) => one.id === id && one.thread === undefined);
 
-/** A thread may be answered from a newer version than the one that it began on. */
+/** A thread may be answered from a newer version than the one it began on. */
 export async function assertThread(em: EntityManager, { tenantId, id }: PolicyRow, thread: string): Promise<void> {
   const found = await em.execute(
     `select 1 from policy_revision r, jsonb_array_elements(r.reviews) one
@@ -64,7 +64,7 @@ export async function assertThread(em: EntityManager, { tenantId, id }: PolicyRo
   if (found.length === 0) throw new AppError('NOT_FOUND', 'the policy has no such thread');
 }
 
-/** The comment of that id with its suggestion, and the version that it was made on. */
+/** The comment with this id and its suggestion, and the version that it was made on. */
 export async function suggestionOf(
   em: EntityManager,
   { tenantId, id }: PolicyRow,
@@ -90,7 +90,7 @@ export const onLine = ({ place }: Pick<ReviewRecord, 'place'>): string => {
 export const commentWords = (comment: ReviewRecord): string =>
   `comment ${comment.id}${comment.suggestion === undefined ? '' : ' with a suggestion'}${onLine(comment)}`;
 
-/** The place of a comment with the lines as they stand there: of the version itself, or of an older one. */
+/** The place of a comment with the lines quoted from the version itself, or from an older one. */
 export async function placeIn(
   em: EntityManager,
   policyId: string,
@@ -105,7 +105,7 @@ export async function placeIn(
   return { part, version, line, ...(end > line && { end_line: end }), quote: quoted.join('\n') };
 }
 
-/** How many threads of all versions nobody has resolved. */
+/** The number of unresolved threads in all versions. */
 export async function openThreads(em: EntityManager, { tenantId, id }: PolicyRow): Promise<number> {
   const [row] = await em.execute<{ n: number }[]>(
     `select count(*)::integer as n from policy_revision r, jsonb_array_elements(r.reviews) one
@@ -116,14 +116,14 @@ export async function openThreads(em: EntityManager, { tenantId, id }: PolicyRow
   return row!.n;
 }
 
-/** Of a policy's text however it is formatted, and whatever its remarks say. */
+/** The hash of a policy's text, ignoring formatting and comments. */
 export const squeezedHash = (source: string): string =>
   sha256Tag(JSON.stringify(tokens(source).map(({ text }) => text)));
 
 /**
- * Who wrote what a new version says, besides the person who saves it: who wrote the text of an earlier version that it goes
- * back to, by a rollback or by hand, unless somebody else approved that text or it is live; and who suggested a change that it
- * has now in the place that it was made for, however it came there.
+ * Who wrote the content of a new version, besides the person who saves it: the authors of an earlier version whose text
+ * it goes back to, by a rollback or by hand, unless someone else approved that text or it is live; and anyone who
+ * suggested a change that it now has in the place it was made for, however it got there.
  */
 export async function writersOf(
   em: EntityManager,
@@ -158,8 +158,9 @@ export async function writersOf(
 }
 
 /**
- * Who is not an author yet and suggested what a version has now and the one before it had not. Of more suggestions than are
- * compared, whoever made one of the others since a version is live counts too; older ones would make authors for good.
+ * Those who are not authors yet and suggested something that a version has now and the previous one did not. If there are
+ * more suggestions than are compared, the writers of the others count too if those were made since a version is live;
+ * counting older ones would make them authors for good.
  */
 async function suggestersOf(em: EntityManager, policy: PolicyRow, before: Texts, after: Texts): Promise<string[]> {
   const { tenantId, id, machineContext } = policy;
@@ -179,7 +180,7 @@ async function suggestersOf(em: EntityManager, policy: PolicyRow, before: Texts,
     const { version, part } = group[0]!.place;
     const placed = await em.findOneOrFail(PolicyRevision, { policyId: id, version });
     const [older, old, now] = [textsOf(placed), before, after].map((texts) => partOf(texts, part));
-    // to compare long texts takes milliseconds, in which nobody else is answered
+    // comparing long texts takes milliseconds, during which no one else is answered
     await setImmediate();
     const anywhere = n >= MOST_TEXTS;
     const had =
@@ -201,8 +202,8 @@ export const textsOf = ({ dslSource: source, testsSource }: PolicyRevisionRow): 
 });
 
 /**
- * CONFLICT unless a version is the one before it with the suggestion applied and nothing else, where its lines still stand as
- * they were: `applies` makes whoever suggested it an author, who can then not approve it.
+ * CONFLICT unless a version is the previous one with the suggestion applied and nothing else, at lines that are still
+ * unchanged: `applies` makes the suggestion's writer an author, who then cannot approve it.
  */
 export async function assertApplied(
   em: EntityManager,

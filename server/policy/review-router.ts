@@ -7,7 +7,7 @@ import { CommentIn, Id, PendingIds, PolicyOut, Version } from './shapes.ts';
 
 const tag = 'policies';
 
-/** The review of a version: it is asked for, commented on and decided. */
+/** The review of a version: requesting it, commenting on it and deciding it. */
 export function reviewRoutes(policies: Policies) {
   return {
     submit: route(

@@ -36,7 +36,7 @@ import {
 import type { PolicyTexts } from './texts.ts';
 
 const tag = 'policies';
-/** A folder with more is planned in parts. */
+/** Larger folders are planned in parts. */
 const MAX_PLANNED = 200;
 const PLAN_BYTES = 8 * 1024 * 1024;
 

@@ -14,7 +14,7 @@ import { LIMITS } from './language/scan.ts';
 import { MOST_LINES } from './review-records.ts';
 import type { PolicyPlan } from './texts.ts';
 
-/* What the routes of policies take and answer. */
+/* The inputs and outputs of the policy routes. */
 
 export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 
@@ -83,7 +83,7 @@ export const PlaceOut = z
   })
   .describe('the lines that a thread is about');
 
-/** What a comment says. */
+/** The content of a comment. */
 export const CommentWords = {
   comment: text(2000).optional().describe('required without a suggestion'),
   suggestion: text(4000, 0).optional().describe('what should stand in place of the lines; empty: nothing'),
@@ -122,7 +122,7 @@ export const CommentIn = z
     { path: ['suggestion'], message: 'must be for lines of the version that was read' },
   );
 
-/** Pending comments that one person has on one policy. */
+/** Maximum number of pending comments that one person may have on one policy. */
 export const MOST_PENDING = 50;
 export const PendingIds = z
   .array(text(64))

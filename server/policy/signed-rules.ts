@@ -3,7 +3,7 @@ import type { BundleStatement } from '../domain/policy.ts';
 import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
 
-/** Bundles whose rules are kept in memory. */
+/** How many bundles' rules are kept in memory. */
 const MAX_KEPT = 64;
 
 interface Kept {
@@ -27,7 +27,7 @@ export class SignedRules {
     this.#keyFor = parts.keyFor;
   }
 
-  /** The statements with `@escrow` by id; undefined when no bundle with this hash is valid for the tenant. */
+  /** The statements with `@escrow` by id; undefined if no bundle with this hash is valid for the tenant. */
   async of(tenantId: string, bundleHash: string): Promise<ReadonlyMap<string, BundleStatement> | undefined> {
     const name = `${tenantId} ${bundleHash}`;
     const kept = this.#kept.get(name);

@@ -10,14 +10,14 @@ export interface Simulated {
   text: string;
 }
 
-/** What the lifecycle of policies asks of simulations, which stand on a higher step. Both run within its transaction. */
+/** What the policy lifecycle needs from simulations, which belong to a higher layer. Both methods run within its transaction. */
 export interface SimulationGate {
   /**
-   * What a simulation found of the version, for the audit record, and why the version must not pass, if the tenant
-   * requires one. `simulationId` is the one that the approver read; without it the newest that fits counts. NOT_FOUND
-   * where it is not of this text.
+   * What a simulation found about the version, for the audit record, and why the version must not pass, if the tenant
+   * requires one. `simulationId` is the one that the approver read; without it, the newest that qualifies counts. NOT_FOUND
+   * if it is not of this text.
    */
   find(em: EntityManager, version: Simulated, rules: Rules, simulationId?: string): Promise<Finding>;
-  /** Has the version simulated in the background after the commit, unless a present simulation exists. */
+  /** Requests a simulation of the version in the background after the commit, unless a current one exists. */
   queue(em: EntityManager, version: Simulated & { version: number }, rules: Rules, by: Doer): Promise<void>;
 }

@@ -5,20 +5,20 @@ import type { Log } from '../lib/log.ts';
 import { pause, Wake } from '../lib/pause.ts';
 import type { LiveSuite, PolicyTexts } from './texts.ts';
 
-/** How often all tenants that have tests are looked at, whatever was heard of them. */
+/** How often all tenants that have tests are checked, even without a change notice. */
 const SWEEP_MS = 3_600_000;
-/** Tenants that are looked up together, and how many times as long as it works this process rests after each. */
+/** How many tenants are fetched at once, and how long this process rests after each, as a multiple of the time it worked. */
 const PAGE = 500;
 const REST = 50;
-/** Failed tests that an event names. */
+/** How many failed tests an event names. */
 const MOST_NAMED = 20;
 
 /**
- * Runs the tests of enforced policies again when something changed that no review runs them for: a reference list, the tool
- * registry, the action types. Tells subscribers of tests that have begun to fail, once per version and test.
+ * Runs the tests of enforced policies again after a change for which no review runs them: to a reference list, the tool
+ * registry or the action types. Notifies subscribers of tests that have begun to fail, once per version and test.
  *
- * What was found is stored with a hash of all that it depended on. So it may run in several processes and be killed
- * anywhere: what was not stored is found again, and what was is told once.
+ * Results are stored with a hash of everything they depended on. So this may run in several processes and be killed at
+ * any point: a result that was not stored is found again, and one that was stored is announced once.
  */
 export class SuiteWatch {
   readonly #db: Database;
@@ -35,7 +35,7 @@ export class SuiteWatch {
     this.#log = parts.log;
   }
 
-  /** Until the signal aborts. */
+  /** Runs until the signal aborts. */
   async run(signal: AbortSignal): Promise<void> {
     const work = new Wake();
     const offs = (['policies', 'settings'] as const).map((topic) =>
@@ -66,7 +66,7 @@ export class SuiteWatch {
     }
   }
 
-  /** Looks at the tenants with tests one by one, from the start on and every hour, beside what changes meanwhile. */
+  /** Checks the tenants with tests one by one, at startup and every hour, in addition to handling changes. */
   async #sweep(signal: AbortSignal): Promise<void> {
     let last = '';
     while (!signal.aborted) {
@@ -75,7 +75,7 @@ export class SuiteWatch {
         for (const tenantId of page) {
           if (signal.aborted) return;
           const began = performance.now();
-          // one that fails keeps no other from being looked at
+          // one that fails does not keep the others from being checked
           await this.check(tenantId, signal).catch((err: unknown) => {
             this.#log.warn({ err, tenant: tenantId }, 'the tests of live policies could not be run; again in an hour');
           });
@@ -94,7 +94,7 @@ export class SuiteWatch {
     }
   }
 
-  /** Runs those tests of a tenant whose result is not known yet. */
+  /** Runs the tests of a tenant whose results are not known yet. */
   async check(tenantId: string, signal?: AbortSignal): Promise<void> {
     const suites = await this.#texts.liveSuites(tenantId);
     const known = await this.#db.query<{ policy_id: string; basis: string }>(
@@ -113,7 +113,7 @@ export class SuiteWatch {
         continue;
       }
       const failing = [...new Set(results.filter(({ ok }) => !ok).map(({ name }) => name))];
-      // what was found of policies that are not in force any more tells nothing
+      // results for policies that are no longer in force are meaningless
       const [now] = await this.#texts.liveSuites(tenantId);
       if (now?.basis !== suite.basis) {
         this.#changed.add(tenantId);

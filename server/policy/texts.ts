@@ -36,40 +36,40 @@ const NO_TESTS = 'tests: []';
 /** A statement that matches no request: an agent always has an id. */
 const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
 
-/** A policy as a folder has it. */
+/** A policy as given in a folder. */
 export interface PlannedPolicy {
   id: string;
   dsl_source: string;
   tests_source: string | null;
 }
 
-/** What would become of one policy of a folder. */
+/** What would happen to one policy of a folder. */
 export interface PolicyPlan {
   id: string;
-  /** `create`: there is no such policy; `update`: the newest version differs; `none`: it is the same. */
+  /** `create`: there is no such policy; `update`: the newest version differs; `none`: it is unchanged. */
   change: 'create' | 'update' | 'none';
   content_hash: string;
-  /** The newest version; null when there is none. */
+  /** The newest version; null if there is none. */
   newest: (Pick<PolicyView, 'status' | 'version' | 'content_hash' | 'author_id'> & { source: Source | null }) | null;
   live_version: number | null;
   errors: Diagnostic[];
   tests_errors: Diagnostic[];
   warnings: Diagnostic[];
-  /** Against the live version, or the newest one if none is live. Null if the text has errors, or there is none. */
+  /** Against the live version, or the newest one if none is live. Null if the text has errors or there is no version. */
   diff: TextDiff | null;
-  /** The suite changed against the same version. */
+  /** Whether the suite differs from that of the same version. */
   tests_changed: boolean;
-  /** With the whole folder in place of the live versions; null without a suite. */
+  /** Run with the whole folder in place of the live versions; null without a suite. */
   tests: SuiteRun | null;
-  /** Why it could not be submitted or enforced as it is. */
+  /** Why it could not be submitted or enforced as is. */
   objections: string[];
 }
 
-/** A text could be warned about more often than anyone reads. */
+/** A text could cause more warnings than anyone reads. */
 const MAX_TOOL_WARNINGS = 50;
 
 /**
- * Checks, formats, tries out and compares policy texts, stored or drafted. Saves nothing. UNAVAILABLE when the worker is
+ * Checks, formats, tries out and compares policy texts, stored or drafted. Saves nothing. UNAVAILABLE if the worker is
  * too busy.
  */
 export class PolicyTexts {
@@ -87,13 +87,13 @@ export class PolicyTexts {
     db: Database;
     clock: Clock;
     language: AuthorLanguage;
-    /** A thread of its own for what takes seconds, so that nobody's saving waits for it. */
+    /** A separate thread for jobs that take seconds, so that saving never waits for them. */
     slow: AuthorLanguage;
     rules: (tenantId: string) => Promise<Rules>;
     queries: PolicyQueries;
-    /** What is known of tools and agents, as the reader or the transaction sees it. */
+    /** What is known about tools and agents, as the reader or the transaction sees it. */
     registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
-    /** What tool servers list, with the schemas of the tools of these names. */
+    /** What tool servers list, with the schemas of the tools with these names. */
     tools: (tenantId: string, names: readonly string[]) => Promise<ListedTools>;
     lists: Pick<ListQueries, 'names' | 'valuesOf'>;
   }) {
@@ -117,7 +117,7 @@ export class PolicyTexts {
     return compiled.errors.length > 0 ? compiled : { ...compiled, errors: nulFaults(source, compiled) };
   }
 
-  /** The same, with warnings about tools and arguments that no tool server lists. */
+  /** Like `validate`, with warnings about tools and arguments that no tool server lists. */
   async lint(tenantId: string, source: string, policyId?: string): Promise<Compilation> {
     const compiled = await this.validate(tenantId, source, policyId);
     if (compiled.errors.length > 0) return compiled;
@@ -164,9 +164,8 @@ export class PolicyTexts {
   }
 
   /**
-   * What would become of the policies of a folder, compared with what is stored: changes by statement, the tests, which
-   * run with all policies of the folder in place of their live versions, and what stands in the way of a release. Nothing
-   * is saved.
+   * What would happen to the policies of a folder, compared with what is stored: changes by statement, the tests, which run
+   * with all policies of the folder in place of their live versions, and what would block a release. Nothing is saved.
    */
   async plan(tenantId: string, planned: readonly PlannedPolicy[]): Promise<PolicyPlan[]> {
     const rules = await this.#rules(tenantId);
@@ -246,27 +245,27 @@ export class PolicyTexts {
   }
 
   /**
-   * Runs tests on a policy, which replaces its live version among all live policies. What is not given is taken from the
-   * newest version; NOT_FOUND when there is none. Nothing is saved, counted or recorded.
+   * Runs tests on a policy, which replaces its live version among all live policies. Missing parts are taken from the
+   * newest version; NOT_FOUND if there is none. Nothing is saved, counted or recorded.
    */
   async test(tenantId: string, id: string, input: TextAndTests): Promise<SuiteRun> {
     return this.run(tenantId, await this.#job(tenantId, id, input));
   }
 
-  /** The same, with one change of the policy after the other: those that no test notices. */
+  /** The same for one change of the policy after another: finds those that no test notices. */
   async mutate(tenantId: string, id: string, input: TextAndTests): Promise<MutationRun> {
     const job = await this.#job(tenantId, id, input);
     return this.#ask((language) => language.mutate(tenantId, job), this.#slow);
   }
 
-  /** The suite of a policy with the test that a past decision is. Nothing is saved. */
+  /** A policy's suite with a test made from a past decision. Nothing is saved. */
   async fromDecision(tenantId: string, id: string, input: TextAndTests, past: PastDecision): Promise<TestFromDecision> {
     const job = await this.#job(tenantId, id, input);
     const tests = job.tests === NO_TESTS ? '' : job.tests;
     return this.#ask((language) => language.fromDecision(tenantId, { ...job, tests }, past));
   }
 
-  /** What a request met in the policies of its decision. */
+  /** What a request found in the policies of its decision. */
   explain(tenantId: string, job: ExplainJob): Promise<Explained> {
     return this.#ask((language) => language.explain(tenantId, job));
   }
@@ -287,7 +286,7 @@ export class PolicyTexts {
     return { policyId, text, tests, liveTexts: others, ...surroundings };
   }
 
-  /** The tests of a policy, and those of others, with all that they depend on, as the transaction sees it. */
+  /** A policy's tests, and those of other policies, with everything they depend on, as the transaction sees it. */
   async jobWithin(
     em: EntityManager,
     tenantId: string,
@@ -302,8 +301,8 @@ export class PolicyTexts {
   }
 
   /**
-   * The tests of other live policies that pass now, and would fail after a change: those of suites with the scope `live`,
-   * of policies that stay. UNAVAILABLE when they take too long together.
+   * The tests of other live policies that pass now and would fail after a change: those in suites with the scope `live`, of
+   * policies that remain. UNAVAILABLE if together they take too long.
    */
   async brokenBy(tenantId: string, { suites, ...job }: OthersJob): Promise<OthersRun> {
     const began = performance.now();
@@ -321,7 +320,7 @@ export class PolicyTexts {
     return { errors: [], broken };
   }
 
-  /** The same for a text, as the live policies are now. */
+  /** The same for a text, with the live policies as they are now. */
   async breaks(tenantId: string, id: string, input: TextAndTests): Promise<OthersRun> {
     const { text } = await this.#job(tenantId, id, { tests_source: NO_TESTS, ...input });
     const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
@@ -334,7 +333,7 @@ export class PolicyTexts {
     });
   }
 
-  /** The live policies and all that they depend on, as the transaction sees it; also what a draft reads besides. */
+  /** The live policies and everything they depend on, as the transaction sees it; also what a draft reads in addition. */
   async surroundingsWithin(
     em: EntityManager,
     tenantId: string,
@@ -351,7 +350,7 @@ export class PolicyTexts {
     return this.#ask((language) => language.test(tenantId, job));
   }
 
-  /** The tests of all live policies that have some, each with the policies, lists and registry that are in force now. */
+  /** The tests of all live policies that have any, each with the policies, lists and registry that are in force now. */
   async liveSuites(tenantId: string): Promise<LiveSuite[]> {
     const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
     if (rows.every(({ tests_source }) => tests_source === null)) return [];
@@ -359,7 +358,7 @@ export class PolicyTexts {
     const em = this.#db.reader(tenantId);
     const lists = await this.#lists.valuesOf(em, tenantId, listsOf([], rows));
     const { liveTexts: all, ...others } = surroundingsOf(rows, action_types, await this.#registry(em, tenantId), lists);
-    // a version stands for its text and its tests, that of a list for its values
+    // a policy version stands for its text and its tests, a list version for its values
     const versions = [rows, lists.map((list) => ({ ...list, policy_id: list.name }))].map((part) =>
       part.map(({ policy_id, version }) => [policy_id, version]),
     );
@@ -372,7 +371,7 @@ export class PolicyTexts {
     });
   }
 
-  /** Runs one of those, behind whatever a person waits for. */
+  /** Runs one of those, after any job that a person waits for. */
   runLive(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
     return this.#ask((language) => language.test(tenantId, job), this.#slow);
   }
@@ -404,7 +403,7 @@ export class PolicyTexts {
     const [was, now] = await Promise.all(
       [old, recent].map(async (text) => {
         if (text === '') return new Map<string, string>();
-        // an old text may not compile by now: then its rules have no words
+        // an old text may no longer compile: then its rules have no summaries
         const { statements } = await this.validate(tenantId, text, id);
         return new Map(statements.map((one) => [one.id, one.summary.text]));
       }),
@@ -441,14 +440,14 @@ export class PolicyTexts {
   }
 }
 
-/** The tests of a live policy, and the hash of all that their result depends on. */
+/** A live policy's tests, and the hash of everything their result depends on. */
 export interface LiveSuite {
   version: number;
   basis: string;
   job: SuiteJob;
 }
 
-/** Absent parts are those of the newest version. */
+/** Absent parts are taken from the newest version. */
 interface TextAndTests {
   dsl_source?: string | undefined;
   tests_source?: string | undefined;
@@ -465,9 +464,9 @@ interface LiveText {
 /** What must be run before a version may pass. `tests`: its own; null if it has none. */
 export type GateJob = OthersJob & { tests: string | null };
 
-/** Characters of suites that are run together. */
+/** Suites are run together up to this many characters. */
 const GROUP = 128 * 1024;
-/** All tests of other policies together. */
+/** Time for all tests of other policies together. */
 const MOST_OTHERS_MS = 30_000;
 
 function grouped(suites: OthersJob['suites']): OthersJob['suites'][] {
@@ -486,7 +485,7 @@ function grouped(suites: OthersJob['suites']): OthersJob['suites'][] {
 
 const without = (rows: readonly LiveText[], id: string) => rows.filter(({ policy_id }) => policy_id !== id);
 
-/** The change of a policy, and the suites of the others. */
+/** The change to the policy, and the suites of the others. */
 function othersOf(rows: readonly LiveText[], policyId: string, text: string) {
   return {
     policyId,
@@ -498,12 +497,12 @@ function othersOf(rows: readonly LiveText[], policyId: string, text: string) {
   };
 }
 
-/** The reference lists that texts and the live ones name. */
+/** The reference lists that texts and the live policies name. */
 function listsOf(texts: readonly string[], live: readonly LiveText[]): string[] {
   return [...new Set([...listsNamed(texts.map((cedar) => ({ cedar }))), ...live.flatMap(({ lists }) => lists)])];
 }
 
-/** Selects the texts of the live policies of the tenant that is bound to `parameter`. */
+/** Selects the texts of the tenant's live policies; the tenant is bound to `parameter`. */
 const liveTexts = (
   parameter: '$1' | '?',
 ) => `select r.policy_id, r.version, r.dsl_source, r.tests_source, r.lists from policy p
