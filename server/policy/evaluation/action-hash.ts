@@ -26,7 +26,7 @@ export interface HashedAction {
  */
 export function actionHash(action: HashedAction): string {
   const { action_type, agent_id, agent_role } = action;
-  // printed in order and in parts: of these, only the arguments have members that an agent put in an order
+  // printed in order and in parts: of these, only the arguments have members whose order an agent chose
   const before = canonicalJson({ action_type, agent_id, agent_role });
   const after = canonicalJson({
     context: action.context ?? null,

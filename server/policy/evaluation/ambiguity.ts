@@ -7,7 +7,7 @@ import type { Arguments, MappedRequest } from './request.ts';
 export interface PathRead {
   path: string;
   kinds: readonly ReadKind[];
-  /** How programs that ignore case, width and invisible characters compare the path. */
+  /** The path as programs see it that ignore case, width and invisible characters. */
   folded: string;
   /** The containers on the way to the path: '', `items` and `items[0]` for `items[0].sku`. */
   parents: readonly { path: string; folded: string; holds: 'elements' | 'members' | 'either' }[];
@@ -55,7 +55,7 @@ export function readsOf<Rule>(statements: readonly { rule: Rule; head: Head }[])
   };
 }
 
-/** Empty when one of the kinds is unknown, because then no value is certain to fit. */
+/** Empty if one of the kinds is unknown, because then no value is certain to fit. */
 function kindsOf(kinds: (ReadKind | null)[]): ReadKind[] {
   return kinds.includes(null) ? [] : [...new Set(kinds as ReadKind[])].sort();
 }
@@ -79,7 +79,7 @@ function parentsOf(path: string): PathRead['parents'] {
 }
 
 /**
- * The first value that the tool might interpret differently from the statements; undefined when there is none. A value
+ * The first value that the tool might interpret differently from the statements; undefined if there is none. A value
  * passes only if it is absent or of exactly the kind it is read as: programs disagree about everything else, and a limit
  * must hold however the tool parses its arguments.
  */
@@ -130,7 +130,7 @@ function overlongText<Rule>(reads: RequestReads<Rule>, request: MappedRequest): 
   return computed ? { path: 'arguments' } : undefined;
 }
 
-/** Could a program find something else at this path, or on the way to it, than the rule reads there? */
+/** Whether a program could find something else than the rule at this path, or on the way to it. */
 export function isAmbiguous(args: Arguments, read: PathRead): boolean {
   if (!isAbsentOrOf(args, read.path, read.kinds) || hasOtherSpelling(args, read.path, read.folded)) return true;
   return read.parents.some(({ path, folded, holds }) => {
@@ -155,7 +155,7 @@ function isAbsentOrOf(args: Arguments, path: string, kinds: readonly ReadKind[])
 
 const NUMBER_LIKE = /\p{N}|∞|^\P{L}*(?:inf|infinity|nan)\P{L}*$/iu;
 
-/** Would a program that ignores case, width and invisible characters also read another key as this path? */
+/** Whether a program that ignores case, width and invisible characters would also read another key as this path. */
 function isRespelled({ values, respelled }: Arguments, path: string, folded: string): boolean {
   if (folded !== path && values.has(folded)) return true;
   return respelled.get(folded)?.some((key) => key !== path) ?? false;
@@ -166,7 +166,7 @@ function hasOtherSpelling(args: Arguments, path: string, folded: string): boolea
   return args.aliases.has(folded) || isRespelled(args, path, folded);
 }
 
-/** Rules do not limit the length of a path. */
+/** Shortened for display: rules do not limit the length of a path. */
 const MAX_DISPLAYED = 200;
 
 export function displayPath(path: string): string {

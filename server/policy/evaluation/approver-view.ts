@@ -15,14 +15,15 @@ type ViewedAction = Omit<
 
 /**
  * The action as approvers see it: arguments and context are masked by every matching statement, and characters that are
- * invisible or change the writing direction are made visible. Deterministic; of what a proxy has prepared it changes nothing.
+ * invisible or change the writing direction are made visible. Deterministic; it does not change what a proxy has
+ * prepared.
  *
  * Throws a RangeError on values without a canonical JSON form.
  */
 export function approverView(
   action: ViewedAction,
   hits: readonly BundleStatement[],
-  /** A proxy has masked the action already: what looks like a mask is one. */
+  /** Whether a proxy has already masked the action: what looks like a mask then is one. */
   from: 'agent' | 'proxy' = 'agent',
 ): ActionView {
   const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []).map(parseMask);
@@ -51,8 +52,8 @@ export function approverView(
 }
 
 /**
- * A copy of the arguments or the context of an action with these masks. The arguments of an HTTP request contain its body,
- * and masks apply to paths in the body too. What approvers see and what is then done with the action are masked by this.
+ * A copy of an action's arguments or context with these masks applied. The arguments of an HTTP request contain its body,
+ * and masks apply to paths in the body too. This masks both what approvers see and what is then done with the action.
  */
 export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
   if (masks.length === 0) return original;
@@ -100,16 +101,16 @@ export function viewOf(hold: HeldAction): ActionView {
   };
 }
 
-/** Do the two views show the same action? An erased view equals no other. */
+/** Whether the two views show the same action. An erased view equals no other. */
 export function isSameView(a: ActionView, b: ActionView): boolean {
   return a.erased === undefined && b.erased === undefined && canonicalJson(a) === canonicalJson(b);
 }
 
-/** What an agent wrote like a mask is marked: only a policy's mask is exactly `[masked]`. */
+/** Text from an agent that looks like a mask is marked: only a policy's mask is exactly `[masked]`. */
 const withoutForgedMasks = (value: unknown) =>
   mapTexts(value, (text) => (text.includes(MASKED) ? text.replaceAll(MASKED, `${MASKED}⟦as sent⟧`) : text));
 
-/** A copy of a JSON value with all its texts visible. */
+/** A copy of a JSON value with all its texts made visible. */
 const makeVisible = (value: unknown) => mapTexts(value, visible);
 
 /** A copy of a JSON value with every text mapped, including member names. Members are never merged. */
@@ -126,7 +127,7 @@ function mapTexts(value: unknown, change: (text: string) => string): unknown {
     let n = seen.get(plain) ?? 1;
     while (Object.hasOwn(copy, key)) key = `${plain}⟦${++n}⟧`;
     seen.set(plain, n);
-    // `__proto__` is a member like any other
+    // treat `__proto__` like any other member
     Object.defineProperty(copy, key, {
       value: mapTexts(member, change),
       enumerable: true,

@@ -31,21 +31,21 @@ import { type Indexed, isOwnSchema, type Slice, SliceReads, sliceOf } from './sl
 
 export { decisionHost };
 
-/** The deny reason for an ambiguous argument, followed by a colon and the path. */
+/** The deny reason for an ambiguous argument; a colon and the path follow it. */
 const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
-/** The deny reasons for a name that could be taken for another one, which follows a colon. */
+/** The deny reasons for a name that could be mistaken for another one; a colon and that name follow them. */
 const NAME_IN_DOUBT = { tool: 'tool_name_in_doubt', server: 'server_name_in_doubt' } as const;
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
 const FORBIDDEN = 'forbidden by policy';
 
 /**
- * The version of the mapping of requests, of the test for ambiguity and of `settle`. It changes whenever the same request,
+ * The version of the request mapping, of the ambiguity test and of `settle`. It changes whenever the same request,
  * policies and facts would give another decision; the golden decisions in test/vectors/policy pin it.
  */
 const DECIDE_VERSION = 'svc-decide/1';
 
-/** What decides, for records: the engine and our own version around it. */
+/** The name of the evaluator for records: the engine and our own version around it. */
 export function engineName(): string {
   return `${cedarVersions().engine} ${DECIDE_VERSION}`;
 }
@@ -53,8 +53,8 @@ export function engineName(): string {
 /** The statements that an action matches, before rate counters and holds are considered. */
 export interface Match {
   /**
-   * `permitted`: a statement grants it. `drifted`: one does, but the definition of the tool is not an approved one.
-   * `ambiguous` and `error`: no conclusion is safe, so the action is denied.
+   * `permitted`: a statement grants it. `drifted`: one does, but the tool's definition is not an approved one. `ambiguous`
+   * and `error`: no conclusion is safe, so the action is denied.
    */
   outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'drifted' | 'ambiguous' | 'error';
   /**
@@ -66,18 +66,18 @@ export interface Match {
   limits: readonly LimitHit[];
   /** When ambiguous: the argument, such as `arguments.refund.total`. */
   ambiguousPath?: string;
-  /** The same, where the decision point itself could not read it and no policy was asked. */
+  /** The same path, if the decision point itself could not read the argument and no policy was asked. */
   doubt?: string;
-  /** When it is the name of the tool or of its server that is ambiguous: the one that somebody decided about. */
+  /** If the name of the tool or of its server is ambiguous: the name that someone decided about. */
   ambiguousName?: { of: 'tool' | 'server'; meant: string };
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
   /**
-   * The ids of statements that Cedar and the compiled conditions found different things of. Raise an alarm: one of the two
-   * is wrong. Only Cedar is asked about them from now on.
+   * The ids of statements on which Cedar and the compiled conditions disagree. Raise an alarm: one of the two is wrong.
+   * Only Cedar evaluates them from now on.
    */
   disputed?: readonly string[];
-  /** What the fitting statements read of a request; absent when the request could not be mapped for the engine. */
+  /** What the fitting statements read of a request; absent if the request could not be mapped for the engine. */
   narrowing?: Narrowing;
 }
 
@@ -91,7 +91,7 @@ export interface SettleState {
 
 export interface Verdict {
   decision: Decision;
-  /** The statement that decided; null when none did. */
+  /** The statement that decided; null if none did. */
   rule_id: string | null;
   policy_id: string | null;
   policy_version: number | null;
@@ -106,23 +106,23 @@ export interface Verdict {
   consumes: boolean;
 }
 
-/** Entries in the map from scopes to slices. Scopes that match the same statements share one slice. */
+/** Maximum number of entries in the map from scopes to slices. Scopes that match the same statements share one slice. */
 const MAX_SCOPES = 16_384;
-/** Statements in all slices of one engine. */
+/** Maximum number of statements in all slices of one engine. */
 const MAX_SLICED = 200_000;
-/** Statements that are compiled in one step of `ready`. */
+/** How many statements are compiled in one step of `ready`. */
 const COMPILED_TOGETHER = 16;
-/** Statements that are read in one step of `inSteps`. */
+/** How many statements are read in one step of `inSteps`. */
 const READ_TOGETHER = 100;
-/** One in so many answers is compared with Cedar's. */
+/** One in this many answers is compared with Cedar's. */
 const COMPARE_EVERY = 1_000;
 
 /**
  * The policies of one verified bundle, ready to decide. Holds memory in the shared instance until `dispose`.
  *
  * The cost depends on the statements that can match, not on the size of the bundle: statements whose scope (principal,
- * action, resource) cannot match the request are not looked at. The conditions of the others are compiled (`cedar/`);
- * Cedar's own engine is asked for what is not, and for comparison.
+ * action, resource) cannot match the request are not examined. The conditions of the others are compiled (`cedar/`);
+ * Cedar's own engine evaluates those that are not, and serves for comparison.
  *
  * A guardrail takes effect only where another statement permits. Cedar does not report permits when a forbid matches, so
  * guardrails are evaluated as permits, and one call reports all of them.
@@ -133,24 +133,24 @@ export class PolicyEngine {
   readonly #statements = new Map<string, BundleStatement>();
   readonly #index: ScopeIndex<Indexed>;
   readonly #asking: Asking;
-  /** Tools and agents as the bundle knows them. */
+  /** Tools and agents according to the bundle. */
   readonly registry: Registry;
   readonly #lists: Lists;
-  /** What the policies want to know of calls that have ended. */
+  /** What the policies need to know about calls that have ended. */
   readonly sessions: SessionRules;
   readonly #tools = new DecidedNames<BundleStatement | undefined>();
   readonly #servers = new DecidedNames<BundleStatement | undefined>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
   #sliced = 0;
-  /** What is being made ready, by scope. */
+  /** Preparations under way, by scope. */
   readonly #preparing = new Map<string, Promise<void>>();
 
   /**
-   * `left`: the hashes of statements that only Cedar is asked about.
+   * `left`: the hashes of statements that only Cedar evaluates.
    *
-   * Throws a RangeError for a bundle in a newer Cedar version, or whose derived fields contradict its Cedar text, or
-   * without a list that a statement reads.
+   * Throws a RangeError for a bundle in a newer Cedar version, one whose derived fields contradict its Cedar text, or one
+   * that lacks a list that a statement reads.
    */
   constructor(
     content: BundleContent,
@@ -187,7 +187,7 @@ export class PolicyEngine {
     this.sessions = new SessionRules(indexed);
   }
 
-  /** An engine as of the constructor, made in steps with `turn` between them. */
+  /** Like the constructor, but in steps with `turn` between them. */
   static async inSteps(
     content: BundleContent,
     how: ConstructorParameters<typeof PolicyEngine>[1],
@@ -200,21 +200,21 @@ export class PolicyEngine {
     return new PolicyEngine(content, how);
   }
 
-  /** Whether actions of this type are known to change nothing. */
+  /** Whether actions of this type are known to be read-only. */
   onlyReads(action_type: string): boolean {
     const actions = this.#content.action_entities;
     return Object.hasOwn(actions, action_type) && actions[action_type]!.includes('read');
   }
 
   /**
-   * Makes ready what a decision on the request needs beyond the request: the conditions of all statements that it can match,
-   * compiled, and what Cedar is given to compare them with. Of 1,000 statements that takes a second, so it is done in steps
-   * of some milliseconds, with `turn` between them. Undefined where it is done already. `match` does not need it, and then
-   * does the same at one stretch.
+   * Prepares what a decision on the request needs beyond the request: compiles the conditions of all statements that it can
+   * match, and gives Cedar what it needs to compare them. For 1,000 statements that takes a second, so it is done in steps
+   * of a few milliseconds, with `turn` between them. Undefined if already done. `match` does not require it, but would then
+   * do the same work in one go.
    */
   ready(request: ActionRequest, turn: () => Promise<void>): Promise<void> | undefined {
     const { agent_id, agent_role, action_type, tool_name, tool_server } = request;
-    // mapped or not, most names are the same
+    // most names are the same whether mapped or not
     const scope = this.#index.keyOf({
       agent: { id: agent_id, role: agent_role },
       action: { type: action_type, groups: [] },
@@ -233,7 +233,7 @@ export class PolicyEngine {
     try {
       place = this.#mapped(request);
     } catch {
-      // `match` says what is wrong with it
+      // `match` reports what is wrong with it
       return;
     }
     const fitting = this.#index.fitting(place);
@@ -255,7 +255,7 @@ export class PolicyEngine {
     for (let step = steps.next(); ; step = steps.next()) if (step.done) return step.value;
   }
 
-  /** As `match`, with `turn` between the steps of what takes long: then with a promise. */
+  /** Like `match`, with `turn` between the steps of long work; it then returns a promise. */
   matchInSteps(request: ActionRequest, turn: () => Promise<void>): Match | Promise<Match> {
     const steps = this.#matching(request);
     const first = steps.next();
@@ -282,9 +282,9 @@ export class PolicyEngine {
   }
 
   /**
-   * Is the action denied regardless of its arguments and context? True only when that is certain: a matching hard forbid
-   * does not read the context, or no permit matches and none that could match reads the context. Used to filter lists of
-   * tools; each call is still decided when it is made.
+   * Whether the action is denied regardless of its arguments and context. True only if that is certain: a matching hard
+   * forbid does not read the context, or no permit matches and none that could match reads the context. Used to filter
+   * lists of tools; each call is still decided when it is made.
    */
   deniesAlways(request: ActionRequest): boolean {
     const match = this.match(request);
@@ -300,8 +300,8 @@ export class PolicyEngine {
   }
 
   /**
-   * The request's session as the statements that fit read it. Never throws: of a request that cannot be evaluated nothing
-   * is known but what was counted.
+   * The request's session as the fitting statements read it. Never throws: for a request that cannot be evaluated, only the
+   * counts are known.
    */
   session(request: ActionRequest, counted: { call_count: number; started: string }, known: KnownSession): SessionState {
     try {
@@ -328,13 +328,13 @@ export class PolicyEngine {
     }
   }
 
-  /** Could a mask apply to the action for some arguments? Then its answers may not match the tool's declared schema. */
+  /** Whether a mask could apply to the action for some arguments. If so, its answers may not match the tool's declared schema. */
   mayMask(request: ActionRequest): boolean {
     const fitting = this.#index.fitting(this.#mapped(request));
     return fitting.some(({ statement }) => statement.annotations.mask !== undefined);
   }
 
-  /** Frees this engine's memory in the shared instance. Using it afterwards works, and allocates that memory again. */
+  /** Frees this engine's memory in the shared instance. Using it afterward works, and allocates that memory again. */
   dispose(): void {
     for (const { rules } of this.#slices.values()) rules?.release();
     this.#slices.clear();
@@ -346,7 +346,7 @@ export class PolicyEngine {
     return mapRequest(request, this.#content.action_entities, this.registry.attributes(request));
   }
 
-  /** A name that is another one in all but case, width and invisible characters: the rules would miss what is done. */
+  /** A name that differs from a known one only in case, width or invisible characters: the rules would miss what is done. */
   #misnamed({ tool_name, tool_server }: ActionRequest): Match | undefined {
     const server = this.#servers.meant(tool_server) ?? this.registry.meantServer(tool_server);
     const tool = this.#tools.meant(tool_name) ?? this.registry.meantTool(tool_server, tool_name);
@@ -361,7 +361,7 @@ export class PolicyEngine {
     };
   }
 
-  /** What the policies permit, as far as the tool is the one that was approved. */
+  /** What the policies permit, provided that the tool is the approved one. */
   #checked(request: ActionRequest, match: Match): Match {
     if (match.outcome !== 'permitted') return match;
     const drift = this.registry.drift(request, this.onlyReads(request.action_type));
@@ -372,7 +372,7 @@ export class PolicyEngine {
       : { ...match, hits: [...match.hits, rule].sort(byRuleId) };
   }
 
-  /** With the limits, which may depend on more of the request than the statements read. */
+  /** Adds the limits, which may depend on more of the request than the statements read. */
   #counted(request: ActionRequest, { args }: MappedRequest, match: Match): Match {
     if (match.outcome !== 'permitted') return match;
     const isKnown = (server: string) => this.#servers.has(server) || this.registry.knows(server);
@@ -421,7 +421,7 @@ export class PolicyEngine {
   }
 }
 
-/** What is read of a statement's tokens. The same for the same text, no matter whose it is. */
+/** What is read from a statement's tokens. Identical texts give identical results, whichever tenant they belong to. */
 interface Written {
   head: Head;
   /** The tools and tool servers that it names. */
@@ -433,11 +433,11 @@ interface Written {
 
 const KNOWN = new Bounded<Written>({ entries: 20_000, characters: 16_000_000 });
 
-/** Most statements of a bundle were in the one before it. */
+/** Most statements of a bundle were also in the previous one. */
 function written(cedar: string): Written {
   const known = KNOWN.get(cedar);
   if (known) return known;
-  // what is read of a text holds parts of it, and a statement may be a part of a long one
+  // the results keep parts of the text alive, and a statement may be part of a long one
   const text = detached(cedar);
   const read = tokens(text);
   const word = read[preamble(read).rest - 1];
@@ -475,11 +475,11 @@ function conclude({ forbids, permits, errors, refused, disputed }: Found<Indexed
   if (hard.length > 0) return failed(hard);
   if (forbids.length > 0) return ended('forbidden', forbids);
   if (permits.every(({ guardrail }) => guardrail)) return ended('unpermitted', []);
-  // checked last: without a permit the denial is a plain one, even if a guardrail failed
+  // checked last: without a permit it is a plain denial, even if a guardrail failed
   return errors.length > 0 ? failed(errors) : ended('permitted', permits);
 }
 
-/** The match for an action whose value the decision point itself cannot read for certain, at `path`. */
+/** The match for an action with a value at `path` that the decision point itself cannot read with certainty. */
 export function doubtfulMatch(path: string): Match {
   return { ...ambiguousMatch(path), doubt: path };
 }
@@ -567,15 +567,15 @@ function doubtOf({ ambiguousName, ambiguousPath }: Match): string {
     : `${ARGUMENT_IN_DOUBT}: ${ambiguousPath}`;
 }
 
-/** The ids of the hits with a hold that the references cover. */
+/** The ids of the hits with `@escrow` that the references cover. */
 export function coveredBy(references: readonly RuleReference[] | undefined, hits: Match['hits']): string[] {
   if (!references) return [];
   return hits.filter((rule) => rule.annotations.escrow && covers(references, rule)).map(({ id }) => id);
 }
 
 /**
- * Do the references cover this statement? They must name the same policy and the same text: the id of an unnamed
- * statement is its position, which another statement may occupy by now.
+ * Whether the references cover this statement. They must name the same policy and the same text: the id of an unnamed
+ * statement is its position, which may now belong to another statement.
  */
 function covers(references: readonly RuleReference[] | undefined, rule: BundleStatement): boolean {
   if (!references || references.length === 0) return false;

@@ -5,7 +5,7 @@ export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024, tex
 
 /** A Cedar decimal is a 64-bit integer of ten-thousandths. */
 const MAX_TEN_THOUSANDTHS = 2n ** 63n - 1n;
-/** The whole part of a number below it is printed in full, and within the range. */
+/** Below this, the whole part of a number is printed in full and is within the range. */
 const SHORT = 1e14;
 
 /**
@@ -24,12 +24,12 @@ export function exactDecimal(value: number | string): string | undefined {
   while (after[to - 1] === '0') to--;
   const [whole, fraction] = [before.slice(from), after.slice(0, to)];
   if (whole.length > 15 || fraction.length > 4) return undefined;
-  // fewer digits are always within the range
+  // with fewer digits it is always within the range
   if (whole.length === 15 && BigInt(`${whole}${fraction.padEnd(4, '0')}`) > MAX_TEN_THOUSANDTHS) return undefined;
   return `${sign === '-' ? '-' : ''}${whole || '0'}.${fraction || '0'}`;
 }
 
-/** The same of a number below `SHORT`, which most are: it prints as a decimal, or with an exponent where it is too small. */
+/** The same for a number below `SHORT`, as most are: it prints as a decimal, or with an exponent if it is too small. */
 function shortDecimal(value: number): string | undefined {
   if (Number.isInteger(value)) return `${value}.0`;
   const text = String(value);
@@ -48,7 +48,7 @@ export function isFactValue(value: unknown): value is FactValue {
   );
 }
 
-/** The text of a value that can be the key of a fact: a text, or an integer. */
+/** The text of a value that can be the key of a fact: a text or an integer. */
 export function keyText(value: unknown): string | undefined {
   const text = Number.isSafeInteger(value) ? String(value) : value;
   return typeof text === 'string' &&
@@ -60,7 +60,7 @@ export function keyText(value: unknown): string | undefined {
     : undefined;
 }
 
-/** A time that a tool said, in ISO 8601; without an offset it is one in UTC. */
+/** A time stated by a tool, in ISO 8601; without an offset it is in UTC. */
 export function instant(text: string): string | undefined {
   if (!/^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:\d\d)?$/.test(text)) return undefined;
   const at = new Date(/(?:Z|[+-]\d\d:\d\d)$/.test(text) ? text : `${text}Z`);

@@ -10,9 +10,9 @@ export type Lists = ReadonlyMap<string, ReadonlySet<string>>;
 const NONE: ReadonlySet<string> = new Set();
 
 /**
- * The names of the facts that are true of these arguments. A text is in a list if the list has it, and a list of texts if
- * the list has all of them, or any of them where the fact says so; likewise with patterns. An argument that is absent,
- * empty or of another type is in no list and matches nothing.
+ * The names of the facts that are true for these arguments. A text is in a list if the list contains it, and a list of
+ * texts if the list contains all of them, or any of them if the fact says so; likewise for patterns. An argument that is
+ * absent, empty or of another type is in no list and matches nothing.
  */
 export function factsOf(
   facts: readonly Fact[],
@@ -32,7 +32,7 @@ export function factsOf(
   return found;
 }
 
-/** The first argument whose texts are too long for the patterns that test them: a decision takes a bounded time. */
+/** The first argument whose texts are too long for the patterns that test them: this bounds the time of a decision. */
 export function longToMatch(
   facts: readonly Fact[],
   args: Pick<Arguments, 'str' | 'list'>,
@@ -55,6 +55,6 @@ function textsAt({ str, list }: Pick<Arguments, 'str' | 'list'>, path: string): 
 }
 
 function inList(known: ReadonlySet<string> | undefined): ((text: string) => boolean) | undefined {
-  // normalization shortens a text at most to a third
+  // normalization shortens a text to no less than a third
   return known && ((text) => text.length <= LIST_LIMITS.characters * 3 && known.has(comparable(text)));
 }

@@ -14,7 +14,7 @@ export function ruleReference(rule: BundleStatement): RuleReference {
   return { id: rule.id, hash: known.hash };
 }
 
-/** A statement is hit again and again. */
+/** The same statements are hit again and again. */
 const hashes = new WeakMap<BundleStatement, { cedar: string; hash: string }>();
 
 /** Sorts escrow rules by how much they require. The first decides the kind of a joined hold. */
@@ -38,8 +38,8 @@ function ttl({ annotations }: BundleStatement): number {
 /**
  * One hold for all these escrow rules, at least as strict as each of them. It takes the kind of the strictest rule, the
  * largest number of approvals, every group with its largest count, all targets, reasons and conditions, and the times of
- * `timesOf`. The longest delay applies only to a hold that is released by time: where a person must approve or a
- * condition must be reported, that check replaces the delay.
+ * `timesOf`. The longest delay applies only to a hold that is released by time: if a person must approve or a condition
+ * must be reported, that check replaces the delay.
  */
 export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
   const holding = [...rules].sort(strictestFirst);

@@ -7,36 +7,39 @@ import { displayPath, isAmbiguous, type PathRead, pathRead } from './ambiguity.t
 import { exactDecimal } from './exact.ts';
 import type { Arguments } from './request.ts';
 
-/** One limit of a statement that was hit, and what the action takes of it. */
+/** One limit of a statement that was hit, and what the action takes from it. */
 export interface LimitHit {
   rule_id: string;
   kind: 'rate' | 'budget';
-  /** What is counted apart, as a hash: it says nothing of the value, and has one length. */
+  /** A hash of what is counted separately: it reveals nothing about the value, and has a fixed length. */
   key: string;
   /** Calls, or ten-thousandths of the currency. */
   limit: number;
-  /** What this action takes of it: 1, or its amount. */
+  /** What this action takes from it: 1, or its amount. */
   units: number;
   window_seconds: number;
-  /** The agent chose the value that is counted apart, so how many of them it may open is bounded. */
+  /** Whether the agent chooses the value that is counted separately, so that the number of values it may open is limited. */
   chosen: boolean;
 }
 
-/** The values that one agent may have counted apart at a time, per rule. One that sends endless values ends only itself. */
+/**
+ * How many values per rule one agent may have counted separately at a time. An agent that sends endless values blocks
+ * only itself.
+ */
 export const MAX_CHOSEN = 10_000;
 
-/** The limit on what the agent opens under values that it chose: a new window of the limit takes one of it. */
+/** The limit on how many windows the agent may open under values that it chose: each new window of the limit takes one unit. */
 export function valuesOf({ rule_id, window_seconds }: LimitHit, agentId: string) {
   const key = sha256(agentId).toString('base64url');
   return { rule_id, kind: 'values', key, limit: MAX_CHOSEN, units: 1, window_seconds } as const;
 }
 
-/** Calls beyond its own that a proxy may take ahead: 2 % of a rate, and nothing of a low one or of a budget. */
+/** Extra calls that a proxy may take in advance: 2% of a rate, and none of a low rate or of a budget. */
 export function leaseOf({ kind, limit }: Pick<LimitHit, 'kind' | 'limit'>): number {
   return kind === 'rate' ? Math.min(1_000, Math.floor(limit / 50)) : 0;
 }
 
-/** What was taken of a limit since its window began. */
+/** What was taken from a limit since its window began. */
 export interface LimitWindow {
   units: number;
   /** Milliseconds. */
@@ -44,8 +47,8 @@ export interface LimitWindow {
 }
 
 /**
- * Takes from a window, or from a new one where it has ended; `extra` units more where there is room. A window never ends
- * later than one that begins now: a clock that was set back does not stretch it.
+ * Takes from a window, or from a new one if it has ended, plus up to `extra` units if there is room. A window never ends
+ * later than one that begins now, so a clock that was set back does not stretch it.
  */
 export function takenFrom(
   open: LimitWindow | undefined,
@@ -61,7 +64,7 @@ export function takenFrom(
   return { window: { units: before.units + granted, endsAt: before.endsAt }, granted, began };
 }
 
-/** A limit cannot be counted, because the action lacks what it counts or names it ambiguously. */
+/** A limit that cannot be counted because the action lacks what it counts or names it ambiguously. */
 export interface LimitDoubt {
   /** As in `argument_in_doubt`. */
   path: string;
@@ -76,8 +79,8 @@ export function tenThousandths(decimal: string): number | undefined {
 }
 
 /**
- * The limits of the statements that were hit, or why they cannot be counted: then the action must be denied. `isKnown` says
- * whether a tool server is one that people know: others have any name that a caller gives them.
+ * The limits of the statements that were hit, or the reason they cannot be counted, in which case the action must be
+ * denied. `isKnown` tells whether people know a tool server: the name of any other is whatever a caller makes up.
  */
 export function limitsOf(
   hits: readonly BundleStatement[],
@@ -103,7 +106,7 @@ export function limitsOf(
   return { limits };
 }
 
-/** What a limit is, whatever the action. */
+/** The terms of a limit, independent of the action. */
 export type LimitTerms = Pick<LimitHit, 'limit' | 'window_seconds' | 'chosen'>;
 
 export function limitTerms({ rate, budget }: Annotations, kind: LimitHit['kind']): LimitTerms | undefined {
@@ -114,7 +117,7 @@ export function limitTerms({ rate, budget }: Annotations, kind: LimitHit['kind']
   return { limit, window_seconds, chosen: per === 'session' || per === 'tool' || per.includes('.') };
 }
 
-/** What counting the limits of these statements reads of a request, beside its names. */
+/** What counting the limits of these statements reads of a request, besides its names. */
 export function limitReads(all: readonly Annotations[]): {
   attributes: string[];
   paths: (PathRead & { rule: undefined })[];
@@ -157,7 +160,7 @@ function apartBy(
     case 'agent':
       return request.agent_id;
     case 'owner':
-      // an agent that belongs to nobody shares its limit with nobody
+      // an agent without an owner shares its limit with no one
       return request.owner === undefined ? [request.agent_id] : request.owner;
     case 'session':
       return [request.agent_id, request.session_id ?? ''];
@@ -175,9 +178,9 @@ function apartBy(
 }
 
 /**
- * The value at a path in the form in which values are told apart. Programs that ignore case, width, invisible characters
- * and white space, and all that read numbers, see one value where there is one; what is neither there nor a text, a
- * number or a boolean is in doubt.
+ * The value at a path, in the form used to tell values apart. Spellings that are one value to programs that ignore case,
+ * width, invisible characters and white space, or to programs that read numbers, have one form. A value that is missing,
+ * or not a text, a number or a boolean, is in doubt.
  */
 function scalar(path: LimitKey, args: Arguments): string {
   const key = argumentKey(path);
@@ -189,7 +192,7 @@ function scalar(path: LimitKey, args: Arguments): string {
   return args.num.get(key) ?? exactDecimal(text) ?? numeral(text) ?? text;
 }
 
-/** One form for the numerals that `exactDecimal` does not read: in scientific or hexadecimal notation, or of many digits. */
+/** A single form for numerals that `exactDecimal` does not read: in scientific or hexadecimal notation, or with many digits. */
 function numeral(text: string): string | undefined {
   const [, sign, digits] = /^([+-]?)0*(\d+)(?:\.0*)?$/.exec(text) ?? [];
   if (digits !== undefined) return `${sign === '-' ? '-' : ''}${digits}.0`;
@@ -228,12 +231,12 @@ function argumentKey(path: string): string {
   return /^arguments\.context(?:$|[.[])/.test(path) ? path : path.replace(/^arguments\.?/, '');
 }
 
-/** Names what a held action took of limits: until its hold is consumed, the same action takes nothing more. */
+/** Identifies what a held action took from limits: until its hold is consumed, the same action takes nothing more. */
 export function heldTake(agentId: string, actionHash: string): string {
   return sha256Tag(`${agentId}\n${actionHash}`);
 }
 
-/** The id under which that is noted. */
+/** The id under which that is stored. */
 export function heldTakeId(once: string): string {
   return `held:${once}`;
 }

@@ -36,8 +36,8 @@ export function parseMask(path: string): Mask {
 }
 
 /**
- * Replaces every value that a mask selects. Changes `value` in place and returns it, or `MASKED` where a mask selects
- * the root. Each step of each mask takes time linear in the size of the value.
+ * Replaces every value that a mask selects. Changes `value` in place and returns it, or `MASKED` if a mask selects the
+ * root. Each step of each mask takes time linear in the size of the value.
  */
 export function applyMasks(value: unknown, masks: readonly Mask[]): unknown {
   if (masks.some((steps) => steps.length === 0)) return MASKED;
@@ -99,7 +99,8 @@ const exactJson = JSON as unknown as {
 
 /**
  * Parses JSON so that `JSON.stringify` prints each number unchanged: masking an answer must not alter an id beyond 2^53
- * or a `1.0`. Where the runtime lacks JSON.rawJSON, numbers are those of JavaScript. Of duplicate members the last counts, as in JSON.parse.
+ * or a `1.0`. If the runtime lacks JSON.rawJSON, numbers are JavaScript's. If a member is duplicated, the last one
+ * counts, as in JSON.parse.
  */
 export function parseExact(text: string): unknown {
   return exactJson.parse(text, (_key, value, { source }) =>

@@ -4,19 +4,20 @@ import { MAX_MATCH_STEPS, type RequestReads } from './ambiguity.ts';
 import { ARGUMENT_LIMITS } from './exact.ts';
 import { type ArgumentKey, aliasesOf, memberKey, type Reads, ROOT } from './request.ts';
 
-/** What a set of statements reads of a request beside its names and its time: sorted; null means all. */
+/** What a set of statements reads of a request besides its names and its time: sorted; null means all. */
 export interface ProjectedReads {
   /** Attributes of the context, without those that hold the arguments. */
   attributes: readonly string[] | null;
   /** Keys of arguments. */
   keys: readonly string[] | null;
-  /** Facts of the session and calls, by the names under which they are read; absent where none is. */
+  /** Facts and calls of the session, by the names under which they are read; absent if there are none. */
   session?: readonly string[];
 }
 
 /**
- * The part of a request that decided: a request without what no fitting statement reads. `reads` is what it has in full, so
- * that what is absent there was absent from the request. Without `reads` the policies were not asked, or could not be.
+ * The part of a request that decided: the request without what no fitting statement reads. `reads` lists what it has in
+ * full, so that anything listed there but absent was absent from the request. Without `reads`, the policies were not
+ * asked or could not be.
  */
 export interface Projection extends ActionRequest {
   v: 1;
@@ -40,9 +41,9 @@ const ARGUMENT_ATTRIBUTES: ReadonlySet<string> = new Set(['str', 'num', 'bool', 
 /**
  * Narrows requests to what a set of statements reads.
  *
- * INVARIANT: the narrowed request matches the same statements as the whole one, and the same of its arguments are in doubt:
- * it has every value that a statement reads, and a blank one in place of every other value whose presence or type the test
- * for ambiguity (ambiguity.ts) depends on.
+ * INVARIANT: the narrowed request matches the same statements as the whole one, and the same arguments are in doubt: it
+ * has every value that a statement reads, and a blank one in place of every other value whose presence or type matters to
+ * the ambiguity test (ambiguity.ts).
  */
 export class Narrowing {
   readonly reads: ProjectedReads;
@@ -55,7 +56,7 @@ export class Narrowing {
   readonly #aliases = new Set<string>();
   readonly #session: NonNullable<Reads['session']>;
 
-  /** `attributes`: those that the statements may read; null means all. `session`: what they read of it by name. */
+  /** `attributes`: those that the statements may read; null means all. `session`: what they read of the session by name. */
   constructor(
     attributes: ReadonlySet<string> | null,
     { paths, computed, patterns }: RequestReads<unknown>,
@@ -63,9 +64,9 @@ export class Narrowing {
   ) {
     this.#session = session;
     const told = [...session.facts, ...session.calls];
-    // with patterns this long every text of the request may be too long
+    // with patterns this long, any text of the request may be too long
     const whole = patterns * ARGUMENT_LIMITS.text > MAX_MATCH_STEPS;
-    // a key that is computed may equal any text of the request
+    // a computed key may equal any text of the request
     const named =
       whole || computed.length > 0 || !attributes
         ? null
@@ -111,7 +112,7 @@ export class Narrowing {
     };
   }
 
-  /** A copy of the value with what matters of it; undefined if nothing does. */
+  /** A copy of the parts of the value that matter; undefined if none do. */
   #kept(value: unknown, at: ArgumentKey): unknown {
     if (value === undefined) return undefined;
     const matters = this.#present.has(at.key) || this.#folded.has(at.fold);
@@ -141,7 +142,7 @@ export class Narrowing {
       }
       if (kept === undefined) continue;
       copy ??= {};
-      // a member like any other
+      // like any other member
       if (name !== '__proto__') copy[name] = kept;
       else Object.defineProperty(copy, name, { value: kept, enumerable: true, configurable: true, writable: true });
     }
@@ -151,15 +152,15 @@ export class Narrowing {
 
 const ATTRIBUTE_MEMBERS = [...new Set(Object.values(MEMBERS).flat())];
 
-/** What statements read of a request beside its names and its time; null means all. */
+/** What statements read of a request besides its names and its time; null means all. */
 export interface NeededReads {
   attributes: ReadonlySet<string> | null;
   keys: ReadonlySet<string> | null;
-  /** Facts of the session and calls. */
+  /** Facts and calls of the session. */
   session: ReadonlySet<string>;
 }
 
-/** Whether a projection with these reads gives the same answer as the whole request to statements that read `needed`. */
+/** Whether statements that read `needed` give the same answer on a projection with these reads as on the whole request. */
 export function suffices(reads: ProjectedReads, needed: NeededReads): boolean {
   const { attributes, keys, session = [] } = reads;
   const membersOf = (names: Iterable<string>) => [...names].flatMap((name) => MEMBERS[name] ?? []);
@@ -175,7 +176,7 @@ export function suffices(reads: ProjectedReads, needed: NeededReads): boolean {
 /** The projection of a request that no policy was asked about. */
 export function namesOf(request: ActionRequest): Projection {
   const { agent_id, agent_role, owner, action_type, tool_server, tool_name, tool_pin, now } = request;
-  // with room for the rest, in the order of canonical JSON: it is printed for each decision
+  // with room for the rest, in canonical JSON order, because it is printed for each decision
   return {
     action_type,
     agent_id,
@@ -200,12 +201,12 @@ export function namesOf(request: ActionRequest): Projection {
   };
 }
 
-/** A text that is too long for a rule to read stays too long, and need not be kept whole. */
+/** A text that is too long for a rule to read stays too long, so it need not be kept whole. */
 function shortened(text: string): string {
   return text.length <= ARGUMENT_LIMITS.text ? text : text.slice(0, ARGUMENT_LIMITS.text + 1).toWellFormed();
 }
 
-/** A value of the same type that says nothing. */
+/** A value of the same type without content. */
 function blank(value: unknown): unknown {
   switch (typeof value) {
     case 'string':

@@ -14,29 +14,29 @@ import { definitionRule } from './registry.ts';
 
 /** One action to decide. */
 export interface Attempt {
-  /** Without the facts of its session, which `Ports.session` gives. */
+  /** Without the facts of its session, which come from `Ports.session`. */
   request: ActionRequest;
   eventId: string;
   /** The hash of the bundle used for the decision. */
   bundleHash: string | undefined;
   /**
-   * Why the policies are not asked, if so: a code for the record, and the reason with which the action is denied; the hold
-   * that it waited for, where that is why.
+   * If the policies are not asked, the reason: a code for the record, the reason for denying the action, and the hold that
+   * it waited for, if that is why.
    */
   standstill?: { code: string; reason: string; escrow_id?: string | undefined } | undefined;
-  /** The stop that reaches the action. It is denied, or held where policies would permit it. */
+  /** The stop that covers the action. The action is denied, or held where policies would permit it. */
   stop?: Stop | undefined;
-  /** For the record alone. */
+  /** For the record only. */
   trace?: Pick<Trace, 'trace_id' | 'span_id'> | undefined;
   /** The hold that the agent refers to. */
   escrowId?: string | undefined;
   /** Also use a released hold of this action that the agent does not name: for clients that can only repeat their call. */
   resume?: boolean | undefined;
-  /** Why the action cannot be held, if so. It is denied with this reason where a policy would hold it. */
+  /** If the action cannot be held, the reason. Where a policy would hold it, it is denied with this reason. */
   unholdable?: string | undefined;
   /**
-   * The most bytes of each text that are kept of the request; 0 for none. Of a text that is not kept, the record has no
-   * hash either. Absent: both are kept, whatever their size.
+   * The maximum number of bytes of each text of the request to keep; 0 for none. If a text is not kept, the record has no
+   * hash of it either. Absent: both are kept, whatever their size.
    */
   keep?: { input: number; projection: number } | undefined;
 }
@@ -53,7 +53,7 @@ export interface KnownHold extends HeldAction {
   rules: readonly RuleReference[];
 }
 
-/** Why a hold that an agent names cannot be used. */
+/** The reason a hold that an agent names cannot be used. */
 export type UseRefusal =
   | 'AGENT_MISMATCH'
   | 'HASH_MISMATCH'
@@ -88,32 +88,33 @@ export type PointFields = Pick<CompleteEvent, PointField>;
 
 /** The side effects of a decision. Decision points differ only in how they implement these. */
 export interface Ports<Hold extends KnownHold, Stored> {
-  /** The state of the request's session before this call; undefined when no policy reads it. */
+  /** The state of the request's session before this call; undefined if no policy reads it. */
   session(request: ActionRequest): Promise<ActionRequest['session']> | ActionRequest['session'];
   /** The statements that the action matches. */
   match(request: ActionRequest): Match | Promise<Match>;
   /**
-   * The definition of the request's tool that was seen last; null where none was. Asked where the tool registry holds a request
-   * that names none. Resolves to `unavailable`, the reason to deny, when nobody can tell and a denial can still be recorded.
+   * The pin of the tool's definition seen last; null if none was seen. Asked if the tool registry holds a request that
+   * names no definition. Resolves to `unavailable`, the reason to deny, if it cannot be determined but a denial can still
+   * be recorded.
    */
   definition(request: ActionRequest): Promise<{ pin: string | null } | { unavailable: string }>;
   /**
-   * Takes what the action needs of each of these limits, or nothing at all if one of them would be exceeded: durably, and
-   * of any number of concurrent calls no more than the limit. `checked` are limits that must have room, of which nothing is
-   * taken yet. With `once`, what was taken under the same name in windows that are still open is not taken again.
-   * Resolves to `unavailable`, the reason to deny, when nobody can tell and a denial can still be recorded.
+   * Takes what the action needs from each of these limits, or nothing at all if one of them would be exceeded: durably, and
+   * never more than the limit across concurrent calls. `checked` are limits that must have room but from which nothing is
+   * taken yet. With `once`, what was taken under the same name in windows that are still open is not taken again. Resolves
+   * to `unavailable`, the reason to deny, if it cannot be determined but a denial can still be recorded.
    */
   take(asked: Asked): Promise<Taking | { unavailable: string }> | Taking | { unavailable: string };
-  /** The current state of the hold. Rejects when the tenant has no such hold. */
+  /** The current state of the hold. Rejects if the tenant has no such hold. */
   find(escrowId: string): Promise<Hold>;
   /** Records the refused use at the control plane, then rejects with the refusal. */
   refuse(hold: Hold, why: UseRefusal, action: { action_hash: string }): Promise<never>;
   /**
    * The open hold for this action, or a new one (`opened`), durable when this resolves. Resolves to `unavailable`, the
-   * reason to deny, when holds cannot be reached but a denial can still be recorded.
+   * reason to deny, if holds cannot be reached but a denial can still be recorded.
    */
   open(action: ActionToHold): Promise<{ hold: Hold; opened: boolean } | { unavailable: string }>;
-  /** Consumes a released hold, durably when this resolves. Of any number of calls only one resolves. */
+  /** Consumes a released hold, durably when this resolves. However many calls there are, only one resolves. */
   consume(hold: Hold, action: { action_hash: string }): Promise<Hold>;
   /** Withdraws a hold whose decision could not be recorded. Never rejects. */
   withdraw(hold: Hold): Promise<void>;
@@ -129,16 +130,16 @@ export interface Ports<Hold extends KnownHold, Stored> {
   ): Promise<Stored>;
 }
 
-/** What an action needs of limits. */
+/** What an action needs from limits. */
 export interface Asked {
   limits: readonly LimitHit[];
   checked: readonly LimitHit[];
   once?: string;
 }
 
-/** What came of taking from limits. */
+/** The result of taking from limits. */
 export interface Taking {
-  /** By rule. When it is not empty, nothing was taken. */
+  /** By rule. If it is not empty, nothing was taken. */
   exceeded: SettleState['exceeded'];
   /** Gives back what was taken, for an action that is not permitted after all. Never rejects. */
   giveBack(): Promise<void>;
@@ -149,12 +150,12 @@ export interface Decided<Hold, Stored> {
   /** The hold to wait for, or the one that was consumed for this decision. */
   hold: Hold | undefined;
   /**
-   * The released hold that the agent named does not cover the rules now in force. A new one was opened, and the agent
-   * must get POLICY_CHANGED, as the record says.
+   * Whether the released hold that the agent named does not cover the rules now in force. A new one was then opened, and
+   * the agent must get POLICY_CHANGED, as the record says.
    */
   changed: boolean;
   fields: DecisionFields;
-  /** Of the action as it was decided. */
+  /** The hash of the action as it was decided. */
   action_hash: string;
   stored: Stored;
 }
@@ -182,14 +183,14 @@ const NOTHING_TAKEN: Taking = { exceeded: new Map(), giveBack: async () => {} };
  * agent, the action hash and the texts of the rules must all be the same, and for a hold that a proxy reported, also
  * what its approvers saw. The text of the tool registry's rule names a definition, whether or not the request does.
  *
- * The action is decided again when the agent names a hold. If the policies in force would still hold it, and the
- * released hold covers the text of every such rule, the hold is consumed and the action proceeds with its masks. If the
- * hold is still waiting, the answer is the same hold. If it does not cover every rule, a new hold is opened (`changed`).
- * A denial or an exceeded limit consumes nothing.
+ * If the agent names a hold, the action is decided again. If the policies in force would still hold it, and the released
+ * hold covers the text of every such rule, the hold is consumed and the action proceeds with its masks. If the hold is
+ * still waiting, the answer is the same hold. If it does not cover every rule, a new hold is opened (`changed`). A denial
+ * or an exceeded limit consumes nothing.
  *
- * A call counts against the rates of its rules when it is permitted or held; using the release does not count it again. It
- * counts against budgets when it is permitted. What is taken of a limit is taken before the record is stored, and given
- * back if it cannot be, so that no limit is ever passed; a crash in between leaves it taken.
+ * A call counts against the rates of its rules when it is permitted or held; using the release does not count it again.
+ * It counts against budgets when it is permitted. Units are taken from limits before the record is stored, and given back
+ * if it cannot be, so that no limit is ever exceeded; after a crash in between, they stay taken.
  *
  * Rejects with an InexactAction, or with the error of a port. Then nothing was decided and the agent must not act.
  */
@@ -248,7 +249,7 @@ export async function decide<Hold extends KnownHold, Stored>(
   const canonicalInput = () =>
     exactly('/context', () => {
       if (attempt.keep?.input !== 0) return canonicalJson({ v: 1, ...request });
-      // it is not kept, and what it has beside these two has to be exact as well: they have been hashed
+      // it is not kept, but its other members must be exact as well: these two have already been hashed
       canonicalJson({ ...request, arguments: undefined, context: undefined });
       return '';
     });
@@ -283,7 +284,7 @@ export async function decide<Hold extends KnownHold, Stored>(
     facts.unholdable = true;
     return finish(denied(settle(open, { exceeded: new Map() }), seen.unavailable), { named });
   }
-  /** As it is held: with the definition that a release is for. */
+  /** The request as it is held: with the definition that a release applies to. */
   const held = seen.pin === request.tool_pin ? request : { ...request, tool_pin: seen.pin };
   const matched = held === request ? open : withDefinition(open, held);
   const shown = () => approverView(held, matched.hits);
@@ -299,14 +300,14 @@ export async function decide<Hold extends KnownHold, Stored>(
     matched.limits.filter(({ kind }) => kind === 'rate'),
     matched.limits.filter(({ kind }) => kind === 'budget'),
   ];
-  // as if no limit were exceeded: what is to be counted depends on what becomes of the action
+  // as if no limit were exceeded: what to count depends on whether the action is permitted or held
   const { decision: otherwise, consumes } = settled(named, new Map());
   const unusable = named && otherwise !== 'deny' && unusableReason(named);
   // before anything is taken: what the same action took for another hold is not given back with this refusal
   if (unusable) await ports.refuse(named, unusable, { action_hash });
   const taking = await take(
     otherwise === 'escrow'
-      ? // a held action counts as one call, however often it is asked for, and spends nothing before it is done
+      ? // a held action counts as one call, however often it is requested, and spends nothing before it is done
         { limits: rates, checked: budgets, once: heldTake(request.agent_id, action_hash) }
       : { limits: consumes ? budgets : matched.limits, checked: [] },
   );
@@ -352,7 +353,7 @@ export async function decide<Hold extends KnownHold, Stored>(
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 
-/** The texts to keep of the request, as far as they are wanted and not too long. */
+/** The texts of the request to keep, if they are wanted and not too long. */
 function toKeep({ keep }: Attempt, input: string, request: ActionRequest, match: Match | undefined) {
   const within = (most: number, text: string) => (Buffer.byteLength(text) <= most ? text : undefined);
   if (!keep) return { input, projection: projectionOf(request, match) };
@@ -366,13 +367,13 @@ function projectionOf(request: ActionRequest, match: Match | undefined): string 
   return canonicalJson(match?.narrowing?.project(request) ?? namesOf(request));
 }
 
-/** As many of the names under which session facts are read as a record has room for; the projection has them all. */
+/** The names under which session facts are read, as far as a record has room; the projection has them all. */
 function sessionFacts({ narrowing }: Match): string[] | undefined {
   const names = (narrowing?.reads.session ?? []).filter((name) => name.length <= 200 && !name.includes('\0'));
   return names.length > 0 ? names.slice(0, MOST_FACTS) : undefined;
 }
 
-/** May a statement read the session's state? It costs a lookup, so it is fetched only then. */
+/** Whether a statement may read the session's state. The state costs a lookup, so it is fetched only then. */
 export function readsSession(policies: readonly Pick<BundleStatement, 'cedar'>[]): boolean {
   return policies.some(({ cedar }) => /\bsession\b/.test(cedar));
 }
@@ -433,7 +434,7 @@ function stopped(stop: Stop): Verdict {
   return denied({ rule_id: id, policy_id, policy_version: version, rule_ids: [id] }, stopReason(stop));
 }
 
-/** Does the tool registry hold a request that does not say which definition it is about? */
+/** Whether the tool registry holds a request that does not state which definition it is about. */
 function leavesDefinitionOpen({ outcome, hits }: Match, { tool_pin }: ActionRequest): boolean {
   return tool_pin === undefined && outcome === 'permitted' && hits.some(({ id }) => id === DEFINITION_RULE);
 }
@@ -442,13 +443,13 @@ function withDefinition(match: Match, held: ActionRequest): Match {
   return { ...match, hits: match.hits.map((rule) => (rule.id === DEFINITION_RULE ? definitionRule(held) : rule)) };
 }
 
-/** What policies permit is held while a stop freezes it. What they do not permit stays as it is. */
+/** While a stop freezes an action, what policies permit is held. What they do not permit is unaffected. */
 function frozen(match: Match, stop: Stop | undefined): Match {
   if (!stop || match.outcome !== 'permitted') return match;
   return { ...match, hits: [...match.hits, stopRule(stop)].sort((a, b) => (a.id < b.id ? -1 : 1)) };
 }
 
-/** The texts of rules that a released hold covers; none when its approvers saw a different action than this one. */
+/** The rule texts that a released hold covers; none if its approvers saw a different action than this one. */
 function referencesOf(hold: KnownHold | undefined, shown: () => ActionView): readonly RuleReference[] | undefined {
   if (hold?.status !== 'released') return undefined;
   return hold.source === 'evaluate' || isSameView(viewOf(hold), shown()) ? hold.rules : undefined;
@@ -470,7 +471,7 @@ function unusableReason({ status }: KnownHold): UseRefusal | undefined {
   return status === 'expired' ? 'ESCROW_EXPIRED' : 'INVALID_STATUS';
 }
 
-/** One obligation for each mask. When a record has no room for all of them, the last entry counts the rest. */
+/** One obligation per mask. If a record has no room for all of them, the last entry counts the rest. */
 function obligations(masks: readonly string[]): string[] {
   const { length, most } = RECORD_FIELDS.obligations;
   const all = masks.map((path) => cut(`mask ${path}`, length[1]));

@@ -5,18 +5,18 @@ import { doubtfulMatch, type Match, type PolicyEngine, settle, type Verdict } fr
 import { ruleReference } from './hold-terms.ts';
 import type { Projection } from './projection.ts';
 
-/** A verdict as the record has it: without the words of a denial, and without what a hold was opened with. */
+/** A verdict as the record has it: without the reason texts of a denial, and without the terms of an opened hold. */
 export type Rederived = Pick<Verdict, 'decision' | 'rule_id' | 'rule_ids'> & {
   masks?: string[];
-  /** Of a limit that was exceeded: the seconds until there was room again. */
+  /** For an exceeded limit: the seconds until there was room again. */
   retry_after?: number;
 };
 
 /**
- * Takes a recorded decision again: by the policies of the bundle that the record names, on what was kept of the request
+ * Repeats a recorded decision: by the policies of the bundle that the record names, on what was kept of the request
  * (whole, or its projection) and on the facts of the record. Pure.
  *
- * The bundle's content gives what is not in the request: groups of actions, labels of tools and agents, lists.
+ * The bundle's content provides what is not in the request: action groups, labels of tools and agents, lists.
  */
 export function rederive(
   engine: PolicyEngine,
@@ -46,7 +46,7 @@ export function rederive(
   };
 }
 
-/** What a stop is beside its id makes no difference to the decision. */
+/** Apart from its id, nothing about a stop affects the decision. */
 const ANY_STOP = { kind: 'tenant', target: '*', mode: 'freeze', reason: '' } as const;
 
 function matchOf(

@@ -9,19 +9,19 @@ import {
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { DecidedNames } from './names.ts';
 
-/** The reason of a denial where the definition of a tool is not an approved one. */
+/** The deny reason if a tool's definition is not an approved one. */
 export const TOOL_CHANGED = 'tool_changed';
 
-/** What of a request the registry is asked about. */
+/** The parts of a request that the registry looks at. */
 export interface Called {
   action_type: string;
   tool_name: string;
   tool_server?: string | undefined;
-  /** The definition that the caller sees: undefined where nobody says, null where it has none. */
+  /** The definition that the caller sees: undefined if unknown, null if the tool has none. */
   tool_pin?: string | null | undefined;
 }
 
-/** What policies read of an agent, a tool and its server, beside their names. People set it, and nobody else. */
+/** What policies read about an agent, a tool and its server, besides their names. Only people set it. */
 export interface Attributes {
   agent_labels?: readonly string[];
   tool_labels?: readonly string[];
@@ -33,7 +33,7 @@ interface KnownServer extends Omit<RegisteredServer, 'tools'> {
   names: DecidedNames<undefined>;
 }
 
-/** What a bundle says of tools and agents, as both decision points read it. */
+/** A bundle's information about tools and agents, as both decision points read it. */
 export class Registry {
   readonly #agents: ReadonlyMap<string, readonly string[]>;
   readonly #servers: ReadonlyMap<string, KnownServer>;
@@ -63,9 +63,9 @@ export class Registry {
   }
 
   /**
-   * What a call comes to whose definition is not an approved one; undefined where it is one, or where nothing is known of
-   * the server. What a person rejected is denied whatever the mode, unless that is `off`. `reads` says whether the action
-   * only reads, for the default.
+   * What happens to a call whose definition is not an approved one; undefined if it is approved, or if nothing is known
+   * about the server. What a person rejected is denied whatever the mode, unless that is `off`. `reads` tells whether the
+   * action is read-only, for the default.
    */
   drift({ action_type, tool_server, tool_name, tool_pin }: Called, reads: boolean): 'deny' | 'hold' | undefined {
     const server = this.#server(tool_server);
@@ -80,27 +80,27 @@ export class Registry {
     return mode === 'hold' ? 'hold' : undefined;
   }
 
-  /** The server that this name could be taken for. */
+  /** The server that this name could be mistaken for. */
   meantServer(name: string | undefined) {
     return this.#serverNames.meant(name);
   }
 
-  /** The tool of the server that this name could be taken for. */
+  /** The tool of the server that this name could be mistaken for. */
   meantTool(server: string | undefined, name: string) {
     return this.isOff(server ?? '') ? undefined : this.#server(server)?.names.meant(name);
   }
 
-  /** Whether something was decided about the server, so that it matters which definition is called. */
+  /** Whether anything was decided about the server, so that it matters which definition is called. */
   knows(server: string): boolean {
     return this.#servers.has(server);
   }
 
-  /** Whether people switched the registry off for the server. */
+  /** Whether the registry is switched off for the server. */
   isOff(server: string): boolean {
     return this.#server(server)?.mode === 'off';
   }
 
-  /** Whether definitions other than the approved ones are to be kept from clients. */
+  /** Whether unapproved definitions are to be hidden from clients. */
   enforces(server: string): boolean {
     return this.#server(server)?.mode === 'enforce';
   }
@@ -110,7 +110,7 @@ export class Registry {
     return this.#server(server)?.check_arguments ?? false;
   }
 
-  /** The pins that a person approved of a tool, with the definition itself first; none where nobody did. */
+  /** The pins that a person approved for a tool, that of the definition itself first; none if no one did. */
   approved(server: string, tool: string): readonly string[] {
     return this.#server(server)?.tools.get(tool)?.pins ?? [];
   }
@@ -121,7 +121,7 @@ export class Registry {
 }
 
 function standingOf(tool: RegisteredTool | undefined, pin: string | null | undefined) {
-  // of a caller who does not say what it sees, what was seen last decides
+  // if the caller does not state what it sees, the definition seen last decides
   if (pin === undefined) return tool?.seen ?? 'changed';
   if (pin === null || !tool) return 'changed';
   if (tool.pins.includes(pin)) return 'approved';
@@ -129,8 +129,8 @@ function standingOf(tool: RegisteredTool | undefined, pin: string | null | undef
 }
 
 /**
- * The guardrail that holds a call whose definition nobody approved. Its text names the definition, so that a release covers
- * this one alone: what the caller sees, or what was seen last where it does not say.
+ * The guardrail that holds a call whose definition is not approved. Its text names the definition, so that a release
+ * covers only that one: what the caller sees, or what was seen last if it does not say.
  */
 export function definitionRule({ tool_server, tool_name, tool_pin }: Omit<Called, 'action_type'>): BundleStatement {
   const what = canonicalJson([tool_server ?? null, tool_name, tool_pin ?? null].map(wellFormed));

@@ -39,7 +39,7 @@ export interface Arguments {
  *   no tag.
  * - A string that is a number in plain decimal notation is in both `num` and `str`: "250.01" must not slip past a limit
  *   on 250. A number that needs more than four fractional digits is in no kind.
- * - Two leaves or branches with the same key (`{"a.b": 1, "a": {"b": 9}}`) are refused: the policy would see one of
+ * - Two leaves or branches with the same key (`{"a.b": 1, "a": {"b": 9}}`) are rejected: the policy would see one of
  *   them and the tool the other.
  * - An argument named `context` becomes `arguments.context`, so that an agent cannot forge the caller's context.
  *
@@ -157,7 +157,7 @@ export interface ArgumentKey {
 }
 export const ROOT: ArgumentKey = { key: '', fold: '' };
 
-/** The key of a member. Each name is folded once, no matter how many values are nested below it. */
+/** The key of a member. Each name is folded once, however many values are nested below it. */
 export function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
   const fold = folded(name);
   if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
@@ -200,20 +200,20 @@ export interface Reads {
   attributes: ReadonlySet<string> | null;
   /** The facts that are true. */
   facts?: ReadonlySet<string>;
-  /** The names of the session's facts, and of its calls, that are read; none when absent. */
+  /** The names of the session's facts and calls that are read; none if absent. */
   session?: { facts: ReadonlySet<string>; calls: ReadonlySet<string> };
 }
 
 /**
- * A request as the engine and the slicing by scope see it. Most requests are of a scope that was seen before, and need no
- * more than its key: what only others need is made when it is read.
+ * A request as the engine and the slicing by scope see it. Most requests are of a known scope and need no more than its
+ * key, so the rest is computed when it is first read.
  *
- * A class, since each object literal with getters has a hidden class of its own: all code that reads one would be slow,
- * and V8 would keep the request until it collects the old objects.
+ * A class, because each object literal with getters has its own hidden class: all code that reads one would be slow, and
+ * V8 would keep the request alive until it collects the old objects.
  */
 export class MappedRequest {
   readonly values: RequestValues;
-  /** The request has an `estimated_value` without an exact decimal form, so the context has no amount. */
+  /** Whether the request has an `estimated_value` without an exact decimal form, so that the context has no amount. */
   readonly inexactValue: boolean;
   readonly #sessionId: string | undefined;
 
@@ -292,7 +292,7 @@ export function mapRequest(
     id: optional(request.session_id, 'session_id') ?? '',
     call_count: count(request.session?.call_count ?? 0),
     started: request.session?.started == null ? context.now : time(request.session.started, 'session.started'),
-    // of what is in no session nothing is known
+    // a request outside any session knows nothing
     lowest_trust: trustOf(request),
     known: request.session,
   };

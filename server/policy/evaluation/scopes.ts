@@ -11,17 +11,17 @@ export interface Place {
 const PARTS = ['resource', 'principal', 'action'] as const;
 
 /**
- * Statements by the entities that their scopes name, so that finding those that fit a request takes as long as there are
- * such, whatever else is in force. Each is under the entities of the one part of its scope whose entities fewest others
- * name.
+ * Statements indexed by the entities that their scopes name, so that the time to find those that fit a request depends
+ * only on how many there are, whatever else is in force. Each is indexed under one part of its scope: the one whose
+ * entities are named least often.
  */
 export class ScopeIndex<S extends { head: Head }> {
   readonly #all: readonly S[];
   readonly #places = new Map<S, number>();
   readonly #byEntity = new Map<string, S[]>();
-  /** Those that name no entity. */
+  /** Statements that name no entity. */
   readonly #rest: S[] = [];
-  /** The entities that some scope names, by type and id. All others make no difference to what fits. */
+  /** The entities that some scope names, by type and id. All others do not affect what fits. */
   readonly #named = {
     Agent: new Set<string>(),
     AgentRole: new Set<string>(),
@@ -82,7 +82,7 @@ export class ScopeIndex<S extends { head: Head }> {
   /** Requests with the same key have the same fitting statements. */
   keyOf({ agent, action, tool }: Pick<RequestValues, 'agent' | 'action' | 'tool'>): string {
     const { Agent, AgentRole, Tool, ToolServer } = this.#named;
-    // the length keeps what follows apart
+    // the length separates it from what follows
     let key = `${action.type.length} ${action.type}`;
     if (Agent.has(agent.id)) key += ` a${agent.id.length} ${agent.id}`;
     if (AgentRole.has(agent.role)) key += ` r${agent.role.length} ${agent.role}`;

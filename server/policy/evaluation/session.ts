@@ -19,27 +19,27 @@ import { isFactValue, keyText } from './exact.ts';
 import { MASKED } from './masks.ts';
 import { type Arguments, flatten, RequestError } from './request.ts';
 
-/** A call that has ended, as an enforcement point saw it, or as the agent reports it. */
+/** A call that has ended, as an enforcement point observed it or as the agent reports it. */
 export interface EndedCall {
   tool: string;
   server: string | undefined;
   arguments: unknown;
   outcome: CallOutcome;
-  /** What the tool said, masked as the agent saw it; undefined where that cannot be read for sure. */
+  /** The tool's answer, masked as the agent saw it; undefined if it cannot be read with certainty. */
   answer: unknown;
-  /** Whether the tool said anything at all. */
+  /** Whether the tool answered at all. */
   answered: boolean;
-  /** The trust that an admin gave the server; undefined where nobody did. */
+  /** The trust that an admin gave the server; undefined if none was given. */
   trust: number | undefined;
   /** Milliseconds since the epoch. */
   at: number;
   reported?: boolean;
 }
 
-/** What a ledger holds of a session. */
+/** What the ledger knows about a session. */
 export interface KnownSession {
   rows: readonly LedgerRow[];
-  /** False where entries may be missing, so that nothing is concluded from their absence. */
+  /** False if entries may be missing, so that nothing may be concluded from their absence. */
   complete: boolean;
 }
 
@@ -47,7 +47,7 @@ interface Declared extends FactDeclaration {
   source: string;
 }
 
-/** What a set of statements wants to know of sessions: the facts that it declares, and the calls that it asks about. */
+/** What a set of statements needs to know about sessions: the facts that it declares, and the calls that it asks about. */
 export class SessionRules {
   readonly #declared = new Map<string, Declared[]>();
   readonly #sources = new Map<string, string[]>();
@@ -66,17 +66,17 @@ export class SessionRules {
     this.#trust = statements.some(({ statement }) => /\blowest_trust\b/.test(statement.cedar));
   }
 
-  /** Whether what a tool answers is to be read. */
+  /** Whether a tool's answer needs to be read. */
   wantsAnswer(tool: string, server: string | undefined): boolean {
     return (this.#declared.get(tool) ?? []).some((one) => one.server === null || one.server === server);
   }
 
-  /** Whether the trust of the servers that answered is asked for. */
+  /** Whether any statement reads the trust of the servers that answered. */
   get readsTrust(): boolean {
     return this.#trust;
   }
 
-  /** What the ledger of the session is to hold of a call. An agent's own report counts only where a policy says so. */
+  /** What the session's ledger should record about a call. An agent's own report counts only if a policy says so. */
   entries(call: EndedCall): LedgerEntry[] {
     const { tool, server, outcome, at, reported = false } = call;
     const observed_at = new Date(at).toISOString();
@@ -107,13 +107,13 @@ export class SessionRules {
     return entries;
   }
 
-  /** The names of facts that statements read, each with the sources that may say it. */
+  /** The names of facts that statements read, each with the sources that may state it. */
   sourcesFor(statements: readonly { statement: BundleStatement; head: Head }[]): Map<string, readonly string[]> {
     const found = new Map<string, string>();
     for (const { statement, head } of statements) {
       for (const name of new Set(head.sessionFacts.flatMap(({ path }) => namesIn(path)))) {
         const sources = [...new Set(this.#sources.get(`${statement.policy_id} ${name}`))].sort().join(' ');
-        // of a name that two policies declare differently nobody can tell whose fact it is
+        // if policies declare a name differently, there is no telling whose fact it is
         found.set(name, (found.get(name) ?? sources) === sources ? sources : '');
       }
     }
@@ -122,8 +122,8 @@ export class SessionRules {
 }
 
 /**
- * A declaration by its content: a fact that was recorded by another one, such as an earlier version of the policy, is not
- * the same fact.
+ * Identifies a declaration by its content: a fact that was recorded under another one, such as an earlier version of the
+ * policy, is not the same fact.
  */
 function sourceOf(declaration: FactDeclaration): string {
   return sha256(canonicalJson({ ...declaration }))
@@ -137,7 +137,7 @@ function grouped<V>(map: Map<string, V[]>, key: string, value: V): void {
   else map.set(key, [value]);
 }
 
-/** Undefined for arguments that no policy could have decided on. */
+/** Undefined for arguments on which no policy could have decided. */
 function argumentsOf(value: unknown): Arguments | undefined {
   try {
     return flatten(value, undefined);
@@ -147,7 +147,7 @@ function argumentsOf(value: unknown): Arguments | undefined {
   }
 }
 
-/** The keys and values that a call gives a fact. A null value: the fact of this key is not known any more. */
+/** The keys and values that a call gives a fact. A null value: the fact with this key is no longer known. */
 function pairsOf(
   { key, value }: Pick<FactDeclaration, 'key' | 'value'>,
   args: Arguments,
@@ -158,7 +158,7 @@ function pairsOf(
     factOf(isOfAnswer(value) ? at(answer, value, star) : argument(args, value));
   const put = (name: string | undefined, fact: FactValue | null) => {
     if (name === undefined) return;
-    // an answer that says two things of one key says nothing
+    // an answer that gives two values for one key gives none
     const same = !found.has(name) || canonicalJson(found.get(name)) === canonicalJson(fact);
     found.set(name, same ? fact : null);
   };
@@ -173,12 +173,12 @@ function pairsOf(
   return found;
 }
 
-/** An argument that every program reads alike: the tool may have answered about another one else. */
+/** An argument that every program reads alike: otherwise the tool may have answered about a different one. */
 function argument(args: Arguments, path: string): unknown {
   return isAmbiguous(args, pathRead(path, ['key', 'bool', 'list'])) ? undefined : args.values.get(path);
 }
 
-/** What is at a place of an answer; `star` stands for all elements. Only what is a member itself is followed. */
+/** The value at a place of an answer; `star` stands for all elements. Only own members are followed. */
 function at(answer: unknown, place: string, star: string | undefined): unknown {
   let value = answer;
   for (const step of steps(place)) {
@@ -208,7 +208,7 @@ export interface SessionReads {
   sources: ReadonlyMap<string, readonly string[]>;
 }
 
-/** What a decision knows of its session: that part of the ledger which the statements read, by the names they use. */
+/** What a decision knows about its session: the part of the ledger that the statements read, by the names they use. */
 export function sessionState(
   counted: { call_count: number; started: string },
   { rows, complete }: KnownSession,

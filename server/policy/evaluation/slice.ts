@@ -27,7 +27,7 @@ export interface Slice {
   patterns: ReadonlyMap<string, Pattern>;
   session: SessionReads;
   sessionNames: NonNullable<Reads['session']>;
-  /** Undefined where no statement is left. Its context type declares only what the statements read. */
+  /** Undefined if no statement is left. Its context type declares only what the statements read. */
   rules: Rules<Indexed> | undefined;
   /** See PolicyEngine.ready. */
   ready: boolean;
@@ -64,7 +64,7 @@ export function sliceOf(fitting: Indexed[], schema: string, asking: Asking, sess
   return { rules, ...read, narrowing, ready: false };
 }
 
-/** What a slice reads of a request, whose keys are found only where Cedar is asked. */
+/** What a slice reads of a request; the keys are computed only if Cedar is asked. */
 export class SliceReads implements Reads {
   readonly attributes: ReadonlySet<string> | null;
   readonly facts: ReadonlySet<string>;
@@ -85,7 +85,7 @@ export class SliceReads implements Reads {
   }
 }
 
-/** The union of the lists; null (all attributes) when any of them is null. */
+/** The union of the lists; null (all attributes) if any of them is null. */
 function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
   return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
 }

@@ -16,20 +16,20 @@ type Fields = Pick<
   | 'tool_name'
 >;
 
-/** A decision, and what it was taken for, as tracing systems show it: the names of its record, and no arguments. */
+/** A decision and its action as tracing systems show them: with the names in its record, and no arguments. */
 export function decisionSpan(
   fields: Fields,
   more: {
     trace: Trace;
     from: number;
     decidedAt: number;
-    /** When the action was over, where the decision point knows. */
+    /** When the action ended, if the decision point knows. */
     to?: number;
     hold?: { id: string; hold_type: string } | undefined;
     tenant?: string;
     proxy?: string;
     server?: string | undefined;
-    /** How the action was asked for. */
+    /** How the action was requested. */
     asks?: { mcp?: string; http?: string } | undefined;
     outcome?: string;
     failed?: boolean;

@@ -11,10 +11,7 @@ export type EngineCall = Omit<StatefulAuthorizationCall, 'preparsedPolicySetId' 
 const decimal = (arg: string) => ({ __extn: { fn: 'decimal' as const, arg } });
 const datetime = (arg: string) => ({ __extn: { fn: 'datetime' as const, arg } });
 
-/**
- * A request as Cedar's engine takes it, with only the context and arguments in `reads`. The schema has the groups of the
- * action.
- */
+/** A request as Cedar's engine takes it, with only the context and arguments in `reads`. The schema has the action's groups. */
 export function engineCall(values: RequestValues, { keys, attributes, facts, session }: Reads): EngineCall {
   const { agent, action, tool, args } = values;
   const reads = (name: string) => attributes?.has(name) ?? true;
@@ -72,10 +69,10 @@ const ARGUMENTS = {
   list: { __entity: { type: 'ListArgs', id: 'request' } },
 } satisfies Record<TagKind, unknown>;
 
-/** What the enforcement point found out about the arguments. Nothing of a request becomes a tag of it. */
+/** What the enforcement point determined about the arguments. Nothing from a request becomes a tag of it. */
 const FACTS = { __entity: { type: 'Facts', id: 'request' } };
 
-/** What of the session policies read by name. The types are none of the arguments'. */
+/** The parts of the session that policies read by name. None of the types are those of the arguments. */
 const SESSION = {
   called: { __entity: { type: 'Calls', id: 'session' } },
   str: { __entity: { type: 'StrFacts', id: 'session' } },

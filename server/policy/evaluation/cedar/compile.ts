@@ -22,19 +22,19 @@ import {
   type Value,
 } from './values.ts';
 
-/** Whether the conditions of a statement hold; ASK where Cedar must be asked. Never throws. */
+/** Whether the conditions of a statement hold; ASK if Cedar must be asked. Never throws. */
 export type Condition = (question: Question) => boolean | typeof ASK;
 
 /**
- * Compiles the conditions of a statement, as Cedar parsed them, into functions of a request. Undefined for what is outside
- * the subset: Cedar is asked about such a statement.
+ * Compiles the conditions of a statement, as Cedar parsed them, into functions of a request. Undefined for conditions
+ * outside the subset: Cedar evaluates such a statement.
  *
- * The subset is what strict validation accepts against our schema, with the types of both sides of each operator known and
- * equal, and every name written out. So no function meets a value of another type, and the only errors left are those of
- * values: a tag or an attribute that is not there, an integer out of range. These are asked of Cedar too.
+ * The subset is what strict validation accepts against our schema, with the types of both sides of each operator known
+ * and equal, and every name written out. So no function meets a value of another type, and the only errors left are those
+ * of values: a missing tag or attribute, an integer out of range. Cedar evaluates these too.
  *
- * INVARIANT: a condition is what Cedar finds it to be, or ASK. No text becomes code, there are no loops but over the
- * members of a set and the characters of a text, and each part is evaluated at most once.
+ * INVARIANT: a condition evaluates to what Cedar would find, or to ASK. No text becomes code, there are no loops except
+ * over the members of a set and the characters of a text, and each part is evaluated at most once.
  */
 export function compileConditions(conditions: PolicyJson['conditions']): Condition | undefined {
   try {
@@ -70,14 +70,14 @@ type Run<V = Value> = (question: Question) => V;
 
 /**
  * A type, spelled so that equal types are equal texts: `bool`, `string`, `long`, `decimal`, `datetime`, `duration`, `ip`,
- * `entity Tool`, `set string`, and, of values that are only ever looked into, `context`, `session` and `tags num`.
+ * `entity Tool`, `set string`, and, for values that only have their members read, `context`, `session` and `tags num`.
  */
 type Type = string;
 
 interface Term {
   type: Type;
   run: Run;
-  /** Of a literal. */
+  /** Set for a literal. */
   value?: Value;
 }
 
@@ -113,7 +113,7 @@ const OPERATORS: Readonly<Record<string, Make>> = {
   'if-then-else': ({ if: test, then, else: otherwise }: { if: Node; then: Node; else: Node }) => {
     const when = typed(compile(test), 'bool') as Run<boolean>;
     const yes = compile(then);
-    // what is only looked into is never made, and with it the test would be left out
+    // a value that only has its members read is never computed, so the test would be skipped
     if (!isValue(yes.type)) outside();
     const no = typed(compile(otherwise), yes.type);
     return { type: yes.type, run: (question) => (when(question) ? yes.run(question) : no(question)) };
@@ -196,14 +196,14 @@ function literal(value: unknown): Term {
     case 'string':
       return value.isWellFormed() ? constant('string', value) : outside();
     case 'number':
-      // a larger one has lost digits on its way through JavaScript
+      // a larger one lost digits on its way through JavaScript
       return Number.isSafeInteger(value) ? constant('long', value + 0) : outside();
   }
   const { __entity: entity } = (value ?? outside()) as { __entity?: { type: string; id: string } };
   return entity && ENTITIES.has(entity.type) ? constant(`entity ${entity.type}`, entity.id) : outside();
 }
 
-/** The types whose entities have an identity. Those that hold tags are only ever looked into. */
+/** The types whose entities have an identity. Of entities that hold tags, only the tags are read. */
 const ENTITIES: ReadonlySet<string> = new Set(['Agent', 'AgentRole', 'Tool', 'ToolServer', 'Action']);
 
 function variable(name: string): Term {
@@ -227,7 +227,7 @@ function logical({ left, right }: Pair, join: (left: Run<boolean>, right: Run<bo
 }
 
 const COMPARABLE: ReadonlySet<Type> = new Set(['long', 'datetime', 'duration']);
-/** Types whose equal values are the same to `===`, and to a `Set`. */
+/** Types whose equal values are equal to `===` and to a `Set`. */
 const isPlain = (type: Type) =>
   COMPARABLE.has(type) || ['bool', 'string', 'decimal'].includes(type) || type.startsWith('entity ');
 
@@ -270,7 +270,7 @@ function arithmetic({ left, right }: Pair, of: (one: number, other: number) => n
   return { type: 'long', run: (question) => long(of(one!(question), other!(question))) };
 }
 
-/** Is the entity the other one, or below it? */
+/** Whether the entity is the other one, or below it. */
 function isBelow({ agent, action, tool }: Question['values'], type: Type, id: string, group: Type, of: string) {
   if (type === group && id === of) return true;
   switch (`${type} in ${group}`) {
@@ -323,7 +323,7 @@ function isOf({ left, entity_type, in: within }: { left: Node; entity_type: stri
   return is ? below : outside();
 }
 
-/** What has attributes: their types, and the values that a request gives them, undefined for one that is absent. */
+/** An attribute: its type, and the value that a request gives it, undefined if absent. */
 type Attribute = readonly [type: Type, of: (question: Question, id: string) => Value | undefined];
 
 const setOf = (items: readonly string[] | undefined) => items && new Set(items);
@@ -370,13 +370,13 @@ function attributeOf({ type }: Term, name: string): Attribute {
 
 function attribute(term: Term, name: string): Term {
   const [type, of] = attributeOf(term, name);
-  // a record is not made to be looked into
+  // a record is not built just to read its members
   if (term.type === 'context' || term.type === 'session') return { type, run: (question) => of(question, '') ?? ask() };
   const id = term.run as Run<string>;
   return { type, run: (question) => of(question, id(question)) ?? ask() };
 }
 
-/** `context has a.b` asks for `a`, and then for `b` in it. */
+/** `context has a.b` tests for `a`, and then for `b` in it. */
 function has({ left, attr }: { left: Node; attr: string | string[] }): Term {
   let term = compile(left);
   const tests: Run<boolean>[] = [];
@@ -392,7 +392,7 @@ function has({ left, attr }: { left: Node; attr: string | string[] }): Term {
   return { type: 'bool', run: tests.length === 1 ? first : (question) => tests.every((test) => test(question)) };
 }
 
-/** What each kind of tags holds. */
+/** The type that each kind of tags holds. */
 const TAGS: Readonly<Record<TagsOf, Type>> = {
   str: 'string',
   num: 'decimal',
@@ -434,7 +434,7 @@ function sets({ left, right }: Pair, test: (one: ReadonlySet<unknown>, other: Re
   return { type: 'bool', run: (question) => test(run(question), other(question)) };
 }
 
-/** `decimal("1.5")`, and so on, with the text written out. */
+/** `decimal("1.5")` and so on, with a literal text. */
 function written(type: Type, [argument = outside(), ...more]: Node[], read: (text: string) => Value | undefined): Term {
   const { value } = compile(argument);
   return constant(type, (more.length === 0 && typeof value === 'string' ? read(value) : undefined) ?? outside());

@@ -7,26 +7,26 @@ import type { conditionsOf } from './parse.ts';
 import { Question } from './question.ts';
 import { ASK } from './values.ts';
 
-/** A statement of an engine: what Cedar is given of it, and what it compiled to. */
+/** A statement of an engine: the text that Cedar gets, and the compiled condition. */
 export interface Rule {
   readonly id: string;
   readonly head: Head;
   /** The text given to Cedar; a guardrail is rewritten as a permit. */
   readonly text: string;
   readonly forbids: boolean;
-  /** Undefined before it is first needed; null where only Cedar is asked. */
+  /** Undefined before it is first needed; null if only Cedar evaluates it. */
   condition: Condition | null | undefined;
 }
 
 /** The statements that match a request, and those that failed. */
 export interface Found<R extends Rule> {
   forbids: R[];
-  /** Not reported where a forbid matches. */
+  /** Not reported if a forbid matches. */
   permits: R[];
   errors: { rule: R; message: string }[];
-  /** Cedar did not take the request, and why. */
+  /** Why Cedar rejected the request. */
   refused?: string;
-  /** Those that the compiled conditions and Cedar found different things of. Nothing may be concluded. */
+  /** Statements on which the compiled conditions and Cedar disagree. Nothing may be concluded. */
   disputed?: R[];
 }
 
@@ -43,35 +43,35 @@ export function decisionHost(): CedarHost {
 }
 
 /**
- * The texts of statements that were once found to be compiled wrongly. Only Cedar is asked about them, until the process
- * ends; a new one compares each statement again.
+ * The texts of statements that were found to be compiled incorrectly. Only Cedar evaluates them, until the process ends;
+ * a new process compares each statement again.
  */
 const disputed = new Set<string>();
 /** The texts of statements whose first answer was compared with Cedar's. */
 const compared = new Bounded<true>({ entries: 20_000, characters: 16_000_000 });
 
-/** Statements that are compared in one call of Cedar, so that comparing takes a bounded time whatever is in force. */
+/** How many statements are compared in one call of Cedar, so that comparing takes a bounded time whatever is in force. */
 const MOST_COMPARED = 64;
 
-/** How an engine asks: `compiles` where its schema is the one that conditions are compiled for. */
+/** How an engine evaluates: `compiles` if its schema is the one that conditions are compiled for. */
 export interface Asking {
   compiles: boolean;
-  /** One in so many answers is compared with Cedar's, and the first of each statement. */
+  /** One in this many answers is compared with Cedar's, as is the first of each statement. */
   every: number;
   /** Counts answers. */
   answers: number;
   conditionsOf: typeof conditionsOf;
 }
 
-/** Statements that one call of Cedar is about. */
+/** Statements that Cedar evaluates in one call. */
 class Group<R extends Rule> {
   readonly #rules: readonly R[];
   readonly #byId: ReadonlyMap<string, R>;
-  /** The first answer of each of them was compared. */
+  /** Whether the first answer of each of them was compared. */
   #compared: boolean;
-  /** One of them is disputed: in another engine, or under another id. */
+  /** Whether one of them is disputed: in another engine, or under another id. */
   #disputed = false;
-  /** How many texts were disputed when that was last looked at. */
+  /** The number of disputed texts at the last check. */
   #known = 0;
 
   constructor(rules: readonly R[]) {
@@ -84,7 +84,7 @@ class Group<R extends Rule> {
     return !this.#compared;
   }
 
-  /** What the compiled conditions say; undefined where one of them has no exact answer, or is disputed. */
+  /** The result of the compiled conditions; undefined if one of them has no exact answer or is disputed. */
   answer(question: Question): Found<R> | undefined {
     if (this.#known !== disputed.size) {
       this.#known = disputed.size;
@@ -100,12 +100,12 @@ class Group<R extends Rule> {
     return found;
   }
 
-  /** Gives Cedar its statements, which takes longer than asking about them. */
+  /** Gives Cedar its statements, which takes longer than evaluating them. */
   prepare(): string {
     return decisionHost().prepareSet(this, () => Object.fromEntries(this.#rules.map(({ id, text }) => [id, text])));
   }
 
-  /** What Cedar says. */
+  /** Cedar's result. */
   ask(request: MappedRequest, reads: Reads, schema: string): Found<R> {
     const cedar = decisionHost();
     // Preparing a set may replace the instance and drop its schemas, so the set comes first.
@@ -126,7 +126,7 @@ class Group<R extends Rule> {
     return found;
   }
 
-  /** Those that Cedar says something else about. They are left to Cedar from now on. */
+  /** The statements on which Cedar disagrees. From now on only Cedar evaluates them. */
   compare(found: Found<R>, cedar: Found<R>): R[] {
     const differing = cedar.refused === undefined ? differences(found, cedar) : [...this.#rules];
     for (const { text } of differing) disputed.add(detached(text));
@@ -137,21 +137,21 @@ class Group<R extends Rule> {
 }
 
 /**
- * A set of statements, and how it is found out which of them match a request: by their compiled conditions, or where one
- * has none, or no exact answer, by Cedar.
+ * A set of statements, and how to find which of them match a request: by their compiled conditions or, where there are
+ * none or they have no exact answer, by Cedar.
  *
- * Cedar is the law: what it says stands in the place of what the conditions say. Some answers of theirs are compared with
- * its own. A statement that they differ about is left to Cedar from then on, and the answer is `disputed`.
+ * Cedar is authoritative: its answer takes precedence over that of the conditions. Some of their answers are compared
+ * with Cedar's. A statement on which they disagree is left to Cedar from then on, and the answer is `disputed`.
  */
 export class Rules<R extends Rule> {
   readonly #schema: string;
   readonly #asking: Asking;
   /** The compiled ones. */
   readonly #groups: readonly Group<R>[];
-  /** Those that only Cedar is asked about, in one call. */
+  /** The statements that only Cedar evaluates, in one call. */
   readonly #left: Group<R> | undefined;
 
-  /** Compiles those that were not compiled yet. */
+  /** Compiles the statements that are not compiled yet. */
   constructor(rules: readonly R[], schema: string, asking: Asking) {
     this.#schema = schema;
     this.#asking = asking;
@@ -168,13 +168,13 @@ export class Rules<R extends Rule> {
     this.#left = left.length > 0 ? new Group(left) : undefined;
   }
 
-  /** Frees what Cedar holds of them. */
+  /** Frees what Cedar holds for them. */
   release(): void {
     for (const group of this.#groups) host?.releaseSet(group);
     if (this.#left) host?.releaseSet(this.#left);
   }
 
-  /** Gives Cedar what it will be asked about with the next answer, a part with each step. */
+  /** Gives Cedar what it needs for the next answer, one part per step. */
   *preparing(): Generator<void> {
     for (const group of this.#groups) {
       if (!group.isNew) continue;
@@ -184,7 +184,7 @@ export class Rules<R extends Rule> {
     this.#left?.prepare();
   }
 
-  /** A step for each call of Cedar that compares: most answers have none, the first of many statements has many. */
+  /** One step per comparing call of Cedar: most answers have none, the first answer of many statements has many. */
   *finding(request: MappedRequest, reads: Reads): Generator<void, Found<R>> {
     const question = new Question(request.values, reads.facts ?? NONE);
     const readable = this.#groups.length > 0 && question.reads(reads.attributes);
@@ -217,7 +217,7 @@ export class Rules<R extends Rule> {
 
 const NONE: ReadonlySet<string> = new Set();
 
-/** Compiles what compiles of these; the others are left to Cedar. */
+/** Compiles those of the statements that can be compiled; the others are left to Cedar. */
 export function compileAll(rules: readonly Rule[], asking: Asking): void {
   const able = rules.filter(({ head, text }) => asking.compiles && head.exact && !disputed.has(text));
   const texts = able.map(({ text }) => text);
@@ -228,12 +228,12 @@ export function compileAll(rules: readonly Rule[], asking: Asking): void {
 
 function differences<R extends Rule>(compiled: Found<R>, cedar: Found<R>): R[] {
   const failed = cedar.errors.map(({ rule }) => rule);
-  // Cedar does not report permits where a forbid matches
+  // Cedar does not report permits if a forbid matches
   const permitted = cedar.forbids.length > 0 ? [] : unlike(compiled.permits, cedar.permits);
   return [...new Set([...failed, ...unlike(compiled.forbids, cedar.forbids), ...permitted])];
 }
 
-/** What is in one of the two lists alone. */
+/** The items that are in only one of the two lists. */
 function unlike<T>(these: readonly T[], those: readonly T[]): T[] {
   const [one, other] = [new Set(these), new Set(those)];
   return [...these.filter((item) => !other.has(item)), ...those.filter((item) => !one.has(item))];

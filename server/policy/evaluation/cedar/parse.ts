@@ -6,17 +6,17 @@ import { type Condition, compileConditions } from './compile.ts';
 
 type Clauses = PolicyJson['conditions'];
 
-/** Clauses that are parsed together. Each call has a fixed cost of about 20 statements. */
+/** How many clauses are parsed together. Each call has a fixed cost of about 20 statements. */
 const MOST = { operators: 200, clauses: 64 } as const;
 
-/** Compiled conditions by the text of their clauses, no matter whose they are: a text has one meaning. */
+/** Compiled conditions by the text of their clauses, shared by all tenants: a text has one meaning. */
 const known = new Bounded<Condition | null>({ entries: 20_000, characters: 16_000_000 });
 
 /**
- * The compiled conditions of each statement; undefined where one is outside the compiled subset. Cedar parses the texts.
+ * The compiled conditions of each statement; undefined if one is outside the compiled subset. Cedar parses the texts.
  *
- * Many clauses are parsed in one call, one after the other in a statement of their own: what makes a clause is the same
- * wherever it stands. Where Cedar finds another number of clauses than was given to it, each statement is parsed alone.
+ * Many clauses are parsed in one call, one after the other in a single statement: a clause parses the same wherever it
+ * is. If Cedar finds a different number of clauses than it was given, each statement is parsed alone.
  */
 export function conditionsOf(host: () => CedarHost, statements: readonly string[]): (Condition | undefined)[] {
   const read = statements.map(clausesOf);
@@ -54,7 +54,7 @@ function clausesOf(statement: string): Read {
   return { text: body.length === 0 ? '' : text, clauses, operators: operatorsIn(body) };
 }
 
-/** The index of the bracket that ends the scope. */
+/** The index of the bracket that closes the scope. */
 function scopeEnd(words: readonly Token[]): number {
   let depth = 0;
   for (let n = preamble([...words]).rest; n < words.length; n++) {
@@ -84,7 +84,7 @@ function batches(all: readonly Read[]): Read[][] {
 function parsed(host: () => CedarHost, batch: readonly Read[]): (Clauses | undefined)[] {
   const clauses = batch.reduce((sum, one) => sum + one.clauses, 0);
   if (clauses === 0 && batch.every(({ text }) => text === '')) return batch.map(() => []);
-  // a comment may end the text of one
+  // the text of one may end in a comment
   const answer = host().call(
     'policyToJson',
     `permit(principal, action, resource)\n${batch.map(({ text }) => text).join('\n')};`,

@@ -5,7 +5,7 @@ import { exactDecimal, instant, isFactValue } from '../exact.ts';
 import type { Arguments } from '../request.ts';
 import { ASK, datetime, decimal, type Ip, ip, type Value } from './values.ts';
 
-/** A request after its checks: what Cedar's entities and context are made of. */
+/** A request after its checks: the input for Cedar's entities and context. */
 export interface RequestValues {
   agent: { id: string; role: string; owner?: string | undefined; labels?: readonly string[] | undefined };
   action: { type: string; groups: readonly string[] };
@@ -14,7 +14,7 @@ export interface RequestValues {
   session: {
     id: string;
     call_count: number;
-    /** As `now`. */
+    /** In the form of `now`. */
     started: string;
     lowest_trust: number;
     known: SessionState | undefined;
@@ -22,7 +22,7 @@ export interface RequestValues {
   args: Arguments;
 }
 
-/** Decimals, addresses and times are texts as Cedar reads them. */
+/** Decimals, addresses and times are texts in Cedar's format. */
 export interface ContextValues {
   method?: string;
   host?: string;
@@ -41,16 +41,17 @@ const ISO_LENGTH = ISO.length;
 export type TagsOf = TagKind | 'facts' | 'called' | `session ${FactKind}`;
 
 /**
- * One request as compiled conditions read it. Each value is made when it is first read, and once.
+ * One request as compiled conditions read it. Each value is computed once, when it is first read.
  *
- * INVARIANT: it says what Cedar would say of the same request; a value that cannot be read exactly throws ASK.
+ * INVARIANT: it gives the values that Cedar would see in the same request; a value that cannot be read exactly throws
+ * ASK.
  */
 export class Question {
   readonly values: RequestValues;
   readonly #facts: ReadonlySet<string>;
   #decimals: Map<string, number | bigint> | undefined;
   #lists: Map<string, ReadonlySet<string>> | undefined;
-  /** Lists of the session, apart from those of the agent. */
+  /** Lists of the session, kept separate from the agent's. */
   #known: Map<string, ReadonlySet<string>> | undefined;
   #called: ReadonlySet<string> | undefined;
   #times: Map<string, number> | undefined;
@@ -58,15 +59,15 @@ export class Question {
   #risk: number | bigint | undefined;
   #address: Ip | undefined;
 
-  /** `facts`: the names of those that are true. */
+  /** `facts`: the names of the facts that are true. */
   constructor(values: RequestValues, facts: ReadonlySet<string>) {
     this.values = values;
     this.#facts = facts;
   }
 
   /**
-   * Whether Cedar reads each value behind these attributes (null: all) as it is read here. It refuses a whole request for
-   * one that it cannot read, such as a time beyond the year 9999.
+   * Whether Cedar reads each value behind these attributes (null: all) as it is read here. Cedar rejects a whole request
+   * for one value that it cannot read, such as a time beyond the year 9999.
    */
   reads(attributes: ReadonlySet<string> | null): boolean {
     const { context, session } = this.values;
@@ -120,7 +121,7 @@ export class Question {
     }
   }
 
-  /** Throws ASK for a tag that is not there: an error. */
+  /** Throws ASK for a missing tag: that is an error. */
   getTag(of: TagsOf, key: string): Value {
     switch (of) {
       case 'str':

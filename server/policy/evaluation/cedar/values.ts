@@ -1,28 +1,28 @@
 /**
- * Cedar's values as JavaScript has them, each exactly or not at all. A type has one form, and the compiler keeps types
- * apart, so that equal values are those that `===` finds equal:
+ * Cedar's values in JavaScript, each represented exactly or not at all. A type has one representation, and the compiler
+ * keeps types apart, so that values are equal exactly if `===` finds them equal:
  *
  *   Bool boolean · String string, well-formed · entity its id · Long, and datetime and duration in milliseconds, a safe
  *   integer · decimal its ten-thousandths, a safe integer or else a bigint · ipaddr `Ip` · Set a `Set` of one type
  *
- * What cannot be represented throws ASK: Cedar's own engine must be asked.
+ * A value that cannot be represented throws ASK: Cedar's own engine must be asked.
  */
 export type Value = boolean | string | number | bigint | Ip | ReadonlySet<unknown>;
 
-/** Thrown, without a stack, where the answer is an error, or a value that has no exact form here. */
+/** Thrown, without a stack, if the answer is an error or a value without an exact representation here. */
 export const ASK = Symbol('ask Cedar');
 
-/** A Long is 64 bits; an integer beyond 2^53 is left to Cedar, and so is the overflow beyond 2^63. */
+/** A Long has 64 bits; integers beyond 2^53 are left to Cedar, and so is overflow beyond 2^63. */
 export function long(value: number): number {
   if (!Number.isSafeInteger(value)) throw ASK;
-  // -0 is no other number
+  // turns -0 into 0
   return value + 0;
 }
 
 const DECIMAL = /^(-?)(\d+)\.(\d{1,4})$/;
 const MOST = 2n ** 63n;
 
-/** The ten-thousandths of a decimal; undefined for what is none. */
+/** The ten-thousandths of a decimal; undefined for other texts. */
 export function decimal(text: string): number | bigint | undefined {
   const [, sign, whole, fraction] = DECIMAL.exec(text) ?? [];
   if (whole === undefined || fraction === undefined) return undefined;
@@ -56,7 +56,7 @@ export function datetime(text: string): number | undefined {
 const DURATION = /^(-?)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?(?:(\d{1,15})ms)?$/;
 const UNITS = [DAY, 3_600_000, 60_000, 1000, 1] as const;
 
-/** Milliseconds of a duration; undefined for what is none, and for very long ones. */
+/** The milliseconds of a duration; undefined for other texts, and for very long durations. */
 export function duration(text: string): number | undefined {
   const [, sign, ...counts] = DURATION.exec(text) ?? [];
   if (sign === undefined || counts.every((count) => count === undefined)) return undefined;
@@ -71,7 +71,7 @@ export const toTime = (at: number): number => at - toDate(at);
 /** Whole units, toward zero. */
 export const inUnits = (ms: number, unit: number): number => Math.trunc(ms / unit) + 0;
 
-/** An address, or a network: the address with the length of its prefix. */
+/** An address, or a network: the address with its prefix length. */
 export interface Ip {
   bits: 32 | 128;
   address: bigint;
@@ -81,7 +81,7 @@ export interface Ip {
 const OCTET = '(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)';
 const IPV4 = new RegExp(`^${OCTET}\\.${OCTET}\\.${OCTET}\\.${OCTET}$`);
 
-/** Undefined for what is no address, and for spellings that only Cedar reads. */
+/** Undefined for texts that are not addresses, and for spellings that only Cedar reads. */
 export function ip(text: string): Ip | undefined {
   const [, written = '', length] = /^([^/]*)(?:\/(0|[1-9]\d{0,2}))?$/.exec(text) ?? [];
   const octets = IPV4.exec(written)?.slice(1);
@@ -130,8 +130,8 @@ export function overlaps(one: ReadonlySet<unknown>, other: ReadonlySet<unknown>)
 }
 
 /**
- * The test of a `like` pattern, given as the texts between its wildcards. Takes at most (characters of the text) ×
- * (characters of the pattern) steps. Well-formed texts match by UTF-16 units as they do by characters.
+ * The test for a `like` pattern, given as the texts between its wildcards. Takes at most (characters of the text) ×
+ * (characters of the pattern) steps. Well-formed texts match by UTF-16 units just as by characters.
  */
 export function like(parts: readonly string[]): (text: string) => boolean {
   if (parts.length === 1) return (text) => text === parts[0];
