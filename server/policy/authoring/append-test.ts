@@ -2,8 +2,8 @@ import { Document, isCollection, isMap, isPair, isScalar, isSeq, type Node, pars
 import { firstHidden } from '../../lib/visible.ts';
 
 /**
- * A test suite with one more test at its end. Not a character of what was there changes: comments, order and spelling stay.
- * A suite that is JSON stays JSON. The suite must be valid, or blank: then a new one begins.
+ * A test suite with one more test at its end. The existing text is unchanged to the character: comments, order and
+ * spelling stay. A JSON suite stays JSON. The suite must be valid, or blank, in which case a new one is started.
  */
 export function appendTest(source: string, test: Readonly<Record<string, unknown>>): string {
   if (source.trim() === '') return `format: svc-tests/1\ntests:\n${item(test, '  ')}`;
@@ -28,16 +28,16 @@ export function appendTest(source: string, test: Readonly<Record<string, unknown
     const indent = indentAt(source, from);
     return put(from, to, `[\n${json(test, `${indent}  `)}\n${indent}]`);
   }
-  // what stands behind the empty list, such as a comment, comes behind the test
+  // what follows the empty list, such as a comment, moves behind the test
   return put(from, to, `\n${item(test, '  ').trimEnd()}`);
 }
 
-/** What stands between a test and the one before it. */
+/** The text between a test and the one before it. */
 const gapBefore = (source: string, { range }: Node) => /[\s-]*$/.exec(source.slice(0, range![0]))![0];
 const columnOf = (source: string, at: number) => at - (source.lastIndexOf('\n', at - 1) + 1);
 const indentAt = (source: string, at: number) => /^[ \t]*/.exec(source.slice(source.lastIndexOf('\n', at - 1) + 1))![0];
 
-/** Longer values are written in several lines. */
+/** Longer values are split into several lines. */
 const LINE = 100;
 
 /** An entry of a list in block style. */
@@ -57,7 +57,7 @@ function item(test: Readonly<Record<string, unknown>>, indent: string): string {
   return escaped(text).replace(/^(?=.)/gm, indent);
 }
 
-/** Texts that some reader takes for something else, or that hold what cannot be seen, are put in quotes. */
+/** Quotes texts that some reader would take for another type, or that contain invisible characters. */
 function quoteInDoubt(node: unknown): void {
   if (!isScalar(node) || typeof node.value !== 'string') return;
   if (!PLAIN.test(node.value) || /^(?:y|n|yes|no|on|off|true|false|null)$/i.test(node.value))
@@ -67,7 +67,7 @@ const PLAIN = /^[A-Za-z](?:[\w.#/ -]*[\w.#/-])?$/;
 
 const json = (test: object, indent: string) => escaped(JSON.stringify(test, null, 2)).replace(/^(?=.)/gm, indent);
 
-/** Characters that cannot be seen, which can only stand in double quotes here, as escapes. */
+/** Escapes invisible characters, which can only occur in double quotes here. */
 function escaped(text: string): string {
   let rest = text;
   let done = '';

@@ -120,7 +120,7 @@ function mutate(job: SuiteJob): MutationRun {
   const { errors: faults, scope, cases } = readSuite(job.tests);
   if (errors.length > 0 || faults.length > 0) return notMutated(errors, faults);
   const content = contentOf(job, statements, scope === 'policy' ? [] : job.liveTexts);
-  // ends before the kill timer does, which would lose what was found
+  // stops before the kill timer fires, which would lose the results so far
   const left = () => 0.8 * MUTATION_LIMITS.ms - (processorMs() - began);
   return runMutants(host, content, statements, cases, left);
 }
@@ -145,13 +145,13 @@ function testOthers(job: OthersJob): OthersRun {
   return { errors: [], broken: brokenCases(before, after, job.policyId, suites) };
 }
 
-/** The processor time that this thread has used; where that is unknown, the time that has passed. */
+/** The CPU time that this thread has used or, if that is unknown, the time elapsed. */
 function processorMs(): number {
   const used = process.threadCpuUsage?.();
   return used ? (used.user + used.system) / 1_000 : performance.now();
 }
 
-/** The policy with the other texts, as a bundle would have them. */
+/** The policy with the other texts, as in a bundle. */
 function contentOf(
   { policyId, schema, actionEntities, registry, lists }: Surroundings & { policyId: string },
   statements: readonly Pick<CompiledStatement, 'id' | 'effect' | 'annotations' | 'scopes' | 'cedar'>[],

@@ -12,7 +12,7 @@ import { MUTATION_LIMITS, type MutationRun, notMutated } from './mutants.ts';
 import { notRun, type OthersRun, type SuiteRun } from './run-suite.ts';
 import { SUITE_LIMITS } from './suite.ts';
 
-/** What a text is evaluated together with. */
+/** The context in which a text is evaluated. */
 export interface Surroundings {
   schema: string;
   /** The other live policies. */
@@ -22,13 +22,13 @@ export interface Surroundings {
   /** The reference lists that these texts name. */
   lists: readonly BundleList[];
 }
-/** A policy with its tests, and what they are run with. */
+/** A policy with its tests, and the context to run them in. */
 export interface SuiteJob extends Surroundings {
   policyId: string;
   text: string;
   tests: string;
 }
-/** Test suites of other live policies, on a change of a policy. `liveTexts` are the live policies without it. */
+/** Test suites of other live policies, to check a change to a policy. `liveTexts` are the live policies without it. */
 export interface OthersJob extends Surroundings {
   policyId: string;
   /** The live text before the change; null if the policy was not live. */
@@ -42,7 +42,7 @@ export type AuthorJob =
       policyId: string;
       text: string;
       schema: string;
-      /** The names of the tenant's reference lists; without it, names are not checked. */
+      /** The names of the tenant's reference lists; if absent, names are not checked. */
       lists?: readonly string[] | undefined;
     }
   | { kind: 'format'; text: string }
@@ -55,20 +55,20 @@ export type AuthorJob =
   | { kind: 'read-suite'; tests: string }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
 export interface Formatted {
-  /** Present when there are no errors. */
+  /** Present if there are no errors. */
   formatted?: string;
   errors: Diagnostic[];
 }
 /** The decision that a text would lead to. */
 export interface Trial {
   errors: Diagnostic[];
-  /** Absent when the text has errors. */
+  /** Absent if the text has errors. */
   verdict?: Verdict;
   /** Every rule that was hit, sorted by id; `line` for those of the tried text. */
   hits: { rule_id: string; policy_id: string; effect: 'permit' | 'forbid'; guardrail: boolean; line?: number }[];
   /** Why the request could not be evaluated. */
   detail?: string;
-  /** If it was asked for: what the request met, and the statements of the text that are not for it. */
+  /** If requested: what the request found, and the statements of the text that do not apply to it. */
   trace?: Trace;
 }
 export interface Trace extends Omit<Explained, 'rules'> {
@@ -81,7 +81,7 @@ export interface Trace extends Omit<Explained, 'rules'> {
     line?: number;
   })[];
   unfit: ReturnType<typeof unfitting>;
-  /** What people set of the agent, the tool and its server. */
+  /** What people configured for the agent, the tool and its server. */
   set: { agent_labels: readonly string[]; tool_labels: readonly string[]; server_trust: number | null };
 }
 export type AuthorResult =
@@ -96,7 +96,7 @@ export type AuthorResult =
   | OthersRun
   | Pick<SuiteRun, 'errors'>;
 
-/** The text was not checked, because the queue is full or the thread got too little processor time. Retry later. */
+/** The text was not checked because the queue is full or the thread got too little CPU time. Retry later. */
 export class AuthorBusy extends Error {
   override readonly name = 'AuthorBusy';
 }
@@ -111,17 +111,17 @@ interface Waiting {
 const START_MS = 20_000;
 /** On a busy machine a text may take this many times the limit in wall-clock time before it is abandoned. */
 const WALL_TIME_FACTOR = 10;
-/** Queued texts, per tenant and in all. */
+/** Maximum number of queued texts, per tenant and in total. */
 const MAX_WAITING = { tenant: 20, all: 200 } as const;
 
 /**
  * Processes untrusted policy texts in a separate thread with its own engine and a time limit, so that no text can slow
  * down or break decisions. Texts are processed one at a time: tenants take turns, and each tenant's texts run in order.
- * The limit is on the thread's processor time, so a busy machine does not count against a text.
+ * The limit is on the thread's CPU time, so a busy machine does not count against a text.
  *
- * A text that hangs or kills the thread gets a diagnostic as its answer, and the next text a new thread. The promises
- * reject with AuthorBusy when the queue is full or the thread gets no processor time, and otherwise only when the thread
- * cannot be started, after `close`, or when two texts cannot be compared.
+ * If a text hangs or kills the thread, its result is a diagnostic, and the next text gets a new thread. The promises
+ * reject with AuthorBusy if the queue is full or the thread gets no CPU time, and otherwise only if the thread cannot be
+ * started, after `close`, or if two texts cannot be compared.
  */
 export class AuthorLanguage {
   readonly #limitMs: number;
@@ -136,11 +136,11 @@ export class AuthorLanguage {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** Without `keepsThread` the thread, and its memory, are given up when no text is waiting. */
+  /** Without `keepsThread`, the thread and its memory are released when no text is waiting. */
   constructor(options: { limitMs?: number; entry?: URL; keepsThread?: boolean } = {}) {
     this.#keepsThread = options.keepsThread ?? true;
     this.#limitMs = options.limitMs ?? 2_000;
-    // a package has it as JavaScript
+    // in a published package the file is JavaScript
     const file = import.meta.url.endsWith('.ts') ? './author-worker.ts' : './author-worker.js';
     this.#entry = options.entry ?? new URL(file, import.meta.url);
   }
@@ -175,22 +175,22 @@ export class AuthorLanguage {
     return this.#submit(tenantId, { kind: 'test', ...job }) as Promise<SuiteRun>;
   }
 
-  /** The tests of other policies that pass now, and would fail after a change. */
+  /** The tests of other policies that pass now and would fail after a change. */
   testOthers(tenantId: string, job: OthersJob): Promise<OthersRun> {
     return this.#submit(tenantId, { kind: 'others', ...job }) as Promise<OthersRun>;
   }
 
-  /** The changes of a policy that its tests do not notice. Takes up to five seconds of processor time. */
+  /** The changes to a policy that its tests do not notice. Takes up to five seconds of CPU time. */
   mutate(tenantId: string, job: SuiteJob): Promise<MutationRun> {
     return this.#submit(tenantId, { kind: 'mutate', ...job }) as Promise<MutationRun>;
   }
 
-  /** A suite with the test that a past decision is. */
+  /** A suite with a test made from a past decision. */
   fromDecision(tenantId: string, job: SuiteJob, past: PastDecision): Promise<TestFromDecision> {
     return this.#submit(tenantId, { kind: 'from-decision', ...job, past }) as Promise<TestFromDecision>;
   }
 
-  /** What a request met in the policies of its decision; nothing where that takes too long. */
+  /** What a request found in the policies of its decision; empty if that takes too long. */
   explain(tenantId: string, job: ExplainJob): Promise<Explained> {
     return this.#submit(tenantId, { kind: 'explain', ...job }) as Promise<Explained>;
   }
@@ -200,7 +200,7 @@ export class AuthorLanguage {
     return this.#submit(tenantId, { kind: 'diff', ...job }) as Promise<TextDiff>;
   }
 
-  /** Ends the thread. Unanswered calls reject. */
+  /** Ends the thread. Pending calls reject. */
   async close(): Promise<void> {
     this.#closed = true;
     const ended = new Error('the policy language was closed');
@@ -217,7 +217,7 @@ export class AuthorLanguage {
     if (queue.length >= MAX_WAITING.tenant || this.#waiting >= MAX_WAITING.all) {
       return Promise.reject(new AuthorBusy('too many policy texts are waiting to be checked; try again shortly'));
     }
-    // The scan refuses a text over the limit, so there is no need to copy all of it to the thread.
+    // The scan rejects a text over the limit, so there is no need to copy all of it to the thread.
     const job = { ...request };
     if ('text' in job) job.text = job.text.slice(0, LIMITS.bytes + 2);
     if ('tests' in job) job.tests = job.tests.slice(0, SUITE_LIMITS.bytes + 2);
@@ -229,7 +229,7 @@ export class AuthorLanguage {
     });
   }
 
-  /** The first job of the tenant whose turn it is. A tenant with more jobs moves behind the other tenants. */
+  /** The first job of the tenant whose turn it is. A tenant with more jobs moves behind the others. */
   #take(): Waiting | undefined {
     const [next] = this.#queues;
     if (!next) return undefined;
@@ -281,7 +281,7 @@ export class AuthorLanguage {
       const left = limitMs - (to - from);
       if (left <= 0) return this.#giveUp(`the policy took longer than ${limitMs / 1_000} s to check`);
       if (performance.now() - began < WALL_TIME_FACTOR * limitMs) return this.#arm(Math.max(left || 0, 20), check);
-      // too little processor time, or the usage is unknown: that says nothing about the text
+      // too little CPU time, or the usage is unknown: that does not reflect on the text
       this.#abandon(new AuthorBusy('the server was too busy to check the policy text; try again shortly'));
     };
     this.#arm(limitMs, check);
@@ -297,7 +297,7 @@ export class AuthorLanguage {
     this.#next();
   }
 
-  /** Answers the current text with a diagnostic and discards the thread that failed on it. */
+  /** Resolves the current text with a diagnostic and discards the thread that failed on it. */
   #giveUp(message: string): void {
     void this.#drop();
     const diagnostic = { line: 1, column: 1, message };
@@ -343,7 +343,7 @@ export class AuthorLanguage {
   }
 }
 
-/** The processor time that a thread has used, in milliseconds; NaN when it does not answer within a second. */
+/** The CPU time that a thread has used, in milliseconds; NaN if it does not answer within a second. */
 async function processorMs(worker: Worker): Promise<number> {
   const usage = worker.cpuUsage().catch(() => undefined);
   const silence = new Promise<void>((resolve) => setTimeout(resolve, 1_000).unref());

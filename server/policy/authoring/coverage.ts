@@ -10,7 +10,7 @@ import { Positions, preamble, type Token, tokens } from '../language/scan.ts';
 export const REACHES = ['decisive', 'hit', 'reached', 'never'] as const;
 export type Reach = (typeof REACHES)[number];
 
-/** What a condition was found to be in the tests that came to it. */
+/** What a condition evaluated to in the tests that reached it. */
 export const SEEN = ['both', 'true', 'false', 'never'] as const;
 export type Seen = (typeof SEEN)[number];
 
@@ -20,17 +20,20 @@ export interface ConditionCoverage {
   line: number;
   column: number;
   seen: Seen;
-  /** The engine failed on it. Only of a traced request. */
+  /** The engine failed on it. Only for a traced request. */
   failed?: true;
 }
 
 export interface Coverage {
   /** The share of the policy's statements that are decisive or hit, rounded down. */
   percent: number;
-  /** The share of the outcomes of the conditions, two of each, that some test had, rounded down; 100 without any. */
+  /**
+   * The share of condition outcomes, two per condition, that occurred in some test, rounded down; 100 if there are no
+   * conditions.
+   */
   condition_percent: number;
   statements: { rule_id: string; line: number; reach: Reach; conditions: ConditionCoverage[] }[];
-  /** Conditions beyond what is measured. */
+  /** Conditions beyond the limit of what is measured. */
   conditions_left_out: number;
 }
 
@@ -46,7 +49,7 @@ export interface Condition {
   text: string;
   line: number;
   column: number;
-  /** What must be true for the engine to come to it: the clauses and conditions before it. */
+  /** What must be true for the engine to reach it: the clauses and conditions before it. */
   guards: readonly string[];
 }
 
@@ -97,7 +100,7 @@ export function conditionsOf({ cedar, line, column }: Pick<CompiledStatement, 'c
   return { head, conditions };
 }
 
-/** The three parts of the scope of a statement, as written. */
+/** The three parts of a statement's scope, as written. */
 export function scopeOf(statement: Pick<CompiledStatement, 'cedar' | 'line' | 'column'>): string[] {
   const { head } = conditionsOf(statement);
   return split(tokens(head).slice(2, -1), ',').map((part) => head.slice(part[0]?.start, part.at(-1)?.end));
@@ -121,7 +124,7 @@ function unwrapped(part: readonly Token[]): readonly Token[] {
   return inner;
 }
 
-/** The operands of an operator that stands outside all brackets. */
+/** The operands of an operator that is outside all brackets. */
 function split(part: readonly Token[], operator: string): Token[][] {
   const operands: Token[][] = [[]];
   let depth = 0;
@@ -134,7 +137,7 @@ function split(part: readonly Token[], operator: string): Token[][] {
   return operands;
 }
 
-/** Characters of the statements that conditions are measured with. A condition repeats all that stands before it. */
+/** Maximum number of characters of the statements used to measure conditions. Each condition repeats everything before it. */
 const MAX_MEASURED = 256 * 1024;
 
 type Written = Pick<CompiledStatement, 'id' | 'cedar' | 'line' | 'column'>;
@@ -147,11 +150,11 @@ interface Measure {
 }
 
 /**
- * Measures which statements of a policy apply to the tests, and what their conditions are found to be.
+ * Measures which statements of a policy apply to the tests, and what their conditions evaluate to.
  *
- * The engine says so: it is asked for each statement as a permit by itself, since it does not report permits beside a
- * forbid, and for each condition twice, as a permit where it is true and as one where it is not. Both have what stands
- * before the condition, so that a condition counts only where the engine comes to it.
+ * The engine determines this: it evaluates each statement as a separate permit, since it does not report permits
+ * alongside a forbid, and each condition twice, as a permit for when it is true and as one for when it is not. Both
+ * include everything before the condition, so that a condition counts only if the engine reaches it.
  */
 export class Measured {
   readonly #engine: PolicyEngine;
@@ -159,7 +162,7 @@ export class Measured {
   readonly #own: readonly Written[];
   readonly #reach = new Map<string, Reach>();
   readonly #measures = new Map<string, Measure[]>();
-  /** By the id of the statement that the engine is asked for. */
+  /** Keyed by the id of the statement given to the engine. */
   readonly #outcomes = new Map<string, { measure: Measure; is: 'true' | 'false' }>();
   #leftOut = 0;
 
@@ -209,7 +212,7 @@ export class Measured {
     if (rule_id !== null) this.#raise(rule_id, 'decisive');
   }
 
-  /** One request alone. Where the engine failed on some statements, the others count as if those were not there. */
+  /** Measures one request. If the engine failed on some statements, the others count as if those did not exist. */
   trace(request: ActionRequest): void {
     const match = this.#engine.match(request);
     if (match.outcome !== 'error') {
@@ -218,7 +221,7 @@ export class Measured {
     }
     const failed = new Set(match.hits.map(({ id }) => id));
     for (const { id } of this.#own) {
-      // what comes after it fails with it
+      // the conditions after it fail with it
       const at = this.#measures.get(id)?.findIndex((_, n) => failed.has(`${id} ${n + 1} true`)) ?? -1;
       if (at >= 0) this.#measures.get(id)![at]!.failed = true;
     }

@@ -3,9 +3,9 @@ import { PolicyEngine } from '../evaluation/evaluate.ts';
 import type { CompiledStatement } from '../language/compile.ts';
 import { type ConditionCoverage, Measured, scopeOf } from './coverage.ts';
 
-/** The statements of a decision that are explained; those that it names come first. */
+/** How many statements of a decision are explained; the ones that the record names come first. */
 const MOST_EXPLAINED = 20;
-/** The statements of a text whose scopes are compared with a request. */
+/** How many statements of a text have their scopes compared with a request. */
 const MOST_SCOPES = 50;
 
 export interface ExplainJob {
@@ -17,7 +17,7 @@ export interface ExplainJob {
   named: readonly string[];
 }
 
-/** What a request met in the policies. */
+/** What a request found in the policies. */
 export interface Explained {
   rules: {
     rule_id: string;
@@ -27,7 +27,7 @@ export interface Explained {
   more: number;
 }
 
-/** The rules that the request came to, with what each of their conditions was found to be: as for the coverage of a test. */
+/** The rules that the request reached, with what each of their conditions evaluated to, as in the coverage of a test. */
 export function explain({ content, request, named }: ExplainJob): Explained {
   const engine = new PolicyEngine(content);
   let fitting: ReturnType<PolicyEngine['reached']>;
@@ -55,7 +55,7 @@ export function explain({ content, request, named }: ExplainJob): Explained {
 export const SCOPE_PARTS = ['principal', 'action', 'resource'] as const;
 export type ScopePart = (typeof SCOPE_PARTS)[number];
 
-/** The statements of a text whose scope does not fit a request, each with the parts of it that do not. */
+/** The statements of a text whose scope does not fit a request, each with the parts of the scope that do not. */
 export function unfitting(
   content: BundleContent,
   own: readonly Pick<CompiledStatement, 'id' | 'cedar' | 'line' | 'column'>[],
@@ -83,7 +83,7 @@ export function unfitting(
   try {
     const fits = new Set(engine.reached(request).map(({ id }) => id));
     return own.flatMap(({ id, line }) => {
-      // a request that nothing fits could not be read
+      // if nothing fits a request, it could not be read
       if (!fits.has(`${id} any`)) return [];
       const parts = SCOPE_PARTS.filter((part) => !fits.has(`${id} ${part}`));
       return parts.length > 0 ? [{ rule_id: id, line, parts }] : [];

@@ -15,7 +15,7 @@ import { appendTest } from './append-test.ts';
 import { differencesOf, stateOf } from './run-suite.ts';
 import { type Expectation, readSuite, STANDARD, type TestCase } from './suite.ts';
 
-/** A past decision, and what of it may be in a test. */
+/** A past decision, and which parts of it may be in a test. */
 export interface PastDecision {
   event_id: string;
   decision: Decision;
@@ -23,21 +23,21 @@ export interface PastDecision {
   /** The paths that were masked in the answer. */
   masks: readonly string[];
   facts: DecisionFacts;
-  /** The whole request; null where it is not kept. */
+  /** The whole request; null if it is not kept. */
   input: ActionRequest | null;
-  /** The part of it that the policies of the time read; null likewise. */
+  /** The part of it that the policies of the time read; null if it is not kept. */
   projection: Projection | null;
-  /** The policies of the time; null where they cannot be read any more. */
+  /** The policies of the time; null if they can no longer be read. */
   decided: BundleContent | null;
-  /** The paths of `@mask` whose values people are not shown. */
+  /** The paths of `@mask` whose values are not shown to people. */
   hidden: readonly string[];
   /** Which of those values may be in the test: none, those that a statement compares, or all. */
   shows: 'none' | 'compared' | 'all';
-  /** What should have been decided; undefined where the decision was right. */
+  /** What should have been decided; undefined if the decision was right. */
   should?: Expectation | undefined;
 }
 
-/** How much of the request the test has: what the policies read now, also what they read then, or all of it. */
+/** How much of the request the test has: what the policies read now, plus what they read then, or all of it. */
 export const KEPT_PARTS = ['read', 'read_then', 'whole'] as const;
 
 export interface MadeTest {
@@ -49,18 +49,18 @@ export interface MadeTest {
   request: ActionRequest;
   expect: Expectation;
   kept: (typeof KEPT_PARTS)[number];
-  /** The policies of the time decide on the request of the test what the record says. */
+  /** Whether the policies of the time decide on the test's request what the record says. */
   verified: boolean;
   /** The arguments with a placeholder, sorted. */
   masked: string[];
-  /** Those that are there although they are masked, because a statement compares them. */
+  /** The masked arguments that are included anyway, because a statement compares them. */
   unmasked: string[];
-  /** What the newest text decides on it, and what of that is not as expected. */
+  /** What the newest text decides on it, and how that differs from what is expected. */
   got: Verdict;
   differences: string[];
 }
 
-/** Why there is no test. */
+/** The reason there is no test. */
 export const REFUSALS = ['duplicate', 'gone', 'masked', 'not_by_policies', 'unwritable', 'full'] as const;
 export interface TestRefusal {
   why: (typeof REFUSALS)[number];
@@ -73,7 +73,7 @@ export type TestFromDecision = { errors: Diagnostic[]; tests_errors: Diagnostic[
   | object
 );
 
-/** The members of a request that a test can have, in the order in which it has them. */
+/** The members of a request that a test can have, in their order. */
 const MEMBERS = [
   ...(['agent_id', 'agent_role', 'owner', 'action_type', 'tool_server', 'tool_name', 'tool_pin', 'method'] as const),
   ...(['resource', 'arguments', 'context', 'estimated_value', 'value_currency', 'risk_score', 'source_ip'] as const),
@@ -91,13 +91,13 @@ class Refused extends Error {
 }
 
 /**
- * Appends to a suite the test that a past decision is: its request, as little of it as decides the same, the facts beside
- * the policies as `state`, and what was decided, or should have been. `live` are the policies that the tests of the suite
- * run with.
+ * Appends to a suite a test made from a past decision: its request, reduced to as little as decides the same, the facts
+ * outside the policies as `state`, and what was decided, or should have been. `live` are the policies that the tests of
+ * the suite run with.
  *
- * INVARIANT: on the request of the test, as the suite is read back, both the policies of the time and those of now decide
- * what they decide on the kept one. With `shows: 'none'` no policy ever sees a value under a hidden path, so that nothing
- * about such a value follows from the answer.
+ * INVARIANT: on the test's request, as read back from the suite, both the policies of the time and the current ones
+ * decide the same as on the kept request. With `shows: 'none'` no policy ever sees a value under a hidden path, so that
+ * the answer reveals nothing about such a value.
  *
  * Pure.
  */
@@ -119,13 +119,13 @@ export function testFromDecision(
   }
 }
 
-/** Policies that decide: those of now, or those of the time. */
+/** A set of policies with its engine: the current ones, or those of the time. */
 interface Side {
   engine: PolicyEngine;
   content: BundleContent;
 }
 
-/** Undefined for policies that this version cannot decide with any more. */
+/** Undefined for policies that this version can no longer decide with. */
 function engineOf(content: BundleContent): Side | undefined {
   try {
     return { engine: new PolicyEngine(content), content };
@@ -199,7 +199,7 @@ class Maker {
     throw new Refused('unwritable', last);
   }
 
-  /** What is kept of the request, as far as a test can have it. */
+  /** What is kept of the request, to the extent a test can have it. */
   #kept(): ActionRequest {
     const { input, projection } = this.#past;
     const kept = input ?? projection;
@@ -220,7 +220,7 @@ class Maker {
     return request;
   }
 
-  /** Whether the policies of the time decide the same again. */
+  /** Whether the policies of the time still decide the same. */
   #verified(base: ActionRequest): boolean {
     const { decision, rule_id, should, shows, facts } = this.#past;
     const other = otherThanPolicies(facts, rule_id);
@@ -237,7 +237,7 @@ class Maker {
     return verified;
   }
 
-  /** What the test expects of a decision that was right. */
+  /** What the test expects if the decision was right. */
   #decided(base: ActionRequest, verified: boolean): Expectation {
     const { decision, rule_id, masks } = this.#past;
     const again = verified ? this.#verdict(this.#then!, base) : undefined;
@@ -250,7 +250,7 @@ class Maker {
     };
   }
 
-  /** From the least to all of it. */
+  /** From the smallest request to the whole one. */
   *#candidates(base: ActionRequest): Generator<[MadeTest['kept'], ActionRequest]> {
     const narrowed = (engine: PolicyEngine) => {
       const narrowing = engine.match(base).narrowing;
@@ -272,8 +272,8 @@ class Maker {
   }
 
   /**
-   * With placeholders in place of the hidden values that are not to be kept. Where none may be kept, not even the members
-   * of a hidden object are told.
+   * Replaces the hidden values that are not to be kept with placeholders. If none may be kept, not even the members of a
+   * hidden object are revealed.
    */
   #hiding(request: ActionRequest, keeps: (key: string) => boolean): ActionRequest {
     this.#masked.clear();
@@ -304,7 +304,7 @@ class Maker {
     };
   }
 
-  /** Without the names and the time that nothing reads, which a test need not say. */
+  /** Without names and a time that nothing reads, which a test need not state. */
   #trimmed(request: ActionRequest): ActionRequest {
     const questions = this.#sides.map(
       ({ content: { policies, action_entities } }) => new Questions(policies.map(uncounted), action_entities),
@@ -322,7 +322,7 @@ class Maker {
     return Object.fromEntries(Object.entries(this.#state).filter(([, rules]) => rules.length > 0));
   }
 
-  /** The new test as the suite has it, or why the suite is not the old one with one more test. */
+  /** The new test as read back from the suite, or the reason the suite is not the old one plus this test. */
   #readBack(source: string): TestCase | string {
     const { errors, scope, cases } = readSuite(source);
     const [error] = errors;
@@ -353,27 +353,27 @@ const WORDS: Record<Decision, string> = {
   rate_limited: 'is over a limit',
 };
 
-/** All statements of both, for what they read: what they decide together means nothing. */
+/** All statements of both, to find what they read: what they decide together is meaningless. */
 function union(now: BundleContent, then: BundleContent): BundleContent {
   const lists = new Map([...then.lists, ...now.lists].map((list) => [list.name, list]));
   const policies = [...now.policies, ...then.policies.map((one) => ({ ...one, id: `then ${one.id}` }))];
   return { ...now, policies, lists: [...lists.values()] };
 }
 
-/** Without the limits that count each agent by itself: in a test the state says what is exceeded. */
+/** Without the limits that count each agent separately: in a test, the state says what is exceeded. */
 function uncounted({ cedar, annotations }: BundleStatement): Pick<BundleStatement, 'cedar' | 'annotations'> {
   const { rate, ...others } = annotations;
   return { cedar, annotations: rate?.per === undefined ? others : annotations };
 }
 
-/** Equal in all that a test can expect. */
+/** Equal in everything that a test can expect. */
 function same(a: Verdict, b: Verdict): boolean {
   const told = ({ decision, rule_id, rule_ids, masks, deny_reason, escrow }: Verdict) =>
     JSON.stringify([decision, rule_id, rule_ids, masks, deny_reason, escrow?.hold_type, escrow?.required_approvals]);
   return told(a) === told(b);
 }
 
-/** What decided beside the policies, where something did that no test can say. */
+/** What decided instead of the policies, if anything did that no test can express. */
 function otherThanPolicies(facts: DecisionFacts, rule: string | null): string | undefined {
   if (facts.stop !== undefined || rule?.startsWith(`${STOP_POLICY}#`)) return 'a stop was in force';
   if (facts.standstill !== undefined) return 'no policy was asked';
@@ -382,7 +382,7 @@ function otherThanPolicies(facts: DecisionFacts, rule: string | null): string | 
   return facts.unholdable ? 'it could not be held' : undefined;
 }
 
-/** What is read now and was not read then; undefined where what is left is enough. */
+/** Something that is read now and was not read then; undefined if what is left suffices. */
 function lack(then: ProjectedReads, now: ProjectedReads | undefined): string | undefined {
   if (!now) return undefined;
   const [attributes, keys] = [now.attributes && new Set(now.attributes), now.keys && new Set(now.keys)];
@@ -403,10 +403,10 @@ function suiteIn(source: string): SuiteText {
   return { defaults, tests };
 }
 
-/** The longest name without its number. */
+/** Maximum length of a name without its number. */
 const NAME = 150;
 
-/** In one line, all of it visible, and the name of no other test. */
+/** On one line, all visible, and different from the name of every other test. */
 function unique(text: string, { tests }: SuiteText): string {
   const name = visible(text).slice(0, NAME).toWellFormed();
   const names = new Set(tests.map((one) => one.name));
@@ -415,23 +415,23 @@ function unique(text: string, { tests }: SuiteText): string {
   return free;
 }
 
-/** The members of the request that the defaults of the suite do not say anyway. */
+/** The members of the request that differ from the suite's defaults. */
 function written(request: ActionRequest, base: ActionRequest, defaults: SuiteText['defaults']) {
   const found: Record<string, unknown> = {};
   const standard: Record<string, unknown> = { ...STANDARD, ...defaults };
   for (const member of MEMBERS) {
-    // what the defaults say otherwise has to be said
+    // where a default says something else, the member must be written
     const value = request[member] ?? (member in defaults ? base[member] : undefined);
     if (value === undefined) continue;
     if (member in standard && canonicalJson(standard[member]) === canonicalJson(value)) continue;
     found[member] = value;
   }
-  // null where the tool has no definition
+  // null if the tool has no definition
   if (request.tool_pin === null) found.tool_pin = null;
   return found;
 }
 
-/** Without what is absent, and without what no test can have. */
+/** Without members that are absent or that no test can have. */
 function members(request: ActionRequest): ActionRequest {
   const all = MEMBERS.map((name) => [name, request[name]] as const);
   return Object.fromEntries(
@@ -439,7 +439,7 @@ function members(request: ActionRequest): ActionRequest {
   ) as unknown as ActionRequest;
 }
 
-/** The keys of all that arguments and context have. */
+/** The keys of everything in arguments and context. */
 function keysIn({ arguments: args, context }: ActionRequest): Set<string> {
   const keys = new Set<string>();
   const walk = (value: unknown, at: ArgumentKey): unknown => {
@@ -454,7 +454,7 @@ function keysIn({ arguments: args, context }: ActionRequest): Set<string> {
 const CONTEXT: ArgumentKey = { key: 'context', fold: 'context' };
 const isObject = (value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** A copy of an object or a list with each member mapped; anything else as it is. */
+/** A copy of an object or a list with each member mapped; any other value unchanged. */
 function mapped(
   value: unknown,
   at: ArgumentKey,
@@ -466,7 +466,7 @@ function mapped(
   if (!isObject(value)) return value;
   const copy: Record<string, unknown> = {};
   for (const [name, member] of Object.entries(value as object)) {
-    // `__proto__` is a member like any other
+    // treat `__proto__` like any other member
     Object.defineProperty(copy, name, {
       value: change(member, memberKey(at, name), name),
       ...{ enumerable: true, configurable: true, writable: true },
@@ -475,7 +475,7 @@ function mapped(
   return copy;
 }
 
-/** A value of the same kind that says nothing. */
+/** A value of the same kind without content. */
 function placeholderOf(value: unknown): unknown {
   switch (typeof value) {
     case 'string':

@@ -8,7 +8,7 @@ import { conditionsOf } from './coverage.ts';
 import { differencesOf, stateOf } from './run-suite.ts';
 import type { TestCase } from './suite.ts';
 
-/** The changes that are made to a policy, to see whether a test notices. */
+/** The kinds of changes made to a policy to see whether a test notices. */
 export const MUTATIONS = [
   'drop_statement',
   'flip_effect',
@@ -26,24 +26,24 @@ export const MUTATION_LIMITS = { mutants: 200, ms: 5_000 } as const;
 export interface Survivor {
   rule_id: string;
   mutation: Mutation;
-  /** Of the condition or the statement that was changed. */
+  /** Where the changed condition or statement is. */
   line: number;
   column: number;
-  /** The changed part, printed by the engine. `after` is empty where the part was dropped. */
+  /** The changed part, printed by the engine. `after` is empty if the part was dropped. */
   before: string;
   after: string;
 }
 
 export interface MutationRun {
-  /** Faults of the policy text. With any, or with `tests_errors`, nothing was run. */
+  /** Faults of the policy text. If there are any, or any `tests_errors`, nothing was run. */
   errors: Diagnostic[];
   tests_errors: Diagnostic[];
-  /** Tests that fail without any change. They count for nothing. */
+  /** Tests that fail without any change. They are ignored. */
   failing: number;
-  /** Changes that were tried, and those of them that made a passing test fail. */
+  /** How many changes were tried, and how many of them made a passing test fail. */
   tried: number;
   noticed: number;
-  /** Changes that were not tried: more than the limit, or no time for them. */
+  /** Changes that were not tried because of the limit or for lack of time. */
   left_out: number;
   survivors: Survivor[];
 }
@@ -54,25 +54,25 @@ export function notMutated(errors: Diagnostic[], tests_errors: Diagnostic[] = []
 
 type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
-/** A change of the parsed statement. */
+/** A change to the parsed statement. */
 interface Change {
   mutation: Mutation;
   statement: CompiledStatement;
-  /** The statement after the change; null when it was dropped. */
+  /** The statement after the change; null if it was dropped. */
   est: PolicyJson | null;
   annotations: CompiledStatement['annotations'];
   /** Which condition was changed. */
   condition?: number;
-  /** Prints what differs, which takes the engine. */
+  /** Prints the difference, which requires the engine. */
   words(host: CedarHost): { before: string; after: string };
 }
 
 /**
- * Makes changes to a policy, one at a time, and runs the tests on each: those that every test survives are changes that
- * nobody would notice. Changes are made to the parsed statements and printed by the engine. A change that the policy
- * language would not accept is none.
+ * Makes changes to a policy, one at a time, and runs the tests on each: a change that fails no test is one that would go
+ * unnoticed. Changes are made to the parsed statements and printed by the engine. Changes that the policy language would
+ * not accept are skipped.
  *
- * `left` says how many milliseconds remain; the rest of the changes is left out once there are none.
+ * `left` returns how many milliseconds remain; once none do, the remaining changes are skipped.
  */
 export function runMutants(
   host: CedarHost,
@@ -110,7 +110,7 @@ export function runMutants(
   run.failing = failing;
   for (const [n, { change, mutant }] of mutants.entries()) {
     const { id } = change.statement;
-    // a test that the statement cannot apply to is not asked, unless the change lets it apply to more
+    // a test that the statement cannot apply to is skipped, unless the change lets it apply to more
     const asked = passing.filter(({ reached }) => change.mutation === 'widen_scope' || reached.has(id));
     const others = content.policies.filter((statement) => statement.id !== id && relevant.has(statement.id));
     const policies = mutant ? [...others, mutant] : others;
@@ -127,7 +127,7 @@ export function runMutants(
   return run;
 }
 
-/** Does one of the tests fail now? Undefined when the time is over before that is known. */
+/** Whether one of the tests fails now. Undefined if time runs out before that is known. */
 function notices(content: BundleContent, asked: readonly { one: TestCase }[], left: () => number): boolean | undefined {
   if (left() <= 0) return undefined;
   if (asked.length === 0) return false;
@@ -153,13 +153,13 @@ function survivorOf(host: CedarHost, change: Change): Survivor {
   return { rule_id: statement.id, mutation, line, column, ...change.words(host) };
 }
 
-/** Every so many of them, so that no statement and no kind of change is preferred. */
+/** An evenly spaced selection, so that no statement and no kind of change is preferred. */
 function spread<T>(all: readonly T[], most: number): T[] {
   if (all.length <= most) return [...all];
   return Array.from({ length: most }, (_, n) => all[Math.floor((n * all.length) / most)]!);
 }
 
-/** Those that the policy language accepts, as statements of a bundle. */
+/** The changes that the policy language accepts, as statements of a bundle. */
 function accepted(
   host: CedarHost,
   schema: string,
@@ -272,7 +272,7 @@ function conditionChanges(est: PolicyJson, whole: Pick<Change, 'statement' | 'an
   return found;
 }
 
-/** The parts without `&&` and `||`, in source order, each with a function that puts another in its place. */
+/** The parts without `&&` and `||`, in source order, each with a function that puts another one in its place. */
 function leavesOf(body: Json): { leaf: Json; put: (other: Json) => Json }[] {
   for (const operator of ['&&', '||']) {
     const sides = member(body, operator) as { left: Json; right: Json } | undefined;
@@ -335,7 +335,7 @@ function* variants(node: Json): Generator<[Mutation, Json]> {
   }
 }
 
-/** A decimal that differs by so many ten-thousandths. */
+/** A decimal that differs by this many ten-thousandths. */
 function movedDecimal(text: string, by: bigint): string | undefined {
   const [, sign, whole = '', fraction = ''] = /^(-?)(\d+)\.(\d{1,4})$/.exec(text) ?? [];
   if (sign === undefined) return undefined;

@@ -12,7 +12,7 @@ export interface TestResult {
   ok: boolean;
   expected: Expectation;
   got: Verdict;
-  /** What differs, in words; empty when `ok`. */
+  /** The differences, described; empty if `ok`. */
   differences: string[];
   /** Why the request could not be evaluated. */
   detail?: string;
@@ -22,7 +22,7 @@ export interface TestResult {
 }
 
 export interface SuiteRun {
-  /** Faults of the policy text. With any, or with `tests_errors`, nothing was run. */
+  /** Faults of the policy text. If there are any, or any `tests_errors`, nothing was run. */
   errors: Diagnostic[];
   /** Faults of the test suite. */
   tests_errors: Diagnostic[];
@@ -32,13 +32,13 @@ export interface SuiteRun {
   coverage: Coverage;
 }
 
-/** A test of another policy that passes now, and would fail after a change. */
+/** A test of another policy that passes now and would fail after a change. */
 export interface BrokenTest extends Pick<TestResult, 'name' | 'row' | 'differences' | 'line' | 'column'> {
   policy_id: string;
 }
 
 export interface OthersRun {
-  /** Why nothing was found out. */
+  /** Why there is no result. */
   errors: Diagnostic[];
   broken: BrokenTest[];
 }
@@ -90,7 +90,7 @@ export function runCases(
 }
 
 /**
- * The cases of another policy that pass with the policies of `before`, and fail with those of `after`. Only those that a
+ * The cases of another policy that pass with the policies of `before` and fail with those of `after`. Only those that a
  * statement of the changed policy can apply to are decided: nothing changes for the others.
  */
 export function brokenCases(

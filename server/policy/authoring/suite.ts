@@ -9,13 +9,13 @@ import { firstHidden } from '../../lib/visible.ts';
 import { text, toolPin } from '../../rpc/fields.ts';
 import { ARGUMENT_LIMITS } from '../evaluation/exact.ts';
 
-/** Limits of a test suite. `tests` counts the rows of tables. `depth`: the arguments, and what stands around them. */
+/** Limits of a test suite. `tests` counts the rows of tables. `depth`: that of the arguments, plus what encloses them. */
 export const SUITE_LIMITS = { bytes: 256 * 1024, tests: 500, depth: ARGUMENT_LIMITS.depth + 8, faults: 100 } as const;
 
 const time = z.iso.datetime({ offset: true });
 const FactName = text(FACT_LIMITS.key * 4);
 const FactText = z.string().max(FACT_LIMITS.text);
-/** What enforcement points would know of the session, by the names under which policies read it. */
+/** What enforcement points would know about the session, by the names under which policies read it. */
 const SessionIn = z.strictObject({
   call_count: z.int().min(0).optional().describe('the calls of the session before this one'),
   started: time.optional(),
@@ -46,7 +46,7 @@ export const TrialRequest = z.strictObject({
   session: SessionIn.optional().describe('what enforcement points would know of the session'),
 });
 
-/** Also what the decision point adds to a request. */
+/** Also the members that the decision point adds to a request. */
 const PartialRequest = TrialRequest.extend({
   tool_pin: toolPin.nullable(),
   now: time,
@@ -114,26 +114,26 @@ export interface ReadSuite {
   errors: Diagnostic[];
   /** `policy`: the policy is tested by itself, without the other live policies. */
   scope: 'live' | 'policy';
-  /** Empty when there are errors. */
+  /** Empty if there are errors. */
   cases: TestCase[];
 }
 
-/** Messages of the YAML library that name its own functions. */
+/** Replacements for messages in which the YAML library names its own functions. */
 const IN_OUR_WORDS: Partial<Record<string, string>> = {
   MULTIPLE_DOCS: 'only one document is accepted',
   NON_STRING_KEY: 'a name must be a text',
   RESOURCE_EXHAUSTION: 'nested too deeply',
 };
 
-/** What a test need not say. The time is fixed: the result of a test never depends on when it runs. */
+/** What a test may omit. The time is fixed: the result of a test never depends on when it runs. */
 export const STANDARD = { agent_id: 'test-agent', now: '2026-01-01T00:00:00Z' } as const;
 
 /**
- * Reads a test suite (`svc-tests/1`), which is YAML 1.2 or JSON. There is one reader for both, and it accepts only what
- * all readers of the two read in the same way: no anchors, aliases, tags, directives or merge keys; no member twice; and
+ * Reads a test suite (`svc-tests/1`), which is YAML 1.2 or JSON. One reader handles both, and it accepts only what all
+ * readers of the two read in the same way: no anchors, aliases, tags, directives or merge keys; no duplicate members; and
  * no unquoted value that another YAML version reads as another type (`yes`, `012`, `1_000`, an empty value).
  *
- * Pure, and never throws: each fault has its place. A suite without tests is valid.
+ * Pure, and never throws: each fault has a position. A suite without tests is valid.
  */
 export function readSuite(source: string): ReadSuite {
   const failed = (...errors: Diagnostic[]): ReadSuite => ({ errors, scope: 'live', cases: [] });
@@ -150,7 +150,7 @@ export function readSuite(source: string): ReadSuite {
     schema: 'core',
     strict: true,
     stringKeys: true,
-    // checked below in linear time; here the time would be quadratic
+    // checked in linear time below; here it would take quadratic time
     uniqueKeys: false,
     merge: false,
     resolveKnownTags: false,
@@ -247,7 +247,7 @@ function members(pairs: readonly { key: unknown; value: unknown }[], refuse: Ref
     }
     if (name === '<<') refuse(node, 'merge keys are not accepted');
     if (Object.hasOwn(found, name)) refuse(node, `${quoted(name)} occurs twice`);
-    // `__proto__` is a member like any other
+    // treat `__proto__` like any other member
     Object.defineProperty(found, name, {
       value: plain(value as Node | null, refuse, depth + 1),
       enumerable: true,
@@ -283,7 +283,7 @@ function scalar(
   return refuse(node, message);
 }
 
-/** Where the node at this path begins; for a missing member, where what should have it begins. */
+/** Where the node at this path begins; for a missing member, where the node that should have it begins. */
 function offsetOf(root: Node | null, path: readonly PropertyKey[]): number {
   let [node, found] = [root, root?.range?.[0] ?? 0];
   for (const part of path) {
