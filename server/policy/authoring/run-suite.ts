@@ -12,7 +12,7 @@ export interface TestResult {
   ok: boolean;
   expected: Expectation;
   got: Verdict;
-  /** The differences, described; empty if `ok`. */
+  /** Descriptions of the differences; empty if `ok`. */
   differences: string[];
   /** Why the request could not be evaluated. */
   detail?: string;

@@ -28,7 +28,7 @@ type Unit = keyof typeof UNIT_SECONDS;
 interface Reader<T> {
   /** Undefined for a malformed value. */
   parse(value: string): T | undefined;
-  /** Could `parse` have produced this value, which comes from a bundle? */
+  /** Whether `parse` could have produced this value, which comes from a bundle. */
   check(value: unknown): boolean;
 }
 
@@ -88,8 +88,8 @@ export interface AnnotationFault {
 }
 
 /**
- * Parses the annotations of one statement. In `raw`, null means that the value is missing. When there are faults, the
- * valid annotations are still returned, for the checks across statements.
+ * Parses the annotations of one statement. In `raw`, null means that the value is missing. If there are faults, the valid
+ * annotations are still returned, for the checks across statements.
  */
 export function readAnnotations(raw: ReadonlyMap<string, string | null>): {
   annotations: Annotations;
@@ -169,8 +169,8 @@ export function ttlSeconds({ ttl }: Annotations): number {
 }
 
 /**
- * Are these valid parsed annotations of a statement in a bundle? A consumer must refuse an unknown obligation: ignoring
- * it could allow an action that should be held.
+ * Whether these are valid parsed annotations of a statement in a bundle. A consumer must reject an unknown obligation:
+ * ignoring it could allow an action that should be held.
  */
 export function areAnnotations(value: unknown): value is Annotations {
   return (
@@ -214,7 +214,7 @@ function duration(): Reader<number> {
   };
 }
 
-/** A comma-separated list without duplicates; undefined when it is empty, too long, or has an invalid item. */
+/** A comma-separated list without duplicates; undefined if it is empty, too long, or has an invalid item. */
 function items(value: string, most: number, valid: (item: string) => boolean): string[] | undefined {
   const found = [...new Set(value.split(',').map((item) => item.trim()))];
   return found.length <= most && found.every(valid) ? found : undefined;
@@ -245,7 +245,7 @@ function parseMask(value: string): string[] | undefined {
   return whole && paths.every((path) => MASK_PATH.test(path)) ? paths : undefined;
 }
 
-/** An argument, or a fact of the caller under `context`, as decisions name it: `arguments.items[0].order_id`. */
+/** An argument, or one of the caller's facts under `context`, as decisions name it: `arguments.items[0].order_id`. */
 const ARGUMENT_PATH = /^(?:arguments|context)(?:\.[A-Za-z_][\w-]{0,63}|\[\d{1,4}\]){1,16}$/;
 const CURRENCY = /^[A-Z]{3}$/;
 const LIMIT = /^(\S+)(?: ([A-Z]{3}))?\/(\d{0,3}[smhd])(?: of (\S+)(?: in (\S+))?)?(?: per (\S+))?$/;
@@ -268,7 +268,7 @@ function isBudgetAmount(text: string): boolean {
   return new RegExp(`^(?:0|[1-9]\\d{0,${MAX_BUDGET_DIGITS - 1}})(?:\\.\\d{1,4})?$`).test(text) && Number(text) > 0;
 }
 
-/** `m` and `1m` are both a minute. */
+/** `m` and `1m` both mean one minute. */
 function windowSeconds(text: string): number | undefined {
   const [, count = '', unit] = /^([1-9]\d*)?([smhd])$/.exec(text) ?? [];
   if (unit === undefined) return undefined;

@@ -1,13 +1,13 @@
 import type { TagKind } from './head.ts';
 
 const MOST_DEPTH = 8;
-/** With these beside it, what a schema says of its properties is not all that it says. */
+/** With any of these present, a schema's properties are not all that it says. */
 const NOT_PLAIN = ['$ref', '$dynamicRef', 'allOf', 'anyOf', 'oneOf', 'if', 'patternProperties', 'dependentSchemas'];
 const KINDS: Record<string, TagKind> = { string: 'str', number: 'num', integer: 'num', boolean: 'bool' };
 
 /**
- * The arguments that the schema of a tool has, by the keys that policies read them with, and the kinds that they may be;
- * null for what cannot be told. Undefined for a schema that may have any argument.
+ * The arguments in a tool's schema, by the keys that policies read them with, and the kinds they may be; null if that
+ * cannot be determined. Undefined for a schema that may have any argument.
  */
 export function argumentsOf(schema: unknown): Map<string, readonly TagKind[] | null> | undefined {
   const found = new Map<string, readonly TagKind[] | null>();

@@ -42,7 +42,7 @@ export function compareTexts(policyId: string, from: Version, to: Version): Text
 
 function rulesOf(policyId: string, text: string): Map<string, string> {
   const { source, tokens, refusal } = scan(text);
-  // stored when the limits were different
+  // stored under different limits
   if (refusal) return new Map();
   return new Map(readStatements(policyId, source, tokens).map(({ id, cedar }) => [id, cedar]));
 }

@@ -27,7 +27,7 @@ export interface CompiledStatement {
   column: number;
   /** The ids of the agent roles that the statement names, sorted. */
   roles: string[];
-  /** The statement can apply to an agent of any role. */
+  /** Whether the statement can apply to an agent of any role. */
   any_role: boolean;
   summary: StatementSummary;
 }
@@ -35,7 +35,7 @@ export interface CompiledStatement {
 export interface Compilation {
   errors: Diagnostic[];
   warnings: Diagnostic[];
-  /** In source order; empty when there are errors. */
+  /** In source order; empty if there are errors. */
   statements: CompiledStatement[];
   /** The unions over the statements, sorted. */
   scopes: string[];
@@ -45,14 +45,14 @@ export interface Compilation {
   lists: string[];
 }
 
-/** One text could cause thousands of diagnostics, which nobody would read. */
+/** One text could cause thousands of diagnostics, which no one would read. */
 const MAX_DIAGNOSTICS = 100;
 
 /**
  * Validates a policy text and splits it into statements. A statement that can match no request is an error: its author
  * meant something else.
  *
- * `lists` are the names of the reference lists that exist; without it, names of lists are not checked.
+ * `lists` are the names of the existing reference lists; if absent, list names are not checked.
  *
  * No text makes it throw: if the engine fails, its host replaces it and the failure is reported as an error. A text
  * without errors parses, passes strict validation against the schema, and has valid annotations.
@@ -153,7 +153,7 @@ function compile(
       .filter((found) => !IMPOSSIBLE.test(found.error.message))
       .flatMap((found) => validated(found, positions, words, starts)),
   );
-  // the engine only warns of these; an error in the same statement says more
+  // the engine only warns about these; an error in the same statement is more informative
   const wrong = new Set(validationErrors.map(({ policyId }) => policyId));
   const impossible = validationWarnings.filter(
     ({ policyId, error }) => IMPOSSIBLE.test(error.message) && !wrong.has(policyId),
@@ -205,7 +205,7 @@ function located(error: DetailedError, positions: Positions, words: ProblemWords
   });
 }
 
-/** Some warnings, such as mixed scripts in an identifier, have no location and get that of their statement. */
+/** Some warnings, such as mixed scripts in an identifier, have no location; they get that of their statement. */
 function validated(
   { policyId, error }: ValidationError,
   positions: Positions,
@@ -218,7 +218,7 @@ function validated(
 /** The engine names the statements of a text `policy0`, `policy1`, … */
 const placeOf = (policyId: string) => Number(policyId.slice('policy'.length));
 
-/** What the engine says of a statement that no request of the schema can match. */
+/** The engine's messages about a statement that no request of the schema can match. */
 export const IMPOSSIBLE = /policy is impossible|unable to find an applicable action/;
 
 /** Removes the engine's internal names, and the action, so that errors repeated for each action become equal. */

@@ -1,7 +1,7 @@
 import { escaped, exact, quoted } from '../../lib/visible.ts';
 import { readFact } from './facts.ts';
 
-/** A condition as Cedar gives it parsed. */
+/** A condition as parsed by Cedar. */
 type Expr = Readonly<Record<string, unknown>>;
 
 const TEXTS: Record<string, string> = {
@@ -20,7 +20,7 @@ const OF_SESSION: Record<string, string> = {
   started: 'the start of the session',
   lowest_trust: 'the lowest trust of the servers that answered in the session',
 };
-/** The kinds of arguments and of what is known of a session: where one is there, and where two are the same. */
+/** The kinds of arguments and of session facts: the wording if one is present, and if two are the same. */
 const KINDS: Record<string, [is: string, same: string]> = {
   str: ['a text', 'text'],
   num: ['a number', 'number'],
@@ -45,10 +45,10 @@ const COMPARED: Record<string, string> = {
 const ARITHMETIC: Record<string, string> = { '+': 'plus', '-': 'minus', '*': 'times' };
 
 /**
- * The body of a `when` or `unless` in words, for readers who do not know Cedar. Two conditions that differ in effect never have
- * the same words: undefined where a part has none that say exactly what it does, and then the text stands for itself.
- * A check that an argument is there is left out where a comparison of that argument follows. That loses nothing, because a
- * valid policy has such a check before each comparison.
+ * The body of a `when` or `unless` in plain words, for readers who do not know Cedar. Two conditions that differ in
+ * effect never get the same words: undefined if a part has no words that say exactly what it does, in which case the
+ * Cedar text is shown instead. A check that an argument is present is left out if a comparison of that argument follows.
+ * That loses nothing, because a valid policy has such a check before each comparison.
  */
 export function conditionWords(body: unknown): string | undefined {
   return predicate(body as Expr, 'whole');
@@ -96,17 +96,17 @@ function predicate(expr: Expr, within: Within): string | undefined {
   if (!left || !right) return undefined;
   const [kind, other] = sides.map(tagKind);
   if (kind === undefined || other === undefined || !(op === '==' || op === '!=')) return `${left} ${compared} ${right}`;
-  // two that are not written out: nothing else says of which kind they are
+  // if neither is a literal, nothing else tells their kind
   return kind === other ? `${left} ${compared} the same ${KINDS[kind]![1]} as ${right}` : undefined;
 }
 
-/** The kind of an argument, or of a fact of the session. */
+/** The kind of an argument or of a session fact. */
 function tagKind(expr: Expr): string | undefined {
   const [op, value] = only(expr);
   return op === 'getTag' ? tag(value)?.kind : undefined;
 }
 
-/** The agent, action or tool of the request beside a certain one. */
+/** The wording for the request's agent, action or tool, and for the specific one it is compared with. */
 function oneself(value: unknown): [string, string] | undefined {
   const [left, right] = pair(value);
   const [op, root] = only(left!);
@@ -119,12 +119,12 @@ function oneself(value: unknown): [string, string] | undefined {
 const ONESELF: Record<string, string> = { principal: 'the agent', action: 'the action', resource: 'the tool' };
 const OWN_TYPE: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
 
-/** What something is called where it is compared. */
+/** What something is called in a comparison. */
 function term(expr: Expr): string | undefined {
   const [op, value] = only(expr);
   if (op === 'Value') {
     if (typeof value === 'string') return quoted(value);
-    // a greater number was rounded when the text was read
+    // a greater number was rounded when the text was parsed
     return Number.isSafeInteger(value) || typeof value === 'boolean' ? String(value) : undefined;
   }
   if (Object.hasOwn(WRITTEN, op)) {
@@ -148,7 +148,7 @@ function term(expr: Expr): string | undefined {
   return place(pathOf(expr));
 }
 
-/** A part of a calculation; another calculation stands in parentheses. */
+/** An operand of a calculation; a nested calculation is put in parentheses. */
 function operand(expr: Expr): string | undefined {
   const words = term(expr);
   return words && Object.hasOwn(ARITHMETIC, only(expr)[0]) ? `(${words})` : words;
@@ -168,7 +168,7 @@ function place(path: readonly string[] | undefined): string | undefined {
   return of === undefined ? own(TEXTS, name) : name === 'session' ? own(OF_SESSION, of) : undefined;
 }
 
-/** `hasTag`: an argument, a fact, or what is known of the session. */
+/** `hasTag`: an argument, a fact, or something known about the session. */
 function presence(value: unknown): string | undefined {
   const { left, right } = value as { left: Expr; right: Expr };
   const [, key] = only(right);
@@ -177,7 +177,7 @@ function presence(value: unknown): string | undefined {
     const fact = readFact(key);
     const name = fact && argumentNamed(fact.path);
     if (!name) return undefined;
-    // a text and a list of one are the same here
+    // a text and a list of one text are equivalent here
     const what = fact.any ? `any of ${name}` : name;
     return 'list' in fact ? `${what} is in the list \`${fact.list}\`` : `${what} matches ${quoted(fact.pattern)}`;
   }
@@ -189,11 +189,11 @@ function presence(value: unknown): string | undefined {
   return words && `${words} is ${KINDS[found.kind]![0]}`;
 }
 
-/** An argument, or a fact of the session, as it is called. */
+/** The wording for an argument or a session fact. */
 const called = ({ key, session }: { key: string; session: boolean }): string | undefined =>
   session ? factNamed(key) : argumentNamed(key);
 
-/** What people set of agents, tools and servers. */
+/** What people configure for agents, tools and servers. */
 const SET: Record<string, string> = {
   'principal.labels': 'the agent has labels',
   'resource.labels': 'the tool has labels',
@@ -217,7 +217,7 @@ function containing(op: string, value: unknown): string | undefined {
     const some = set(left);
     const one = term(right);
     if (!one) return undefined;
-    // of two that are not written out, nothing would say of which kind they are
+    // if neither is a literal, nothing would tell their kind
     const isKnown = tagKind(right) === undefined || (only(left)[1] as Expr[]).some((of) => tagKind(of) === undefined);
     if (some) return isKnown ? `${one} is one of ${some.join(', ')}` : undefined;
     const all = term(left);
@@ -249,7 +249,7 @@ function entity(root: string, expr: Expr): string | undefined {
 
 function typed(value: unknown): string | undefined {
   const { left, in: within, entity_type: type } = value as { left: Expr; in?: Expr; entity_type: string };
-  // what the request is about always is of its own type
+  // the subject of a request always has its own type
   return within && type === own(OWN_TYPE, pathOf(left)?.join('.') ?? '')
     ? membership({ left, right: within })
     : undefined;
@@ -271,7 +271,7 @@ function set(expr: Expr): string[] | undefined {
   return words.includes(undefined) ? undefined : (words as string[]);
 }
 
-/** The tag of an argument, or of what is known of the session. */
+/** The tag of an argument, or of something known about the session. */
 function tag(value: unknown): { kind: string; key: string; session: boolean } | undefined {
   const { left, right } = value as { left: Expr; right: Expr };
   const [op, key] = only(right);
@@ -283,7 +283,7 @@ function tag(value: unknown): { kind: string; key: string; session: boolean } | 
   return Object.hasOwn(KINDS, kind) ? { kind, key, session } : undefined;
 }
 
-/** `context.session.id` as names, where nothing else stands in between. */
+/** `context.session.id` as names, if nothing else is in between. */
 function pathOf(expr: Expr): string[] | undefined {
   const [op, value] = only(expr);
   if (op === 'Var') return [value as string];
@@ -301,13 +301,13 @@ function chain(expr: Expr, op: '&&' | '||'): Expr[] {
   return [...chain(left, op), ...chain(right, op)];
 }
 
-/** What can be true only of what is there, and reads as if. */
+/** Operators that can be true only of something present, and whose wording implies that it is. */
 const IMPLYING = [
   ...Object.keys(COMPARED).filter((op) => op !== '!='),
   ...['contains', 'containsAny', 'containsAll', 'like', 'isInRange'],
 ];
 
-/** That something is there, and a comparison of it says so as well: it cannot be true of what is not there. */
+/** Whether this presence check is implied by a later comparison, which cannot be true of something absent. */
 function isImplied(expr: Expr, later: readonly Expr[]): boolean {
   const [op, value] = only(expr);
   let isRead: (side: Expr) => boolean;
@@ -330,7 +330,7 @@ function isImplied(expr: Expr, later: readonly Expr[]): boolean {
 const only = (expr: Expr): [string, unknown] => Object.entries(expr)[0] ?? ['', undefined];
 const argument = (value: unknown): Expr => (value as { arg: Expr }).arg;
 
-/** The two sides of an operator, or the arguments of a function; of `like` the one that is no pattern. */
+/** The two sides of an operator, or the arguments of a function; for `like`, the one that is not a pattern. */
 function pair(value: unknown): Expr[] {
   if (Array.isArray(value)) return value as Expr[];
   const { left, right } = value as { left: Expr; right?: Expr };
@@ -339,7 +339,7 @@ function pair(value: unknown): Expr[] {
 
 const own = (of: Record<string, string>, name: string) => (Object.hasOwn(of, name) ? of[name] : undefined);
 
-/** Texts that mean what they say; Cedar refuses others, and they are not repeated as if they were of ours. */
+/** Literal texts that mean what they say; Cedar rejects others, and those are not repeated as if they were ours. */
 const WRITTEN: Record<string, RegExp> = {
   decimal: /^-?\d+\.\d+$/,
   ip: /^[\da-fA-F:.]+(?:\/\d+)?$/,
@@ -347,7 +347,7 @@ const WRITTEN: Record<string, RegExp> = {
   duration: /^-?(?:\d+(?:d|h|ms|m|s))+$/,
 };
 
-/** A name that cannot be taken for a value or for words of ours. */
+/** A name that cannot be mistaken for a value or for our own words. */
 const isIdentifier = (name: string) =>
   /^[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[[\w.-]*\])*$/.test(name) && !/^(?:true|false|always|never)$/i.test(name);
 const argumentNamed = (name: string) => (isIdentifier(name) ? `the argument \`${name}\`` : undefined);

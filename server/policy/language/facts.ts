@@ -3,14 +3,15 @@ import { isAnchored, patternFault } from './patterns.ts';
 import { literal, preamble, type Token } from './scan.ts';
 
 /**
- * A fact that the enforcement point computes from an argument, and policies read by its name: `recipient in known-ibans`,
- * or `recipients any in blocked-ibans`. Arguments become tags of other entities, so none can have the effect of a fact.
+ * A fact that the enforcement point computes from an argument, and that policies read by name: `recipient in
+ * known-ibans`, or `recipients any in blocked-ibans`. Arguments become tags of other entities, so no argument can act as
+ * a fact.
  */
 export interface ListFact {
-  /** As written: the tag that is set where the fact is true. */
+  /** As written: the tag that is set if the fact is true. */
   key: string;
   path: string;
-  /** Of a list of texts: one member is enough; otherwise all of them must be in the list. */
+  /** For a list of texts: one member is enough; otherwise all of them must be in the list. */
   any: boolean;
   list: string;
 }
@@ -22,13 +23,13 @@ export interface PatternFact extends Omit<ListFact, 'list'> {
 
 export type Fact = ListFact | PatternFact;
 
-/** The name of a list has no space, so the last ` in ` ends the argument, whatever the argument is called. */
+/** A list name has no space, so the last ` in ` ends the argument, whatever the argument is called. */
 const LIST_FACT = /^(.+?)(?: (any|all))? in ([a-z0-9][a-z0-9_-]{0,63})$/s;
 
-/** The first ` matches ` ends the argument, because a pattern may have any text. */
+/** The first ` matches ` ends the argument, because a pattern may contain any text. */
 const PATTERN_FACT = /^(.+?)(?: (any|all))? matches (.+)$/s;
 
-/** Undefined for what is not the name of a fact. */
+/** Undefined if it is not the name of a fact. */
 export function readFact(key: string): Fact | undefined {
   const [, argument, which, pattern] = PATTERN_FACT.exec(key) ?? [];
   if (argument !== undefined) return { key, path: argument, any: which === 'any', pattern: pattern! };
@@ -39,8 +40,8 @@ export function readFact(key: string): Fact | undefined {
 const FORM = 'context.facts.hasTag("recipient in known-ibans")';
 
 /**
- * What is wrong with how a statement reads facts. The name of each is written out, so that everyone sees which lists a
- * text depends on. `lists` are the names of the lists that exist; without it, any name will do.
+ * The faults in how a statement reads facts. Each name is written out, so that everyone sees which lists a text depends
+ * on. `lists` are the names of the existing lists; if absent, any name is accepted.
  */
 export function factFaults(statement: Token[], lists?: readonly string[]): { start: number; message: string }[] {
   const faults: { start: number; message: string }[] = [];
@@ -84,8 +85,8 @@ export function listsOf(facts: readonly Fact[]): string[] {
 }
 
 /**
- * Patterns of a permit that need not match the whole text, by the place of each: what surrounds the match is permitted
- * with it.
+ * Patterns of a permit that need not match the whole text, with their positions: whatever surrounds the match is
+ * permitted along with it.
  */
 export function openPatterns(statement: Token[]): { start: number; message: string }[] {
   const { effect, rest } = preamble(statement);

@@ -23,31 +23,31 @@ export interface Head {
   principal: Constraint;
   action: Constraint;
   resource: Constraint;
-  /** The constraints are the whole scope: the statement applies where they admit the request and its clauses hold. */
+  /** Whether the constraints are the whole scope: the statement then applies if they admit the request and its clauses hold. */
   exact: boolean;
   /** The arguments that the statement can read, as far as its tokens show. */
   reads: TagRead[];
   /** The facts that the statement reads. Each is also a read of its argument. */
   facts: Fact[];
-  /** The facts of the session that it reads. The argument that is the key of one is also a read, of the kind `key`. */
+  /** The session facts that it reads. The argument that is the key of one is also a read, of the kind `key`. */
   sessionFacts: FactRead[];
-  /** What it asks of earlier calls. */
+  /** Its questions about earlier calls. */
   calls: CallRead[];
   /**
-   * The string literals in its clauses; null when one of them cannot be decoded. Cedar cannot concatenate strings, so a
+   * The string literals in its clauses; null if one of them cannot be decoded. Cedar cannot concatenate strings, so a
    * computed key is one of these or one of the request's texts.
    */
   texts: string[] | null;
   /** Total length of its `like` patterns in characters. */
   patterns: number;
-  /** A superset of the context attributes that the statement can read; null when it could read any. */
+  /** A superset of the context attributes that the statement can read; null if it could read any. */
   attributes: string[] | null;
 }
 
 export const TAG_KINDS = ['str', 'num', 'bool', 'list'] as const;
 export type TagKind = (typeof TAG_KINDS)[number];
 
-/** As what an argument is read; `key`: as the key of a fact, which a text or an integer can be. */
+/** The kind an argument is read as; `key`: as the key of a fact, which can be a text or an integer. */
 export type ReadKind = TagKind | 'key';
 
 /** `context.num.getTag("refund.total")`, or hasTag. Null is unknown and must be treated as any value. */
@@ -62,7 +62,7 @@ const ANY: Constraint = { op: 'any' };
  * Reads the head of one statement that the engine accepts.
  *
  * INVARIANT: anything not understood counts as `any` (or every key), so no statement is left out of a decision that it
- * could affect; the engine alone decides whether it matches.
+ * could affect; only the engine decides whether it matches.
  */
 export function readHead(statement: Token[]): Head {
   const { effect, rest } = preamble(statement);
@@ -118,7 +118,10 @@ function constraint([, operator, ...operand]: Token[]): Constraint {
   return ANY;
 }
 
-/** Is the constraint all that the tokens say? An entity's type is one word, since `A::B::"c"` is written as `A::"B::c"` is. */
+/**
+ * Whether the constraint is everything the tokens say. An entity's type must be one word, since `A::B::"c"` and
+ * `A::"B::c"` would be written alike.
+ */
 function isExact(part: Token[]): boolean {
   const read = constraint(part);
   if (read.op === 'any') return part.length === 1;
@@ -148,7 +151,7 @@ function entityOf(words: string[]): string | undefined {
   return id === undefined || words.at(-2) !== '::' ? undefined : `${words.slice(0, -2).join('')}::${id}`;
 }
 
-/** The decoded string literals, without the patterns of `like`. */
+/** The decoded string literals, except the patterns of `like`. */
 function literals(clauses: Token[]): string[] | null {
   const found = clauses
     .filter(({ text }, n) => text.startsWith('"') && clauses[n - 1]?.text !== 'like')
@@ -195,8 +198,8 @@ function tagReads(clauses: Token[]): Pick<Head, 'reads' | 'facts' | 'sessionFact
 }
 
 /**
- * The kind, when `context.num.` or `context["num"].` precedes the method, or what of the session does. Null: it could be
- * any of them.
+ * The kind, if `context.num.` or `context["num"].` precedes the method, or the corresponding part of the session. Null:
+ * it could be any of them.
  */
 function receiver(words: string[]): TagKind | 'facts' | { session: FactKind | 'called' } | null {
   if (words.at(-1) !== '.') return null;
@@ -224,7 +227,7 @@ function patternLength(clauses: Token[]): number {
   return clauses.reduce((sum, { text }, n) => sum + (text === 'like' ? (clauses[n + 1]?.text.length ?? 0) : 0), 0);
 }
 
-/** The context attributes named in the clauses, quoted or not; null when a use of the context is not understood. */
+/** The context attributes named in the clauses, quoted or not; null if a use of the context is not understood. */
 function contextAttributes(clauses: Token[]): string[] | null {
   const names: string[] = [];
   for (const [n, { text }] of clauses.entries()) {
@@ -245,7 +248,7 @@ export interface EntityWithAncestors {
   ancestors: ReadonlySet<string>;
 }
 
-/** Can a statement with this constraint apply to the entity? */
+/** Whether a statement with this constraint can apply to the entity. */
 export function admits(constraint: Constraint, { type, self, ancestors }: EntityWithAncestors): boolean {
   switch (constraint.op) {
     case 'any':

@@ -13,12 +13,12 @@ interface WasmMemory {
 }
 declare const WebAssembly: { Module: new (bytes: Uint8Array) => object };
 
-/** The engine threw, or refused a policy set or schema. The caller must deny. */
+/** The engine threw, or rejected a policy set or schema. The caller must deny. */
 export class EngineError extends Error {
   override readonly name = 'EngineError';
 }
 
-/** Of the pinned package; every instance is held against them. */
+/** The versions of the pinned package; every instance is checked against them. */
 const VERSIONS = { language: '4.5', sdk: '4.13.0' } as const;
 
 /**
@@ -26,7 +26,8 @@ const VERSIONS = { language: '4.5', sdk: '4.13.0' } as const;
  * instances are independent, can be garbage-collected, and share one compiled module (1.5 ms per instance instead of
  * 25). This depends on the pinned version: a changed file stops the program at startup.
  *
- * The module itself is compiled when an instance is first needed: it takes 40 MB, which a proxy without decisions spares.
+ * The module itself is compiled when an instance is first needed: it takes 40 MB, which a proxy that makes no decisions
+ * saves.
  */
 const loadGlue = (() => {
   const file = createRequire(import.meta.url).resolve('@cedar-policy/cedar-wasm/nodejs');
@@ -59,7 +60,7 @@ export function newCedar(): Cedar {
   return loadGlue().cedar;
 }
 
-/** The version of the Cedar language that the engine reads, such as "4.5", and its own, such as "cedar-wasm/4.13.0". */
+/** The version of the Cedar language that the engine reads, such as "4.5", and the engine's own, such as "cedar-wasm/4.13.0". */
 export function cedarVersions(): { language: string; engine: string } {
   return { language: VERSIONS.language, engine: `cedar-wasm/${VERSIONS.sdk}` };
 }

@@ -1,7 +1,7 @@
 import { type Constraint, named, readHead } from './head.ts';
 import { preamble, type Token } from './scan.ts';
 
-/** What each part of a scope can be, as the schema has it: `==` compares with the first type, `in` also with the second. */
+/** What each part of a scope can be according to the schema: `==` compares with the first type, `in` also with the second. */
 const PARTS = {
   principal: { self: 'Agent', group: 'AgentRole', text: 'the principal is an Agent, and an Agent is in an AgentRole' },
   resource: { self: 'Tool', group: 'ToolServer', text: 'the resource is a Tool, and a Tool is in a ToolServer' },
@@ -10,8 +10,8 @@ const PARTS = {
 const NEVER = 'this rule can never apply';
 
 /**
- * Why a statement that the engine found impossible matches no request, and where to change it. The place is that of the
- * faulty part of the scope, or else of the first condition.
+ * Why a statement that the engine found impossible matches no request, and where to change it: the position of the faulty
+ * part of the scope, or else of the first condition.
  */
 export function neverApplies(statement: Token[]): { start: number; message: string } {
   const { rest } = preamble(statement);

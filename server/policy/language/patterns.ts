@@ -4,17 +4,17 @@ import type * as Re2Module from 're2js';
 /** `pattern`: characters. `size`: instructions that it compiles to. `steps`: characters of a text × instructions. */
 export const PATTERN_LIMITS = { pattern: 512, size: 1_000, steps: 2 ** 21 } as const;
 
-/** What the engine may remember of one pattern; beyond it, it goes on with constant memory. */
+/** How much memory the engine may use to cache states of one pattern; beyond it, it continues with constant memory. */
 const MAX_BYTES = 256 * 1024;
 const MAX_COMPILED = 500;
 
-/** A pattern in RE2 syntax. The time of a test is proportional to `size` × the length of the text, whatever both are. */
+/** A pattern in RE2 syntax. A test always takes time proportional to `size` × the length of the text. */
 export interface Pattern {
   size: number;
   test(text: string): boolean;
 }
 
-/** Loaded with the first pattern: 30 ms that a program without patterns does not pay. */
+/** Loaded with the first pattern: programs without patterns save 30 ms. */
 let engine: typeof Re2Module | undefined;
 const load = (): typeof Re2Module => {
   engine ??= createRequire(import.meta.url)('re2js') as typeof Re2Module;
@@ -23,7 +23,7 @@ const load = (): typeof Re2Module => {
 
 const compiled = new Map<string, Pattern>();
 
-/** Throws a RangeError that says what is wrong with the pattern. */
+/** Throws a RangeError that describes the fault of the pattern. */
 export function compilePattern(source: string): Pattern {
   const known = compiled.get(source);
   if (known) return known;
@@ -46,7 +46,7 @@ export function compilePattern(source: string): Pattern {
   return pattern;
 }
 
-/** What is wrong with a pattern, for its author; undefined when nothing is. */
+/** A pattern's fault, described for its author; undefined if there is none. */
 export function patternFault(source: string): string | undefined {
   try {
     compilePattern(source);
@@ -57,15 +57,15 @@ export function patternFault(source: string): string | undefined {
   }
 }
 
-/** Does the pattern have to match the whole text, as far as its ends show? */
+/** Whether the pattern must match the whole text, judging by its ends. */
 export function isAnchored(source: string): boolean {
   const begins = /^(?:\(\?[is]+\))?(?:\^|\\A)/.test(source);
   const ends = /(?<!\\)(?:\\\\)*(?:\$|\\z)$/.test(source);
-  // with the flag m they stand for the ends of lines
+  // with the flag m they match the ends of lines
   return begins && ends && !/\(\?[a-zA-Z-]*m/.test(source) && !hasTopLevelBar(source);
 }
 
-/** `^a|b$` is anchored at one end each. */
+/** In `^a|b$`, each alternative is anchored at only one end. */
 function hasTopLevelBar(source: string): boolean {
   let depth = 0;
   let inClass = false;
@@ -75,7 +75,7 @@ function hasTopLevelBar(source: string): boolean {
     else if (inClass) inClass = one !== ']';
     else if (one === '[') {
       inClass = true;
-      // a bracket that comes first stands for itself
+      // a bracket in first position is a literal
       if (source[n + 1] === '^') n++;
       if (source[n + 1] === ']') n++;
     } else if (one === '(') depth++;

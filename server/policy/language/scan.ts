@@ -51,7 +51,7 @@ export function tokens(source: string): Token[] {
 /** The tokens that count toward the limit. `when` and `unless` count because the engine joins clauses with `&&`. */
 const OPERATORS = new Set(['&&', '||', '+', '-', '*', '.', '!', 'has', 'in', 'like', 'is', 'when', 'unless']);
 
-/** As many as the limit counts. */
+/** The number that counts toward the limit. */
 export function operatorsIn(all: readonly Token[]): number {
   return all.reduce((sum, { text }) => sum + Number(OPERATORS.has(text)), 0);
 }
@@ -216,7 +216,7 @@ export function statementTokens(all: Token[]): Token[][] {
 
 export interface AnnotationToken {
   name: string;
-  /** As written, with its quotes; undefined when there is none. */
+  /** As written, with its quotes; undefined if there is none. */
   value: string | undefined;
   start: number;
 }

@@ -9,8 +9,8 @@ const ACTION_TYPE = /^[A-Za-z][A-Za-z0-9_.:-]{0,63}$/;
 
 /**
  * Arguments are arbitrary JSON, for which Cedar has no type, so they are flattened into four entities, one per type,
- * whose tags are the leaves. Strict validation still applies: a tag may be read only after its `hasTag`. Facts of the
- * session have types of their own, so that no expression can be either an argument or a fact.
+ * whose tags are the leaves. Strict validation still applies: a tag may be read only after its `hasTag`. Session facts
+ * have separate types, so that no expression can be either an argument or a fact.
  */
 const ENTITIES = `entity AgentRole;
 entity Agent in [AgentRole] = { owner?: String, labels?: Set<String> };
@@ -59,7 +59,7 @@ export function actionEntities(custom: CustomActionTypes = {}): Record<string, s
   return entities;
 }
 
-/** The Cedar schema text of a tenant. The order of the custom action types makes no difference. */
+/** The Cedar schema text of a tenant. The order of the custom action types does not matter. */
 export function schemaFor(custom: CustomActionTypes = {}): string {
   const entities = actionEntities(custom);
   const groups = ['read', 'write'].map((group) => {
@@ -71,8 +71,8 @@ export function schemaFor(custom: CustomActionTypes = {}): string {
 }
 
 /**
- * The schema with only these context attributes, for statements that read no others: the cost of checking a request
- * grows with its context. Undefined when the schema's context is not the one generated here.
+ * The schema with only these context attributes, for statements that read no others: the cost of checking a request grows
+ * with its context. Undefined if the schema's context is not the one generated here.
  */
 export function narrowed(schema: string, attributes: ReadonlySet<string>): string | undefined {
   if (!schema.includes(CONTEXT)) return undefined;

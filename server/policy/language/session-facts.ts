@@ -6,7 +6,7 @@ import { literal, preamble, type Token } from './scan.ts';
 export const FACT_KINDS = ['str', 'num', 'bool', 'list', 'time'] as const;
 export type FactKind = (typeof FACT_KINDS)[number];
 
-/** A fact that is read: its name, and where its key comes from: an argument of the call, or another fact. */
+/** A fact that is read: its name, and the source of its key: an argument of the call, or another fact. */
 export interface FactPath {
   name: string;
   of: string | FactPath | null;
@@ -24,7 +24,7 @@ export interface CallRead {
   tool: string;
   server: string | null;
   outcome: CallOutcome;
-  /** What the agent itself reports counts too. */
+  /** Whether the agent's own reports count too. */
   reported: boolean;
 }
 
@@ -33,13 +33,13 @@ const DECLARATION = new RegExp(
   `^(${NAME})(?:\\[(\\S+)\\])?\\s*=\\s*(\\S+)\\s+from\\s+(\\S+)(?:\\s+of\\s+(\\S+))?(?:\\s+for\\s+([1-9]\\d{0,4})([smh]))?(\\s+reported)?$`,
 );
 const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600 };
-/** A place in an answer: `answer`, then members, elements, and at most one of all elements (or members). */
+/** A place in an answer: `answer`, then members and elements, with at most one wildcard for all elements (or members). */
 const ANSWER = /^answer(?:\.[\w-]{1,64}|\.\*|\[\d{1,4}\]|\[\*\])*$/;
-/** An argument, as it is named in `context.str`. */
+/** An argument, as named in `context.str`. */
 const ARGUMENT = /^[A-Za-z_][\w-]{0,63}(?:\.[\w-]{1,64}|\[\d{1,4}\])*$/;
 const MOST_STEPS = 16;
 
-/** The declarations of an `@fact`; undefined when one of them is malformed. */
+/** The declarations of an `@fact`; undefined if one of them is malformed. */
 export function parseDeclarations(text: string): FactDeclaration[] | undefined {
   const found: FactDeclaration[] = [];
   for (const part of text.split(';')) {
@@ -53,7 +53,7 @@ export function parseDeclarations(text: string): FactDeclaration[] | undefined {
   return found.length <= FACT_LIMITS.declarations ? found : undefined;
 }
 
-/** Is this a declaration that `parseDeclarations` could have read? */
+/** Whether `parseDeclarations` could have produced this declaration. */
 export function isDeclaration(value: unknown): value is FactDeclaration {
   if (typeof value !== 'object' || value === null || Object.keys(value).length !== 7) return false;
   const { name, key, value: kept, tool, server, seconds, reported } = value as Record<string, unknown>;
@@ -79,7 +79,7 @@ function isPlace(value: unknown): value is string {
   return (isOfAnswer(value) ? ANSWER : ARGUMENT).test(value) && steps(value).length <= MOST_STEPS;
 }
 
-/** Is the place one in the answer? All others are arguments of the call. */
+/** Whether the place is in the answer. All others are arguments of the call. */
 export function isOfAnswer(place: string): boolean {
   return /^answer(?:$|[.[])/.test(place);
 }
@@ -89,7 +89,7 @@ export function steps(place: string): string[] {
   return [...place.matchAll(/\.([\w*-]+)|\[(\d+|\*)\]/g)].map(([, member, element]) => member ?? element!);
 }
 
-/** All elements may be meant once, in the key; the value is then of the same element, or of none. */
+/** The key may use one wildcard for all elements; the value is then from the same element, or from none. */
 function fitsWildcards(key: string | null, value: string): boolean {
   const [ofKey, ofValue] = [key?.split('*') ?? [''], value.split('*')];
   if (ofKey.length > 2 || ofValue.length > 2) return false;
@@ -99,7 +99,7 @@ function fitsWildcards(key: string | null, value: string): boolean {
 const READ = new RegExp(`^(${NAME})(?:\\[(.+)\\])?$`, 's');
 const MOST_NESTING = 3;
 
-/** Undefined for what is not the name of a fact. A part in brackets is a fact again, or an argument. */
+/** Undefined if it is not the name of a fact. A part in brackets is again a fact, or an argument. */
 export function readFactPath(tag: string, depth = 0): FactPath | undefined {
   const [, name, inner] = READ.exec(tag) ?? [];
   if (name === undefined || depth > MOST_NESTING) return undefined;
@@ -114,12 +114,12 @@ export function argumentOf({ of }: FactPath): string | undefined {
   return typeof of === 'string' ? of : of ? argumentOf(of) : undefined;
 }
 
-/** Every name in a path, the outermost first. */
+/** Every name in a path, outermost first. */
 export function namesIn({ name, of }: FactPath): string[] {
   return [name, ...(of !== null && typeof of === 'object' ? namesIn(of) : [])];
 }
 
-/** `read_customer`, `pay of bank failed`, `lookup reported`. Undefined for what is no question about a call. */
+/** `read_customer`, `pay of bank failed`, `lookup reported`. Undefined if it is not a question about a call. */
 export function readCall(tag: string): CallRead | undefined {
   const [, tool, server = null, outcome = 'succeeded', reported] =
     /^(\S{1,200})(?: of (\S{1,200}))?(?: (failed|denied))?( reported)?$/.exec(tag) ?? [];
@@ -132,8 +132,8 @@ const PLAIN = ['id', 'call_count', 'started', 'lowest_trust'];
 const TYPES = ['StrFacts', 'NumFacts', 'BoolFacts', 'ListFacts', 'TimeFacts', 'Calls'];
 
 /**
- * What is wrong with how a statement reads its session. Names are written out, so that everyone sees what a text depends
- * on, and each is declared in the policy (`declared`): a typing error would be a fact that never is.
+ * The faults in how a statement reads its session. Names are written out, so that everyone sees what a text depends on,
+ * and each is declared in the policy (`declared`): a typo would be a fact that never exists.
  */
 export function sessionFaults(statement: Token[], declared: readonly string[]): { start: number; message: string }[] {
   const faults: { start: number; message: string }[] = [];

@@ -42,7 +42,7 @@ export function readStatements(policyId: string, source: string, tokens: Token[]
 /**
  * The statements of a text that was compiled before it was stored, as in a bundle but without the version. They are
  * always derived from the text, because the text is what was approved, not the columns stored with it. Throws a
- * RangeError on a text that cannot have been compiled.
+ * RangeError for a text that cannot have been compiled.
  */
 export function storedStatements(policyId: string, text: string): Omit<BundleStatement, 'version'>[] {
   const { source, tokens, refusal } = scan(text);

@@ -14,10 +14,10 @@ export interface StatementSummary {
   tools: string;
   /** The clauses as written, without comments and line breaks. */
   conditions: string[];
-  /** The same in words, where there are some for them. */
+  /** The same in plain words, for clauses that have a wording. */
   said: string[];
   obligations: string[];
-  /** The whole statement in one or two sentences, its clauses in words where there are some for them. */
+  /** The whole statement in one or two sentences, its clauses in plain words if they have a wording. */
   text: string;
 }
 

@@ -5,11 +5,11 @@ import { readHead, type TagKind } from './head.ts';
 import { literal, Positions, preamble, statementTokens, tokens } from './scan.ts';
 import { ProblemWords } from './words.ts';
 
-/** What the tool registry knows, as far as a text is checked by it. */
+/** The parts of the tool registry that a text is checked against. */
 export interface ListedTools {
   /** The names of all tools. */
   names: readonly string[];
-  /** The schemas of the arguments of the tools that the text names, one for each server that lists it. */
+  /** The argument schemas of the tools that the text names, one for each server that lists it. */
   schemas: ReadonlyMap<string, readonly unknown[]>;
 }
 
@@ -19,8 +19,8 @@ export function toolsNamed(text: string): string[] {
 }
 
 /**
- * Warns where a text that compiles names a tool or reads an argument that no tool server lists, or reads one as a kind that
- * it is not. Only statements about one tool are looked at; of a schema that is not plain nothing is said.
+ * Warns if a text that compiles names a tool or reads an argument that no tool server lists, or reads one as the wrong
+ * kind. Only statements about one tool are checked; a schema that is not plain causes no warnings.
  */
 export function lintTools(text: string, { names, schemas }: ListedTools): Diagnostic[] {
   const words = new ProblemWords(text, new Positions(text), '');
@@ -42,7 +42,7 @@ export function lintTools(text: string, { names, schemas }: ListedTools): Diagno
       continue;
     }
     const all = known.map(argumentsOf);
-    // one schema that cannot be read in full may have any argument
+    // a schema that cannot be read in full may have any argument
     if (all.some((one) => one === undefined)) continue;
     const of = all as Map<string, readonly TagKind[] | null>[];
     const { reads, facts } = readHead(statement);
@@ -52,7 +52,7 @@ export function lintTools(text: string, { names, schemas }: ListedTools): Diagno
       if (kinds.some((one) => one === null)) continue;
       const found = kinds.flatMap((one) => one ?? []);
       if (kind === 'key' ? found.includes('str') || found.includes('num') : found.includes(kind)) continue;
-      // a fact is of a text or of a list of texts
+      // a fact is about a text or a list of texts
       const fact = facts.find(({ path }) => path === key);
       if (fact && (kind === 'list' || found.includes('list'))) continue;
       const meant = nearest(key, [...new Set(of.flatMap((one) => [...one.keys()]))]);
@@ -74,7 +74,7 @@ function toolOf(statement: ReturnType<typeof tokens>): string | undefined {
     : undefined;
 }
 
-/** Undefined for none, null where something above it is not plain. */
+/** Undefined if there are none, null if something above it is not plain. */
 function kindsAt(
   known: ReadonlyMap<string, readonly TagKind[] | null>,
   key: string,
@@ -85,6 +85,6 @@ function kindsAt(
   return known.get(key);
 }
 
-/** Names of tools are hostile: in quotes, with what cannot be seen written out. */
+/** Tool names are hostile: quoted, with characters other than printable ASCII escaped. */
 const quoted = (text: string) =>
   JSON.stringify(text).replace(/[^\x20-\x7e]/gu, (one) => `\\u{${one.codePointAt(0)!.toString(16)}}`);

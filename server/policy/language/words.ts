@@ -2,14 +2,14 @@ import type { Diagnostic, Fix } from '../../domain/policy.ts';
 import { nearest } from '../../lib/nearest.ts';
 import { type Positions, type Token, tokens } from './scan.ts';
 
-/** What the engine found, at an offset of the text in UTF-16 units. */
+/** A finding of the engine, at an offset of the text in UTF-16 units. */
 export interface Found {
   message: string;
   help?: string | null | undefined;
   label?: string | null | undefined;
 }
 
-/** Where the types of the schema stand that policies read with `hasTag`. */
+/** The context path of each schema type that policies read with `hasTag`. */
 const TAGGED: Record<string, string> = {
   StrArgs: 'context.str',
   NumArgs: 'context.num',
@@ -32,12 +32,12 @@ const TYPES: Record<string, string> = {
   datetime: 'a time such as datetime("2026-01-31")',
   duration: 'a duration such as duration("2h")',
 };
-/** What people write who know another language, and what Cedar calls it. */
+/** What people who know another language write, and its Cedar equivalent. */
 const SAME: Record<string, string> = { and: '&&', or: '||', not: '!', '&': '&&', '|': '||' };
-/** What the head of a statement compares, by the word before the comparison. */
+/** What a head compares with, by the word before the comparison. */
 const HEADS: Record<string, string> = { principal: 'Agent', action: 'Action', resource: 'Tool' };
 
-/** The problems of one text, in words for people who do not know the engine, with what obviously fixes each. */
+/** The problems of one text, described for people who do not know the engine, each with its obvious fix if there is one. */
 export class ProblemWords {
   readonly #source: string;
   readonly #positions: Positions;
@@ -52,7 +52,7 @@ export class ProblemWords {
     );
   }
 
-  /** What the engine found, with its own words where these have none for it. */
+  /** The engine's finding, in its own words if there is no better wording. */
   of(found: Found, at: number): Diagnostic {
     const { message, fix } = this.#known(found, at) ?? {
       message: [found.message, found.label, found.help].filter(Boolean).join(' — '),
@@ -61,7 +61,7 @@ export class ProblemWords {
     return { ...this.#positions.at(at), message, ...(mends && { fix: mends }) };
   }
 
-  /** A problem that was found here, with what fixes it where it asks "did you mean". */
+  /** A problem found by our own checks, with a fix if it asks "did you mean". */
   own(message: string, at: number): Diagnostic {
     const fix = this.#meant(message, at);
     return { ...this.#positions.at(at), message, ...(fix && { fix }) };
@@ -186,7 +186,7 @@ export class ProblemWords {
     return undefined;
   }
 
-  /** What is missing before a token that cannot stand where it stands. `label`: what the engine would take there. */
+  /** What is missing before a token that is out of place. `label`: what the engine would accept there. */
   #missing(token: string, label: string, at: number): { message: string; fix?: Fix | undefined } | undefined {
     const end = this.#end(at);
     const before = this.#all().filter((one) => one.end <= at);
@@ -200,7 +200,7 @@ export class ProblemWords {
     }
     if (closing && label.includes(`\`${closing}\``) && ENDS.has(token)) {
       const text = closing === '}' ? ' }' : closing;
-      // a list ends anywhere before it
+      // the list could end anywhere before it
       const fix = closing === ']' ? undefined : this.#insert(end, text);
       return { message: `a \`${closing}\` is missing before \`${token}\``, fix };
     }
@@ -234,7 +234,7 @@ export class ProblemWords {
     return { message: `${name(expected)} is needed here, and this is ${name(saw)}${help ? ` — ${help}` : ''}`, fix };
   }
 
-  /** What a message asks for with "did you mean": in place of the word, the quoted text or the annotation there. */
+  /** The fix that a message suggests with "did you mean", in place of the word, the quoted text or the annotation there. */
   #meant(message: string, at: number): Fix | undefined {
     const [, code, quoted, annotation] = /did you mean (?:`([^`]+)`|("(?:[^"\\]|\\.)*")|@(\w+))\?/.exec(message) ?? [];
     const wrong =
@@ -250,12 +250,12 @@ export class ProblemWords {
     if (quoted !== undefined) {
       const literal = this.#from(at)[0];
       const asked = /.*"((?:[^"\\]|\\.)*)"[^"]*did you mean/.exec(message)?.[1];
-      // a name may be a part of the text in quotes, such as that of a list in the name of a fact
+      // a name may be a part of the quoted text, such as the name of a list in that of a fact
       const place = asked && literal?.text.startsWith('"') ? literal.text.search(wordOf(asked)) : -1;
       return place < 0 ? undefined : this.#replace(literal!.start + place, asked!.length, quoted.slice(1, -1));
     }
     const word = wrong?.[1] ?? wrong?.[2];
-    // the engine always has a suggestion; what is far from what stands there is another question, not a slip
+    // the engine always has a suggestion; one that is far from the text there is not about a typo
     if (word === undefined || nearest(word.replace(/^.*::|"/g, ''), [wanted.replace(/^.*::|"/g, '')]) === undefined)
       return undefined;
     const action = /^Action::"/.test(wanted);
@@ -285,7 +285,7 @@ export class ProblemWords {
     return first < 0 ? [] : all.slice(first, first + 40);
   }
 
-  /** The part of a head that ends before an offset: from `principal`, `action` or `resource` on. */
+  /** The part of a head that ends before an offset, starting at `principal`, `action` or `resource`. */
   #before(at: number): Token[] {
     const before = this.#all().filter(({ end }) => end <= at);
     const start = before.findLastIndex(({ text }) => Object.hasOwn(HEADS, text));
@@ -305,7 +305,7 @@ export class ProblemWords {
   }
 }
 
-/** What ends what was opened before it. */
+/** Tokens that end whatever was opened before them. */
 const ENDS: ReadonlySet<string> = new Set([';', '}', ')', 'when', 'unless', 'permit', 'forbid']);
 const OPENS: Record<string, string> = { '(': ')', '[': ']', '{': '}' };
 const CLOSES: Record<string, string> = { ')': '(', ']': '[', '}': '{' };
@@ -320,5 +320,5 @@ function opened(before: readonly Token[]): string[] {
   return open;
 }
 
-/** A name as a whole in a text: `a` is not in `ab`, nor in `"a in b"` where another `a` comes after ` in `. */
+/** A whole name in a text: `a` is not in `ab`, nor in `"a in b"` where another `a` comes after ` in `. */
 const wordOf = (name: string) => new RegExp(`(?<![\\w.-])${RegExp.escape(name)}(?![\\w.-])(?!.* in )`);

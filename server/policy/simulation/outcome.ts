@@ -2,13 +2,14 @@ import { type Decision, permits } from '../../domain/decision.ts';
 import type { Verdict } from '../evaluation/evaluate.ts';
 
 /**
- * How a decision changes, in the order in which people review it: what a draft gives away comes before what it takes.
+ * The ways a decision can change, in the order in which people review them: what a draft gives away comes before what it
+ * takes.
  *
  * - `newly_allowed`: a denial becomes a permission without a hold.
  * - `hold_lifted`: what waited for a release is permitted at once.
  * - `denial_held`: a denial becomes a hold, so that approvers may permit it.
- * - `limit_lifted`: what was over a rate is permitted.
- * - `newly_denied`, `newly_held`, `newly_limited`: what was permitted, or could become so, is stopped or has to wait.
+ * - `limit_lifted`: what exceeded a rate is permitted.
+ * - `newly_denied`, `newly_held`, `newly_limited`: what was permitted, or could have been, is stopped or has to wait.
  * - `mask_lost`, `mask_gained`: permitted before and after, with fewer or more fields masked.
  * - `hold_changed`: held before and after, on other terms.
  */
@@ -26,7 +27,7 @@ export const DIRECTIONS = [
 ] as const;
 export type Direction = (typeof DIRECTIONS)[number];
 
-/** Undefined where nothing changes for the agent: another rule or another reason for the same decision is no change. */
+/** Undefined if nothing changes for the agent: another rule or reason for the same decision is not a change. */
 export function directionOf(was: Verdict, becomes: Verdict): Direction | undefined {
   const [before, after] = [was.decision, becomes.decision];
   if (permits(before) && permits(after)) {
@@ -46,7 +47,7 @@ export function directionOf(was: Verdict, becomes: Verdict): Direction | undefin
   return 'newly_limited';
 }
 
-/** The terms of a hold, without the rules that ask for it and their words. */
+/** The terms of a hold, without the rules that require it and their texts. */
 function termsOf({ escrow }: Verdict): string {
   if (!escrow) return '';
   const { rules: _rules, reason: _reason, notify_targets: _targets, ...terms } = escrow;
@@ -56,7 +57,7 @@ function termsOf({ escrow }: Verdict): string {
 /** Counts by decision before and after. */
 export type Matrix = { [Was in Decision]?: { [Becomes in Decision]?: number } };
 
-/** Decisions that change alike, by the same rules. */
+/** Decisions that change in the same way, by the same rules. */
 export interface ChangeGroup {
   direction: Direction;
   was: { decision: Decision; rule_id: string | null };
@@ -64,28 +65,28 @@ export interface ChangeGroup {
   /** Limits of the draft were counted for it as if it had been live all the time. */
   simulated: boolean;
   count: number;
-  /** Different agents; at most MOST_NAMES. */
+  /** Number of different agents; at most MOST_NAMES. */
   agents: number;
   tools: { name: string; count: number }[];
   /** The amounts that the requests state, by currency. */
   money: Record<string, string>;
-  /** Decisions of which is not kept whether their requests stated an amount. */
+  /** Decisions for which it is unknown whether their requests stated an amount. */
   unpriced: number;
   /** The numbers that the changed statements read, from the least to the greatest. */
   ranges: { path: string; least: number; most: number }[];
-  /** Event ids, the newest first. */
+  /** Event ids, newest first. */
   examples: string[];
 }
 
 /** Why a past decision could not be simulated. */
 export const UNKNOWN_REASONS = [
-  /** The input of the decision is not kept any more, or never was. */
+  /** The input of the decision is no longer kept, or never was. */
   'input_erased',
-  /** What is kept of the input lacks something that the draft, or a live policy, reads. */
+  /** What is kept of the input lacks something that the draft or a live policy reads. */
   'projection_insufficient',
   /** The draft reads the state of the session, which was not looked up then. */
   'session_not_recorded',
-  /** The draft brings a call under a limit that did not count it then, or there are too many such calls to count. */
+  /** The draft puts a call under a limit that did not count it then, or there are too many such calls to count. */
   'limit_not_recorded',
   /** No policies were in force then: everything was denied. */
   'no_policies',
@@ -95,25 +96,25 @@ export const UNKNOWN_REASONS = [
 export type UnknownReason = (typeof UNKNOWN_REASONS)[number];
 
 export interface Outcome {
-  /** The statements that differ; when there are none, nothing can change. */
+  /** The statements that differ; if there are none, nothing can change. */
   statements: { added: string[]; removed: string[]; changed: string[] };
   /** Decisions that no changed statement can apply to: they stay as they are. */
   pruned: number;
-  /** Different questions among the rest, each of which was asked once with the live policies and once with the draft. */
+  /** Distinct questions among the rest, each evaluated once with the live policies and once with the draft. */
   questions: number;
   unknown: number;
   unknown_by_reason: { [R in UnknownReason]?: number };
-  /** Decisions as the live policies make them now, by what the draft makes of them. */
+  /** Decisions as the live policies make them now, by the draft's decision. */
   matrix: Matrix;
   changed: number;
   money: { [D in Direction]?: Record<string, string> };
   groups: ChangeGroup[];
-  /** Changes in groups beyond the most that are listed. */
+  /** Number of change groups beyond those listed. */
   more_groups: number;
-  /** Past decisions that the live policies would decide otherwise today. */
+  /** Past decisions that the live policies would decide differently today. */
   drift: {
     total: number;
-    /** Of these, those that were decided under the very policies that are live now. It should be 0. */
+    /** Of these, the ones decided under the very policies that are live now. It should be 0. */
     unexplained: number;
     examples: string[];
   };

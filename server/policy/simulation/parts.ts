@@ -15,7 +15,7 @@ export interface Part {
 
 export const MOST_DRIFTS = 20;
 
-/** The outcome of simulators of the same two sets, which had a share of the decisions each. */
+/** The outcome of simulators of the same two sets, each of which had a share of the decisions. */
 export function outcomeOf(parts: readonly [Part, ...Part[]]): Outcome {
   const { statements, limits } = parts[0];
   const tally = Tally.of(parts.map((part) => part.tally));

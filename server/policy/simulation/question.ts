@@ -47,11 +47,11 @@ export const fits = ({ principal, action, resource }: Head, place: Place): boole
 /** What the statements whose scope fits read of a request. */
 interface Slice {
   id: number;
-  /** What they read is not known from their tokens: every part of the request counts. */
+  /** It is not known from their tokens what they read: every part of the request counts. */
   whole: boolean;
   attributes: ReadonlySet<string>;
   paths: ReadonlySet<string>;
-  /** Clauses name the principal, and so perhaps its id, owner or labels, or a limit counts each agent by itself. */
+  /** Clauses name the principal, and so may read its id, owner or labels, or a limit counts each agent separately. */
   principal: boolean;
   session: SessionNeeds;
   needed: NeededReads;
@@ -68,13 +68,13 @@ interface Read {
 
 /** Members of a request that no decision depends on. */
 const UNREAD = new Set(['v', 'action_summary']);
-/** The members that `keyOf` knows what reads them. Any other counts always. */
+/** The members whose readers `keyOf` knows. Any other member always counts. */
 const KNOWN = new Set<string>([
   ...(['agent_id', 'agent_role', 'owner', 'action_type', 'tool_name', 'tool_server', 'tool_pin'] as const),
   ...(['method', 'resource', 'arguments', 'context', 'estimated_value', 'value_currency', 'risk_score'] as const),
   ...(['source_ip', 'now', 'session_id', 'session'] as const),
 ] satisfies (keyof ActionRequest)[]);
-/** Long patterns limit the length of every text of a request, so that all of them count. */
+/** With long patterns, the length of every text in a request is limited, so all texts count. */
 const LONG_PATTERNS = 1_000;
 const MOST_SLICES = 10_000;
 
@@ -82,7 +82,7 @@ const MOST_SLICES = 10_000;
  * Tells which requests are the same question to several sets of statements.
  *
  * INVARIANT: requests with equal keys have equal matches in each set, given the same registry and lists. What is not
- * understood counts as read, which makes two questions of one and costs only time.
+ * understood counts as read, which may split one question into two and costs only time.
  */
 export class Questions {
   readonly #statements: readonly Read[];
@@ -99,7 +99,7 @@ export class Questions {
       const read = tokens(cedar);
       const head = readHead(read);
       const words = read.slice(preamble(read).rest).map(({ text }) => text);
-      // the scope names it once; what a limit counts apart is the agent, where it says nothing else
+      // the scope names it once; a limit without a key counts per agent
       const principal = words.filter((word) => word === 'principal').length > 1 || rate !== undefined;
       const counted = budget !== undefined || rate?.per !== undefined;
       return { head, annotations, principal, counted, session: needsOf(head, words) };
@@ -140,12 +140,12 @@ export class Questions {
     return `${JSON.stringify(key)} ${shape(request.arguments, '', paths)} ${shape(request.context, 'context', paths)}`;
   }
 
-  /** What the statements whose scope fits read of the state of the request's session. */
+  /** What the statements whose scope fits read of the request's session state. */
   sessionNeeds(request: ActionRequest): SessionNeeds {
     return this.#slice(request).session;
   }
 
-  /** What the statements whose scope fits read of the request, and what counting their limits does. */
+  /** What the statements whose scope fits read of the request, plus what counting their limits reads. */
   needs(request: ActionRequest): NeededReads {
     return this.#slice(request).needed;
   }
@@ -184,7 +184,7 @@ export class Questions {
   }
 }
 
-/** What the engine asks of the statements whose scope fits: guardrails only where something may permit. */
+/** The fitting statements that the engine evaluates: guardrails only if something may permit. */
 function askedOf(fitting: readonly Read[]): readonly Read[] {
   if (fitting.some(({ head }) => head.effect === 'permit')) return fitting;
   return fitting.filter(({ head, annotations }) => !isGuardrail(head.effect as 'permit' | 'forbid', annotations));
@@ -205,7 +205,7 @@ function neededBy(asked: readonly Read[]): NeededReads {
   };
 }
 
-/** What of a session's state statements read, beside its id, which every request has. */
+/** What statements read of a session's state, besides its id, which every request has. */
 export interface SessionNeeds {
   any: boolean;
   /** The least trust of the servers that answered. */
@@ -232,7 +232,7 @@ const isShort = (value: unknown) =>
   value === undefined || (typeof value === 'string' && value.length <= ARGUMENT_LIMITS.text);
 const MAX_VALUE = 922_337_203_685_477;
 
-/** Whether no member makes the request one that cannot be represented, whatever is read of it: see `mapRequest`. */
+/** Whether no member prevents the request from being represented, whatever is read of it: see `mapRequest`. */
 function isPlain(request: ActionRequest): boolean {
   const { agent_id, risk_score: risk, estimated_value: value, source_ip: ip, resource, session, now } = request;
   return (
@@ -251,7 +251,7 @@ function isPlain(request: ActionRequest): boolean {
   );
 }
 
-/** Names of arguments come again and again, and folding one takes longer than all else of it. */
+/** The same argument names occur over and over, and folding one takes longer than everything else done with it. */
 const contexts = new Map<string, boolean>();
 const MOST_CONTEXTS = 10_000;
 

@@ -15,7 +15,7 @@ import { MOST_DRIFTS, outcomeOf, type Part } from './parts.ts';
 import { fits, placeOf, Questions, type SessionNeeds } from './question.ts';
 import { amountOf, type Subject, Tally } from './tally.ts';
 
-/** A decision as its record says it. */
+/** A decision as recorded. */
 export interface Recorded {
   decision: Decision;
   rule_id: string | undefined;
@@ -31,67 +31,67 @@ export interface PastFacts {
   covered: readonly string[];
   /** The rules whose limit was reached. */
   exceeded: readonly string[];
-  /** Nothing could be held, so that what policies would hold was denied. */
+  /** Nothing could be held, so whatever policies would hold was denied. */
   unholdable: boolean;
   /** No policies were in force. */
   standstill: boolean;
-  /** The decision point could not read the request for certain, and denied it without asking the policies. */
+  /** The decision point could not read the request with certainty, and denied it without asking the policies. */
   doubtful: boolean;
-  /** Limits could not be counted, so that what comes under one was denied. */
+  /** Limits could not be counted, so whatever falls under one was denied. */
   uncounted: boolean;
 }
 
 export interface Past {
-  /** Of its record. */
+  /** The record's position in the chain. */
   seq: number;
   event_id: string;
   /** When it was decided, in milliseconds. */
   at: number;
   recorded: Recorded;
   facts: PastFacts;
-  /** What was asked, or why that is not known. */
+  /** The request, or the reason it is not known. */
   request: ActionRequest | UnknownReason;
-  /** Given when only a part of the request was kept: what the part has in full; null where no policy was asked. */
+  /** Set if only a part of the request was kept: what the part has in full; null if no policy was asked. */
   projected?: ProjectedReads | null | undefined;
 }
 
 /**
- * What the text of a record must say for a changed statement to apply to its decision: one of `agents` and one of
- * `tools`, where they are given.
+ * What a record's text must contain for a changed statement to apply to its decision: one of `agents` and one of `tools`,
+ * where given.
  */
 export interface RecordTest {
   agents?: { agent_ids: string[]; agent_roles: string[] };
   tools?: string[];
 }
 
-/** Answers that are kept of each kind, and the characters of their questions. */
+/** How many answers of each kind are kept, and how many characters of their questions. */
 const MOST_ANSWERS = 10_000;
 const MOST_QUESTION_CHARACTERS = 4_000_000;
 
 interface Answer {
   match: Match;
-  /** Where no facts beside the policies matter. */
+  /** The verdict if no facts outside the policies matter. */
   plain: Verdict;
 }
 
 type Answers = readonly [before: Answer, after: Answer];
 
-/** Of so many requests the first are a sample of how often a question comes again. */
+/** Of every `of` requests, the first ones are a sample of how often questions repeat. */
 const SAMPLED = { of: 100_000, first: 10_000, atLeast: 500 };
 
 /**
- * The last answers, by their questions, as long as questions come again: else telling which question a request is costs
- * more than it saves.
+ * The most recent answers by question, kept as long as questions repeat: otherwise computing the question of a request
+ * costs more than it saves.
  */
 class Known<A> {
-  // forgotten by halves: to take the oldest out of a Map one by one, it looks over all the places of those before
+  // discarded by halves: removing the oldest entries of a Map one by one makes it scan the places of all removed before
   #recent = new Map<string, A>();
   #older: ReadonlyMap<string, A> = new Map();
   #characters = 0;
   #requests = 0;
   #found = 0;
 
-  /** The answer to this question, or else a new one. */
+  /** The answer to this question if known, or else a new one. */
   answer(questionOf: () => string, ask: () => A): A {
     const turn = this.#requests++ % SAMPLED.of;
     if (turn === 0) this.#found = 0;
@@ -150,14 +150,15 @@ interface Verdicts {
 }
 
 /**
- * What a draft would have decided on past decisions, beside what the live policies decide on them. Give it each decision
- * with `add`, in any order, and then ask for the `outcome`.
+ * What a draft would have decided on past decisions, compared with what the live policies decide on them. Pass each
+ * decision to `add`, in any order, and then call `outcome`.
  *
- * It is exact: a decision is left out only if no statement that differs can apply to it, and two decisions share an
- * answer of a set of policies only if they are the same question to it. Both sets are asked by the engine that decides.
+ * It is exact: a decision is left out only if no differing statement can apply to it, and two decisions share an answer
+ * of a set of policies only if they are the same question to it. Both sets are evaluated by the engine that makes
+ * decisions.
  *
- * Several simulators of the same two sets may each get a share of the decisions, if they have no limits to count: the
- * outcome is that of all their parts.
+ * Several simulators of the same two sets may each get a share of the decisions if they have no limits to count: the
+ * outcome then comes from all their parts.
  *
  * Pure: it has no clock, and the time of a decision is the recorded one.
  */
@@ -166,7 +167,7 @@ export class Simulator {
   readonly #after: PolicySet;
   readonly #beforeHash: string;
   readonly #actions: BundleContent['action_entities'];
-  /** Facts of sessions that the live policies declare are not those that the draft declares. */
+  /** Whether the live policies and the draft declare different session facts. */
   readonly #factsDiffer: boolean;
   readonly #statements: Outcome['statements'];
   readonly #heads: readonly Head[];
@@ -174,7 +175,7 @@ export class Simulator {
   /** The rules of the draft whose limits are counted again. */
   readonly #limits: ReadonlySet<string>;
   readonly #numbers: readonly string[];
-  /** What rules of either set say is not for people. */
+  /** The values that rules of either set keep from people. */
   readonly #masks: readonly Mask[];
   readonly #questions: Questions;
   readonly #answers = new Known<Answers>();
@@ -199,7 +200,7 @@ export class Simulator {
     const ids = (statements: readonly BundleStatement[]) => statements.map(({ id }) => id);
     this.#statements = { added: ids(added), removed: ids(removed), changed: ids(changed) };
     const differing = [...added, ...removed, ...changed, ...changed.map(({ id }) => old.get(id)!)];
-    // anyone who reads a fact depends on the statement that declares it
+    // a reader of a fact depends on the statement that declares it
     const readers = (head: Head) => head.sessionFacts.length > 0;
     const dependent = this.#factsDiffer ? headsOf([...before.policies, ...after.policies]).filter(readers) : [];
     this.#heads = [...headsOf(differing), ...dependent];
@@ -216,8 +217,8 @@ export class Simulator {
   }
 
   /**
-   * By which records can be left out unseen; null when each must be looked at, empty when nothing can change. Those left
-   * out are reported to `leaveOut`.
+   * Tells which records can be left out unread: a record that passes none of the tests can. Null if each must be read,
+   * empty if nothing can change. Those left out are reported to `leaveOut`.
    */
   get tests(): readonly RecordTest[] | null {
     return this.#tests;
@@ -231,7 +232,7 @@ export class Simulator {
 
   add(past: Past): void {
     const { request, recorded } = past;
-    // decided by a stop, or without any policy: whatever the policies say
+    // decided by a stop or without any policy, regardless of what the policies say
     if (recorded.rule_id?.startsWith(`${STOP_POLICY}#`) || past.facts.doubtful) {
       this.leaveOut(recorded.decision, 1);
       return;
@@ -246,17 +247,17 @@ export class Simulator {
     else this.leaveOut(recorded.decision, 1);
   }
 
-  /** Whether decisions are counted in the order of time, so that one simulator must get them all. */
+  /** Whether decisions are counted in chronological order, so that one simulator must get them all. */
   get counts(): boolean {
     return this.#limits.size > 0;
   }
 
-  /** To be asked for once, at the end. */
+  /** Call once, at the end. */
   outcome(): Outcome {
     return outcomeOf([this.part()]);
   }
 
-  /** What it found, as plain data: for `outcomeOf`. To be asked for once, at the end. */
+  /** The findings as plain data, for `outcomeOf`. Call once, at the end. */
   part(): Part {
     for (const { was, becomes, subject } of this.#counted.verdicts(this.#limits)) {
       this.#tally.add(was, becomes, () => subject, true);
@@ -293,12 +294,12 @@ export class Simulator {
       this.#tally.add(was, becomes, () => this.#subject(past, request));
     } else if (next.limits.some(({ rule_id }) => this.#limits.has(rule_id))) {
       const call = { past, request, was, next, covered, unholdable, subject: this.#subject(past, request) };
-      // which asks for a hold are the same action, only the whole action says
+      // only the whole action tells which requests for a hold are the same action
       const held = next.hits.some(({ annotations }) => annotations.escrow);
       if (held && past.projected !== undefined) this.#miss('projection_insufficient');
       else if (!this.#counted.add(call)) this.#miss('limit_not_recorded');
     } else if (next.limits.some(({ rule_id }) => !known.has(rule_id))) {
-      // a limit that did not count the call then: its state is not known
+      // a limit that did not count the call then: its state is unknown
       this.#miss('limit_not_recorded');
     } else {
       this.#tally.add(was, becomes, () => this.#subject(past, request));
@@ -317,8 +318,8 @@ export class Simulator {
   }
 
   /**
-   * Whether the request has all of its session's state that matters now. It has as much as the policies of the time read:
-   * which names those were is certain only of the policies that are live now.
+   * Whether the request has all of its session's state that matters now. It has what the policies of the time read: which
+   * names those were is certain only if the policies of the time are the ones live now.
    */
   #knowsSession({ bundle_hash }: Recorded, request: ActionRequest): boolean {
     const { session, session_id } = request;
@@ -333,7 +334,7 @@ export class Simulator {
     return same && [...after.names].every((name) => before.names.has(name));
   }
 
-  /** Most requests are the same question to both sets as an earlier one. Of the others, most are so to one of the sets. */
+  /** Most requests are the same question to both sets as an earlier one. Of the others, most are the same to one of the sets. */
   #answer(request: ActionRequest): Answers {
     return this.#answers.answer(
       () => this.#questions.keyOf(request),
@@ -345,7 +346,7 @@ export class Simulator {
     return [this.#before, this.#after];
   }
 
-  /** The verdicts with the facts of the time: a hold of the past covers the rules of the same ids in either set. */
+  /** The verdicts with the facts of the time: a hold from then covers the rules with the same ids in either set. */
   #settled([before, after]: Answers, { facts }: Past): Verdicts & Circumstances {
     const { exceeded } = facts;
     let [was, becomes] = [before.plain, after.plain];
@@ -376,7 +377,7 @@ export class Simulator {
     // a projection has blank values at other paths
     const kept = (path: string) => path === 'estimated_value' || (projected?.keys?.includes(path) ?? true);
     const paths = this.#numbers.filter(kept);
-    // of a group of one, a range is the value itself
+    // for a group of one, the range is the value itself
     const seen = paths.length > 0 ? shownOf(request, this.#masks) : request;
     const numbers = paths.flatMap((path) => {
       const value = path === 'estimated_value' ? request.estimated_value : valueAt(seen, path);
@@ -417,7 +418,7 @@ const shownOf = (request: ActionRequest, masks: readonly Mask[]): ActionRequest 
   context: maskedWith(request.context, masks),
 });
 
-/** The value at a path of the arguments, as far as it can be found by splitting the path: for display only. */
+/** The value at a path of the arguments, if splitting the path finds it: for display only. */
 function valueAt({ arguments: args, context }: ActionRequest, path: string): unknown {
   const parts = path.split(/[.[\]]+/).filter((part) => part !== '');
   let value: unknown = args;
@@ -430,10 +431,10 @@ function valueAt({ arguments: args, context }: ActionRequest, path: string): unk
   return value;
 }
 
-/** Tests of more scopes than this cost more than looking at the records. */
+/** Testing for more scopes than this costs more than reading the records. */
 const MOST_TESTS = 50;
 
-/** Null when a scope leaves open what a record could be tested for. */
+/** Null if a scope cannot be tested on the text of a record. */
 function recordTests(heads: readonly Head[]): RecordTest[] | null {
   const tests = new Map<string, RecordTest>();
   for (const { principal, resource } of heads) {
@@ -453,7 +454,7 @@ function recordTests(heads: readonly Head[]): RecordTest[] | null {
   return tests.size > MOST_TESTS ? null : [...tests.values()];
 }
 
-/** The entities one of which the constraint asks for; undefined when it asks for none. */
+/** The entities of which the constraint requires one; undefined if it requires none. */
 function named(constraint: Constraint): string[] | undefined {
   if (constraint.op === 'eq') return [constraint.entity];
   if (constraint.op === 'in') return constraint.entities;
@@ -477,7 +478,7 @@ interface CountedCall extends Circumstances {
   subject: Subject;
 }
 
-/** Calls that are counted: they are kept until the end, since they come in any order. */
+/** How many calls are counted: they are kept until the end, since they come in any order. */
 const MOST_COUNTED = 200_000;
 
 /** The calls that limits of the draft count, as the decision protocol counts them: see `decide`. */
@@ -488,7 +489,7 @@ class CountedCalls {
     once: string;
   })[] = [];
 
-  /** False where there are too many to count. */
+  /** False if there are too many to count. */
   add({ past, request, ...call }: CountedCall): boolean {
     if (this.#calls.length >= MOST_COUNTED) return false;
     const { at, facts } = past;
@@ -498,10 +499,10 @@ class CountedCalls {
     return true;
   }
 
-  /** The verdicts, with the calls counted in the order of time. A window begins with its first call. */
+  /** The verdicts, with the calls counted in chronological order. A window begins with its first call. */
   *verdicts(limits: ReadonlySet<string>): Generator<Verdicts & { subject: Subject }> {
     const windows = new Map<string, LimitWindow>();
-    /** The windows in which a held action was counted already. */
+    /** The windows in which a held action was already counted. */
     const counted = new Map<string, number>();
     for (const call of this.#calls.sort((a, b) => a.at - b.at)) {
       const { was, next, covered, unholdable, once, at, subject } = call;
@@ -516,7 +517,7 @@ class CountedCalls {
           if (call.exceeded.includes(rule_id)) exceeded.set(rule_id, { retry_after: 1 });
           continue;
         }
-        // a release was counted when it was asked for; what is held spends nothing before it is done
+        // a release was counted when it was requested; a held action spends nothing before it is done
         if (otherwise.consumes && kind === 'rate') continue;
         const key = `${rule_id}\n${kind}\n${limit.key}`;
         if (held && (counted.get(`${once}\n${key}`) ?? 0) > at) continue;

@@ -5,7 +5,7 @@ import type { Verdict } from '../evaluation/evaluate.ts';
 import { exactDecimal } from '../evaluation/exact.ts';
 import { type ChangeGroup, DIRECTIONS, type Direction, directionOf, type Matrix } from './outcome.ts';
 
-/** Different agents and tools that are counted in a group, and event ids and tools that it lists. */
+/** Limits per group: distinct agents and tools that are counted, and event ids and tools that are listed. */
 const MOST_NAMES = 10_000;
 const MOST_EXAMPLES = 20;
 const MOST_TOOLS = 10;
@@ -13,16 +13,16 @@ const MOST_TOOL_CHARACTERS = 80;
 const MOST_CURRENCIES = 20;
 const MOST_GROUPS = 200;
 
-/** What of a decision its group counts. */
+/** The parts of a decision that its group counts. */
 export interface Subject extends Example {
   agent_id: string;
   tool_name: string;
-  /** In ten-thousandths; undefined where the request states none. */
+  /** In ten-thousandths; undefined if the request states none. */
   amount: bigint | undefined;
   currency: string;
-  /** Whether the request stated an amount is not kept. */
+  /** It is unknown whether the request stated an amount. */
   unpriced: boolean;
-  /** By path. */
+  /** Keyed by path. */
   numbers: readonly (readonly [path: string, value: number])[];
 }
 
@@ -37,7 +37,7 @@ interface Group {
   money: Map<string, bigint>;
   unpriced: number;
   ranges: Map<string, { least: number; most: number }>;
-  /** The newest, and some more. */
+  /** The newest, plus a few more. */
   examples: Example[];
 }
 
@@ -53,7 +53,7 @@ export interface TallyPart {
   groups: ReadonlyMap<string, Group>;
 }
 
-/** Counts what changes, with memory that does not grow with the number of decisions. */
+/** Counts changes, in memory that does not grow with the number of decisions. */
 export class Tally {
   readonly matrix: Matrix = {};
   changed = 0;
@@ -63,7 +63,7 @@ export class Tally {
     return { matrix: this.matrix, changed: this.changed, groups: this.#groups };
   }
 
-  /** All of several parts together. */
+  /** Combines several parts. */
   static of(parts: readonly TallyPart[]): Tally {
     const tally = new Tally();
     for (const { matrix, changed, groups } of parts) {
@@ -84,7 +84,7 @@ export class Tally {
     this.#count(decision, decision, count);
   }
 
-  /** `subject` is asked for only where something changes. */
+  /** `subject` is called only if something changes. */
   add(was: Verdict, becomes: Verdict, subject: () => Subject, simulated = false): void {
     this.#count(was.decision, becomes.decision, 1);
     const direction = directionOf(was, becomes);
@@ -141,7 +141,7 @@ function record(group: Group, subject: Subject): void {
 
 const newest = (examples: readonly Example[]) => examples.toSorted((a, b) => b.seq - a.seq).slice(0, MOST_EXAMPLES);
 
-/** Adds what another part counted of the same group. */
+/** Adds another part's counts of the same group. */
 function join(group: Group, other: Group): void {
   group.count += other.count;
   group.unpriced += other.unpriced;
@@ -185,13 +185,13 @@ function shown({ agents, tools, money, ranges, examples, count, ...group }: Grou
   };
 }
 
-/** INVARIANT: of what agents write, reviewers get short texts in which every character can be seen. */
+/** INVARIANT: text from agents is shown to reviewers only in short form with every character visible. */
 function bounded(text: string): string {
   const seen = visible(text);
   return seen.length <= MOST_TOOL_CHARACTERS ? seen : `${seen.slice(0, MOST_TOOL_CHARACTERS).toWellFormed()}…`;
 }
 
-/** Where a request states an amount without a currency, or with one that is no code of three letters. */
+/** For requests that state an amount without a currency, or with one that is not a three-letter code. */
 const OTHER = 'other';
 
 /** The amount that a request states, and its currency. */
