@@ -384,7 +384,7 @@ export class Decider {
             proxy_seq: undefined,
             key_id: agent.id,
             policy_content_hash: policy?.content_hash,
-            // the agent acts after this answer and reports nothing about it
+            // the agent acts after this answer, and the record has no report of it
             outcome: undefined,
             total_latency_ms: undefined,
             confidence: undefined,

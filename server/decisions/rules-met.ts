@@ -7,7 +7,7 @@ import { ReadRefused } from '../lib/database-fault.ts';
 /** How many of the newest decisions are searched for rules, and then of each kind but `allow`. */
 export const MOST_LOOKED_AT = 40_000;
 export const MOST_OF_A_KIND = 10_000;
-/** Searched at once: rules that match often are found in the first step. */
+/** How many are searched at once: rules that match often are found in the first step. */
 const STEP = 5_000;
 
 /** What was found in the records up to `last`. */
@@ -26,7 +26,7 @@ interface Range {
 }
 
 interface Met {
-  /** The rules asked for that were met. */
+  /** Of the given rules, those that were met. */
   readonly ids: ReadonlySet<string>;
   readonly looked_at: number;
   readonly complete: boolean;

@@ -21,7 +21,7 @@ export interface Sample {
   records: number;
   looked: number;
   isSample: boolean;
-  /** Scales a count among the records read to the whole range. */
+  /** Scales a count from the records read to the whole range. */
   scale(count: number): number;
   /**
    * SQL with the time and text of the records read, the condition for those that match the filters, and the parameters of
