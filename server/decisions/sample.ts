@@ -50,7 +50,7 @@ export async function sampleOf(
       const values = [...(scanned ?? indexed).values];
       const one = `select seq, received_at, line from forensic_record where ${indexed.sql}`;
       const picked = isSample
-        ? // looked up by a column of its own: see firstSince
+        ? // looked up by a column, not by an expression: see seqSince
           `select r.received_at, r.line from unnest($${values.push(spread(first, last, sample))}::bigint[]) as s(place),
              lateral (${one} and seq = s.place offset 0) r`
         : `${one} order by seq desc limit ${mostCounted}`;

@@ -233,7 +233,7 @@ async function readEach(
   const { indexed, scanned } = conditionsIn(range, filters);
   const all = new Where(scanned?.sql ?? 'true', (scanned ?? indexed).values);
   const { rows } = await client.query<FoundRecord>(
-    // looked up by a column of its own: see firstSince
+    // looked up by a column, not by an expression: see seqSince
     `select r.seq, r.line from unnest($${all.values.push(seqs)}::bigint[]) as s(place),
        lateral (select seq, line from forensic_record where ${indexed.sql} and seq = s.place offset 0) r
      where ${all.sql}`,
@@ -260,7 +260,7 @@ export async function getEvent(db: Pick<Database, 'query'>, tenantId: string, ev
   const rows = known
     ? await db.query<{ seq: number; line: string; hash: Buffer; previous: Buffer | null }>(
         tenantId,
-        // see firstSince: by a column, not by a difference
+        // by a column, not by a difference: see seqSince
         `select r.seq, r.line, r.hash,
            (select p.hash from forensic_record p where p.tenant_id = $1 and p.seq = r.before) as previous
          from (select seq, line, hash, seq - 1 as before from forensic_record where tenant_id = $1 and event_id = $2

@@ -46,7 +46,7 @@ export function objectionTo(run: SuiteRun | null, tests: string | null, rules: R
 
 const NO_TESTS = 'this tenant requires tests, and the version has none';
 
-/** How often a run is repeated because the live policies changed during it. */
+/** How many runs are tried while the live policies keep changing. */
 const MOST_RUNS = 4;
 /** How many failed tests a response and an audit record name. */
 const MOST_NAMED = 20;
