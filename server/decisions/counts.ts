@@ -104,7 +104,7 @@ export function countsProcedure(db: Reads) {
     .query(({ ctx, input }) => countEvents(readsOf(db, ctx), ctx.tenantId, input));
 }
 
-/** Throws BAD_REQUEST for a range that ends before it begins. */
+/** Throws VALIDATION_FAILED for a range that ends before it begins. */
 export async function countEvents(
   db: Reads,
   tenantId: string,

@@ -48,10 +48,7 @@ export class RulesInForce {
     });
   }
 
-  /**
-   * In the order of the policies' ids. Cached: parsing the texts of as many rules as can be live blocks the process for a
-   * second.
-   */
+  /** In the order of the policies' ids. Cached: parsing the texts of as many rules as can be live takes the process a second. */
   of(tenantId: string): Promise<readonly Rule[]> {
     return this.#kept.get(tenantId, () => readRules(this.#db, tenantId));
   }
@@ -151,7 +148,7 @@ async function readRules(db: Pick<Database, 'query'>, tenantId: string): Promise
   );
   const rules: Rule[] = [];
   for (const { policy_id, version, dsl_source, created_at } of live) {
-    // together they may have thousands of statements
+    // yield between policies: together they may have thousands of statements
     await setImmediate();
     const { source, tokens } = scan(dsl_source);
     for (const { id, effect, annotations, cedar, tokens: words } of readStatements(policy_id, source, tokens)) {
