@@ -179,8 +179,8 @@ export class Bundles {
     return this.#db.transactionNear(tenantId, async (em) => {
       // one builder at a time, so that no two do the same work; see transactionNear for why correctness does not depend on it
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      // INVARIANT: read before its contents. A bundle stored since then has taken its number, so one with older policies or
-      // settings can never follow one with newer ones
+      // INVARIANT: the last number is read before the contents. A bundle stored since then has taken the next one, so older
+      // policies or settings can never follow newer ones
       const last = await em.execute<
         { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
       >(

@@ -371,7 +371,7 @@ export class PolicyTexts {
     });
   }
 
-  /** Runs one of those, after any job that a person waits for. */
+  /** Runs one of those in the slow thread, so that saving never waits for it. */
   runLive(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
     return this.#ask((language) => language.test(tenantId, job), this.#slow);
   }
