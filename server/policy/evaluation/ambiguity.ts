@@ -7,7 +7,7 @@ import type { Arguments, MappedRequest } from './request.ts';
 export interface PathRead {
   path: string;
   kinds: readonly ReadKind[];
-  /** The path as programs see it that ignore case, width and invisible characters. */
+  /** The path as compared by programs that ignore case, width and invisible characters. */
   folded: string;
   /** The containers on the way to the path: '', `items` and `items[0]` for `items[0].sku`. */
   parents: readonly { path: string; folded: string; holds: 'elements' | 'members' | 'either' }[];
@@ -130,7 +130,7 @@ function overlongText<Rule>(reads: RequestReads<Rule>, request: MappedRequest): 
   return computed ? { path: 'arguments' } : undefined;
 }
 
-/** Whether a program could find something else than the rule at this path, or on the way to it. */
+/** Whether a program could find something at this path, or on the way to it, other than what the rule reads there. */
 export function isAmbiguous(args: Arguments, read: PathRead): boolean {
   if (!isAbsentOrOf(args, read.path, read.kinds) || hasOtherSpelling(args, read.path, read.folded)) return true;
   return read.parents.some(({ path, folded, holds }) => {

@@ -32,7 +32,7 @@ export interface Attempt {
   escrowId?: string | undefined;
   /** Also use a released hold of this action that the agent does not name: for clients that can only repeat their call. */
   resume?: boolean | undefined;
-  /** If the action cannot be held, the reason. Where a policy would hold it, it is denied with this reason. */
+  /** The reason the action cannot be held, if so. Where a policy would hold it, it is denied with this reason. */
   unholdable?: string | undefined;
   /**
    * The maximum number of bytes of each text of the request to keep; 0 for none. If a text is not kept, the record has no

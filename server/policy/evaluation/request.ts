@@ -292,7 +292,7 @@ export function mapRequest(
     id: optional(request.session_id, 'session_id') ?? '',
     call_count: count(request.session?.call_count ?? 0),
     started: request.session?.started == null ? context.now : time(request.session.started, 'session.started'),
-    // a request outside any session knows nothing
+    // nothing is known about a request outside any session
     lowest_trust: trustOf(request),
     known: request.session,
   };

@@ -173,7 +173,7 @@ function pairsOf(
   return found;
 }
 
-/** An argument that every program reads alike: otherwise the tool may have answered about a different one. */
+/** The value of an argument, if every program reads it alike: otherwise the tool may have answered about a different one. */
 function argument(args: Arguments, path: string): unknown {
   return isAmbiguous(args, pathRead(path, ['key', 'bool', 'list'])) ? undefined : args.values.get(path);
 }
