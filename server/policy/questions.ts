@@ -28,7 +28,7 @@ const QuestionOut = z
   .meta({ id: 'SavedQuestion' });
 type Question = z.output<typeof QuestionOut>;
 
-/** Named requests that a tenant's authors try their drafts on. They cause no decisions or records. */
+/** Named requests that a tenant's authors try their drafts on. Trying one decides and records nothing. */
 export class Questions {
   readonly #db: Database;
   readonly #clock: Clock;

@@ -159,8 +159,8 @@ export async function writersOf(
 
 /**
  * Those who are not authors yet and suggested something that a version has now and the previous one did not. If there are
- * more suggestions than are compared, the writers of the others count too if those were made since a version is live;
- * counting older ones would make them authors for good.
+ * more suggestions than are compared, the writers of the others count too if those were made on the live version or a
+ * later one; counting older ones would make them authors for good.
  */
 async function suggestersOf(em: EntityManager, policy: PolicyRow, before: Texts, after: Texts): Promise<string[]> {
   const { tenantId, id, machineContext } = policy;

@@ -3,9 +3,9 @@ import { isAnchored, patternFault } from './patterns.ts';
 import { literal, preamble, type Token } from './scan.ts';
 
 /**
- * A fact that the enforcement point computes from an argument, and that policies read by name: `recipient in
- * known-ibans`, or `recipients any in blocked-ibans`. Arguments become tags of other entities, so no argument can act as
- * a fact.
+ * A fact that the enforcement point computes from an argument, and that policies read by name:
+ * `recipient in known-ibans`, or `recipients any in blocked-ibans`. Arguments become tags of other entities, so no
+ * argument can act as a fact.
  */
 export interface ListFact {
   /** As written: the tag that is set if the fact is true. */
