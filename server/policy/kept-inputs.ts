@@ -110,8 +110,8 @@ export class KeptInputs {
   }
 
   /**
-   * The policies of a decision, null if the record names none; and the `@mask` paths that apply to what is kept of it:
-   * those of these policies and of the ones in force, sorted.
+   * The policies of a decision, null if no stored bundle has the hash in the record; and the `@mask` paths that apply to
+   * what is kept of it: those of these policies and of the ones in force, sorted.
    */
   async policiesOf(
     tenantId: string,

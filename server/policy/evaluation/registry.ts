@@ -110,7 +110,7 @@ export class Registry {
     return this.#server(server)?.check_arguments ?? false;
   }
 
-  /** The pins that a person approved for a tool, that of the definition itself first; none if no one did. */
+  /** The pins that count as approved for a tool, that of the approved definition first; none if none was approved. */
   approved(server: string, tool: string): readonly string[] {
     return this.#server(server)?.tools.get(tool)?.pins ?? [];
   }
