@@ -14,25 +14,25 @@ export interface Outcome {
   duration_ms: number;
 }
 
-/** What is sent: the headers that this server chooses, with the signatures. The secret is in none of them. */
+/** What is sent: the headers that this server chooses, including the signatures. None contains the secret. */
 export interface Sent {
   headers: Record<string, string>;
   body: string;
 }
 
 export interface Answer {
-  /** Those that help to find a fault. */
+  /** The headers that help to diagnose a failure. */
   headers: Record<string, string>;
   /** The first 2 kB, as UTF-8. */
   body: string;
   truncated: boolean;
 }
 
-/** An outcome with what went there and what came back, and the fields that only the delivery workers use. */
+/** An outcome with what was sent and received, and the fields that only the delivery workers use. */
 export interface AttemptOutcome extends Outcome {
-  /** Null if nothing could be. */
+  /** Null if nothing could be sent. */
   sent: Sent | null;
-  /** Null if none came. Its author may be anyone. */
+  /** Null if none came. Anyone may have written it. */
   answer: Answer | null;
   /** The destination answered 404 or 410. This may be a temporary mistake. */
   gone: boolean;
@@ -40,10 +40,10 @@ export interface AttemptOutcome extends Outcome {
   retryAfter?: number;
 }
 
-/** How much of an answer is kept, in bytes of its body and characters of a header. */
+/** How much of a response is kept, in bytes of its body and characters of a header. */
 const KEPT_BODY = 2048;
 const KEPT_HEADER = 200;
-/** The headers of an answer that are kept: none that may hold a credential, such as Set-Cookie. */
+/** The response headers that are kept: none that may hold a credential, such as Set-Cookie. */
 const KEPT_HEADERS = [
   ...['content-type', 'content-encoding', 'content-length', 'location', 'retry-after', 'server', 'via', 'allow'],
   ...['x-request-id', 'request-id', 'x-correlation-id', 'x-amzn-requestid', 'x-ms-request-id', 'cf-ray'],
@@ -52,7 +52,7 @@ const KEPT_HEADERS = [
 /** The longest pause that a destination can request. */
 const MAX_RETRY_AFTER_MS = 3600_000;
 
-/** The outcome where nothing can be sent, because what is stored of the destination cannot be opened. */
+/** The outcome when nothing can be sent because the stored destination cannot be decrypted. */
 export const UNREADABLE: AttemptOutcome = {
   delivered: false,
   result: 'DESTINATION_ERROR',
@@ -72,7 +72,7 @@ export async function attempt(
     url: string;
     secrets: readonly string[];
     message: Omit<Message, 'secrets'>;
-    /** Names the destination; its connection is then kept for the next attempt there. */
+    /** Identifies the destination; its connection is then kept for the next attempt there. */
     keep?: string;
     signal?: AbortSignal;
   },
@@ -132,7 +132,7 @@ function kept({ headers, body, truncated }: EgressAnswer): Answer {
   };
 }
 
-/** PostgreSQL's JSON has no NUL: one in an answer would keep the outcomes of many destinations from being stored. */
+/** PostgreSQL's JSON cannot hold NUL: one in a response would keep the outcomes of many destinations from being stored. */
 const storable = (text: string) => text.replaceAll('\0', '\ufffd');
 
 function resultOf(status: number): DeliveryResult {
@@ -155,7 +155,7 @@ function failureText(status: number): string {
   return `${answered}: it did not accept the event.`;
 }
 
-/** `Retry-After`, in seconds or as a date, of a 429 or 503 answer. */
+/** `Retry-After`, in seconds or as a date, of a 429 or 503 response. */
 function retryAfterOf({ status, headers }: EgressAnswer): number | undefined {
   if (status !== 429 && status !== 503) return undefined;
   const value = headers['retry-after'];

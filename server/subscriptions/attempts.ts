@@ -6,7 +6,7 @@ import { firstId } from '../lib/ids.ts';
 import { edgesOf } from '../lib/time-steps.ts';
 import { typeOf } from './subscription-row.ts';
 
-/** The attempts of so many deliveries are counted, those of the newest events. */
+/** Attempts are counted for at most this many deliveries, those of the newest events. */
 const MOST_LOOKED_AT = 20_000;
 const DAY_MS = 24 * 3600_000;
 
@@ -38,8 +38,8 @@ const ACCEPTED: DeliveryResult = 'DELIVERED';
 const NONE: Numbers = { delivered: 0, delivered_on_retry: 0, failed: 0, retries: 0, p50_ms: null, p95_ms: null };
 
 /**
- * The attempts to reach a destination over time: those that are kept of each delivery, which are all of them but of one that was
- * tried more than 50 times. Bounded work, however much was sent.
+ * The attempts to reach a destination over time: the ones kept for each delivery, which are all of them unless it was tried more
+ * than 50 times. The work is bounded, however much was sent.
  */
 export async function countAttempts(
   { db, clock }: { db: Reads; clock: Clock },
@@ -55,7 +55,7 @@ export async function countAttempts(
   const { rows } = await db.readOnly(tenantId, async (client) => {
     await typeOf(client, tenantId, id);
     return client.query<Numbers & { bucket: number | null; looked_at: number; oldest: Date | null }>(
-      // Of each delivery the last attempt is in its columns, and those before it in the history. No event is told before it happened.
+      // The last attempt of each delivery is in its columns, earlier ones are in its history. No event is sent before it happens.
       `with d as materialized (
        select attempts, result, http_status, last_attempt_at, duration_ms, history, created_at from delivery
        where tenant_id = $1 and lane_id = $2 and event_id < $3 order by event_id desc limit ${mostLookedAt}),

@@ -15,7 +15,7 @@ import { forgetDeliveries } from './retention.ts';
 import { Sender } from './sender.ts';
 import type { Subscriptions } from './subscriptions.ts';
 
-/** Of the lanes, the maximum for destinations whose last attempt failed, so that hanging ones leave room for the others. */
+/** The maximum number of lanes for destinations whose last attempt failed, so that hanging ones leave room for the others. */
 const FAILING_LANES = 128;
 const FAN_OUT = 'fan-out';
 const DELIVERIES = 'deliveries';
@@ -36,7 +36,7 @@ export interface DeliverParts {
   /** Used for all times, also in SQL; the system clock by default. Processes may differ by some seconds. */
   clock?: Clock | undefined;
   attempts?: Counter<'result'> | undefined;
-  /** Told the name of a job that failed for a tenant and goes on for the others. */
+  /** Called with the name of a job that failed for one tenant and continues for the others. */
   failed?: ((job: string) => void) | undefined;
 }
 
@@ -51,9 +51,9 @@ export class Deliverer {
   readonly #now: () => number;
   readonly #claims: LaneClaims;
   readonly #sender: Sender;
-  /** A lane whose lease was revoked may be claimed once more before its last attempt is over, and is then here twice. */
+  /** A lane whose lease was revoked may be claimed again before its last attempt is over; it is then in here twice. */
   readonly #serving = new Set<{ lane: Lane; failing: boolean; done: Promise<void> }>();
-  /** Of each loop that looks for lanes. */
+  /** One for each loop that looks for lanes. */
   readonly #wakes = new Set<Wake>();
 
   constructor(parts: DeliverParts) {
@@ -71,10 +71,7 @@ export class Deliverer {
     });
   }
 
-  /**
-   * Fanning out, and sending: beside each other, so that a large burst of events holds up no delivery. `only`: for this
-   * tenant alone.
-   */
+  /** Fan-out and sending, as separate jobs so that a large burst of events delays no delivery. `only`: for this tenant alone. */
   jobs(only?: string): Job[] {
     return [
       { name: FAN_OUT, everySeconds: 1, run: (signal) => this.#fanOut(signal, only) },
@@ -122,7 +119,7 @@ export class Deliverer {
     ];
     const work = new Wake();
     this.#wakes.add(work);
-    // a claim that fails is no reason to wait for what is being served, which may go on for as long as there is something to send
+    // a failed claim must not wait for the lanes being served, which may continue for as long as there is something to send
     const claim = async () => {
       try {
         return await this.#claim(signal, only);
@@ -135,7 +132,7 @@ export class Deliverer {
       }
     };
     try {
-      // with all lanes taken, the first that is free again ends the pause
+      // if all lanes are taken, the first one to become free ends the pause
       await repeat(claim, work, signal);
     } finally {
       this.#wakes.delete(work);
@@ -176,7 +173,7 @@ export class Deliverer {
     this.#serving.add(served);
   }
 
-  /** Each lane is served as soon as it is claimed: the next statement may fail, and its lease lasts. */
+  /** Serves each lane as soon as it is claimed: the next statement may fail, which would leave the lane leased but not served. */
   async #take(limit: number, failing: boolean, signal: AbortSignal, only: string | undefined): Promise<number> {
     if (limit <= 0) return 0;
     const now = this.#now();
@@ -191,7 +188,7 @@ export class Deliverer {
   }
 }
 
-/** Does `find` as long as it finds something, and again whenever it is woken. */
+/** Calls `find` as long as it finds something, and again whenever it is woken. */
 async function repeat(find: () => Promise<number>, wake: Wake, signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     wake.clear();

@@ -32,7 +32,7 @@ export interface DeliveryView {
   subscription_id: string;
   event_id: string;
   event_type: string;
-  /** An example that an admin had sent. */
+  /** An example that an admin requested. */
   test: boolean;
   status: DeliveryState;
   attempts: number;
@@ -68,7 +68,7 @@ export interface DeliveryRow {
   machine_version: number;
   machine_context: unknown;
   attempts: number;
-  /** Of the last attempt, as are `result`, `failure_reason` and `duration_ms`. */
+  /** From the last attempt, as are `result`, `failure_reason` and `duration_ms`. */
   http_status: number | null;
   result: DeliveryResult | null;
   failure_reason: string | null;
@@ -76,7 +76,7 @@ export interface DeliveryRow {
   created_at: Date;
   last_attempt_at: Date | null;
   duration_ms: number | null;
-  /** Of the last attempt: see `markOf`; null if nothing was sent. */
+  /** From the last attempt: see `markOf`; null if nothing was sent. */
   sent: Uint8Array | null;
   answer: Answer | null;
   /** Attempts before the last one, oldest first; null if there was none. */
@@ -97,30 +97,30 @@ export interface DeliveryDetails extends DeliveryView {
   /** The event. */
   payload: Record<string, unknown>;
   /**
-   * The body of the last attempt, or of the first one to come. Null if it cannot be made again, because the settings of the
-   * chat, or this server's version, have changed since.
+   * The body of the last attempt or, before any attempt, of the first one. Null if it cannot be reproduced because the chat's
+   * settings or this server's version have changed since.
    */
   body: string | null;
 }
 
-/** How a subscription does. */
+/** How well deliveries to a subscription work. */
 export interface SummaryView {
   id: string;
   day: { tried: number; delivered: number };
   week: { tried: number; delivered: number };
-  /** Whether these are all deliveries of that time. */
+  /** Whether these numbers cover all deliveries of that time. */
   complete: boolean;
   /** How long the last attempt of each took; null where there was none. */
   p50_ms: number | null;
   p95_ms: number | null;
-  /** What waits for an attempt, MOST_PAUSED at most. */
+  /** Deliveries waiting for an attempt, MOST_PAUSED at most. */
   waiting: number;
-  /** The newest event that did not arrive, or not yet. */
+  /** The newest event that was tried and not delivered, or not yet. */
   last_failure: { delivery_id: string; at: string; reason: string | null } | null;
 }
 
 interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete' | 'last_failure'> {
-  /** Whether there are more than were counted. */
+  /** Whether there are more deliveries than were counted. */
   cut: boolean;
   last_failure: { event_id: string; at: string; reason: string | null } | null;
   day_tried: number;
@@ -129,16 +129,16 @@ interface SummaryRow extends Omit<SummaryView, 'day' | 'week' | 'complete' | 'la
   week_delivered: number;
 }
 
-/** How many deliveries of a subscription are counted, */
+/** How many deliveries of a subscription are counted. */
 const SEEN = 1000;
-/** and among how many they are looked for: there may be any number that was never tried, but no more that wait. */
+/** How many deliveries are searched for them: any number may never have been tried, but no more than MOST_PAUSED wait. */
 const READ = SEEN + MOST_PAUSED;
 
-/** The columns of a delivery without what was sent and answered, which may be long. */
+/** The columns of a delivery without what was sent and received, which may be long. */
 const COLUMNS = `tenant_id, lane_id, event_id, event_type, is_test, status, machine_version, machine_context, attempts, http_status,
   result, failure_reason, next_attempt_at, created_at, last_attempt_at, duration_ms`;
 
-/** Why it is not delivered: what ended it without an attempt, such as a full queue, or else its last attempt. */
+/** Why it was not delivered: what ended it without an attempt, such as a full queue, or else the reason of its last attempt. */
 const REASON = `coalesce(d.machine_context->>'stopped', d.failure_reason)`;
 
 /** Identifies this list in its cursors. */
@@ -201,8 +201,8 @@ export class Deliveries {
   }
 
   /**
-   * How the subscriptions of a tenant do, or one of them: by the deliveries of events of the last seven days that were tried, the
-   * newest SEEN of each.
+   * How well deliveries work for the subscriptions of a tenant, or for one of them, based on deliveries of the last seven days'
+   * events that were tried, the newest SEEN of each subscription.
    */
   async summary(reads: Reads, tenantId: string, id?: string): Promise<SummaryView[]> {
     const now = this.#clock.now();
@@ -283,7 +283,9 @@ export class Deliveries {
     return { ...viewOf(row, destinationType), history, payload, body };
   }
 
-  /** The state of a delivery's machine, and why it would refuse each event that a person can send; null if allowed. */
+  /**
+   * The state of a delivery's state machine and, for each event that a person can send, why it would be refused; null if allowed.
+   */
   async standing(
     tenantId: string,
     id: string,
@@ -354,12 +356,12 @@ export class Deliveries {
   }
 }
 
-/** Narrows to deliveries with an attempt in a time. */
+/** Narrows to deliveries with an attempt in a time range. */
 function attemptedIn(where: Where, since = '1970-01-01', until = '9999-12-31'): void {
   const [from, to] = [since, until].map((time) => Math.max(0, Date.parse(time))) as [number, number];
   let start = '';
   where
-    // what happened later was not sent earlier: the index ends there
+    // events that happened later cannot have been sent by then: the index scan ends there
     .and(firstId('oev', to), (id) => `event_id < ${id}`)
     .and(new Date(from), (at) => {
       start = at;
@@ -376,19 +378,19 @@ function attemptedIn(where: Where, since = '1970-01-01', until = '9999-12-31'): 
 /** The maximum number of deliveries that one transaction changes. */
 export const STEP_BATCH = 2000;
 
-/** Which waiting deliveries of a lane. */
+/** Selects waiting deliveries of a lane. */
 export interface Waiting {
   tenantId: string;
   laneId: string;
-  /** Those of later events. */
+  /** Only those of events after this one. */
   after?: string | undefined;
-  /** Those that were queued, or queued again, before. */
+  /** Only those that were queued, or queued again, before this time. */
   queuedBefore?: Date | undefined;
 }
 
 /**
- * Takes a step with waiting deliveries of a lane, at most STEP_BATCH of them, in the order of their events. Resolves to their
- * number and the last event.
+ * Takes a step with at most STEP_BATCH waiting deliveries of a lane, in the order of their events. Resolves to their number and
+ * the last event.
  */
 export async function stepWaiting(
   em: EntityManager,
@@ -442,13 +444,13 @@ function attemptsOf(row: DeliveryRow) {
     .reverse();
 }
 
-/** An answer of which nothing is kept is not stored. */
+/** A response of which nothing is kept is not stored. */
 const NOTHING: Answer = { headers: {}, body: '', truncated: false };
 
 function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
   const time = (at: Date | string | null) => (at === null ? null : new Date(at).toISOString());
   const { stopped, failures } = row.machine_context as Partial<DeliveryContext>;
-  // queued again by a person: what failed before is past
+  // queued again by a person: earlier failures no longer matter
   const reason = stopped ?? (row.status === 'retrying' && failures === 0 ? null : row.failure_reason);
   const note =
     row.status === 'delivered' && row.http_status !== null ? adapterOf(type).note?.(row.http_status) : undefined;

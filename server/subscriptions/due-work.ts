@@ -14,7 +14,7 @@ import { openDestination } from './subscription-row.ts';
 /** The current destination of a lane. */
 export interface Target {
   type: DestinationType;
-  /** Null if what is stored of it cannot be opened. */
+  /** Null if the stored destination cannot be decrypted. */
   url: string | null;
   secrets: string[];
   appUrl: string;
@@ -29,9 +29,9 @@ export interface Queued
   payload: Payload;
 }
 
-/** The subscription of a lane; nulls where it has none, or it is not active. */
+/** The subscription of a lane; its fields are null if there is none or it is not active. */
 interface Held {
-  /** Which of the lanes, from 1. */
+  /** The number of the lane, from 1. */
   n: number;
   destination_type: DestinationType | null;
   url_sealed: Buffer;
@@ -41,7 +41,7 @@ interface Held {
   destination_config: DestinationConfig;
 }
 
-/** A lane whose next deliveries are to be loaded: at most `count` of later events than `after`. */
+/** A lane whose next deliveries are to be loaded: at most `count`, of events after `after`. */
 interface Load {
   lane: ClaimedLane;
   after: string;
@@ -50,7 +50,7 @@ interface Load {
 
 /** What a lane has to do. */
 export interface Work {
-  /** Opened by the lane itself: one that cannot be opened must not hold up the others of the group. */
+  /** Decrypted by the lane itself: one that cannot be decrypted must not hold up the others of the group. */
   held: Held;
   /** The due deliveries in the order of their events. */
   queued: Queued[];
@@ -65,10 +65,10 @@ interface Parts {
   now: () => number;
 }
 
-/** Reads what lanes have to do: their due deliveries with the events, and where these are to be sent. */
+/** Reads the work of lanes: their due deliveries with the events, and the destinations to send them to. */
 export class DueWork {
   readonly #parts: Parts;
-  /** What is read together, of each node: none waits for another one. */
+  /** Reads are batched per node, so that no node waits for another. */
   readonly #loads = new Map<number | undefined, Groups<Load, Work | undefined>>();
 
   constructor(parts: Parts) {
@@ -76,8 +76,8 @@ export class DueWork {
   }
 
   /**
-   * The first `count` deliveries of the lane that are due, of later events than `after`, in their order; read together with those of
-   * other lanes. Undefined if the lane is no longer its claimer's.
+   * The first `count` due deliveries of the lane for events after `after`, in order; read together with those of other lanes.
+   * Undefined if the claimer no longer owns the lane.
    */
   load(lane: ClaimedLane, after: string, count: number): Promise<Work | undefined> {
     const node = this.#parts.db.places?.nodeOf(lane.tenant_id);
@@ -120,7 +120,7 @@ export class DueWork {
     }
   }
 
-  /** What each of the lanes has to do; undefined for those that are no longer ours. */
+  /** The work of each lane; undefined for lanes that are no longer ours. */
   async #load(loads: readonly Load[]): Promise<(Work | undefined)[]> {
     const work = new Map<Load, Work | undefined>();
     for (const { items, only } of groupsApart(this.#parts.db, loads, ({ lane }) => lane.tenant_id)) {
@@ -165,7 +165,7 @@ export class DueWork {
     for (const { n, ...delivery } of deliveries.rows) {
       const { tenant_id, target_sealed } = lanes[n - 1]!;
       const found = payloads.get(`${tenant_id}/${delivery.event_id}`);
-      // deleted between the two statements, with its event
+      // deleted between the two statements, along with its event
       if (!found) continue;
       // a notify target must not learn about the others
       work.get(n)?.queued.push({ ...delivery, payload: target_sealed ? found.bare : found.payload });
@@ -173,7 +173,7 @@ export class DueWork {
     return lanes.map((_, index) => work.get(index + 1));
   }
 
-  /** The payload of each event, and without the notify targets; each is read once for all destinations of a group. */
+  /** The payload of each event, with and without the notify targets; each is read once for all destinations of a group. */
   async #payloads(events: readonly [tenantId: string, eventId: string][], only: Only) {
     const keys = new Map(events.map((event) => [event.join('/'), event]));
     const found = new Map<string, { payload: Payload; bare: Payload }>();

@@ -16,14 +16,14 @@ export interface ExampleView {
   event_type: EventType;
   headers: Record<string, string>;
   body: string;
-  /** What it is signed with; null for a destination that checks no signature. */
+  /** The secret it is signed with; null for a destination that checks no signature. */
   secret: string | null;
 }
 
 /**
- * Examples of events: to be looked at, and to be sent to one destination. Their members are those of the schema of the event,
- * which what really happens is checked against as well, and they are written by what writes all messages. Each says of itself
- * that it is a test; none names anything that there is.
+ * Example events, to look at or to send to one destination. Their fields are those of the event's schema, which real events are
+ * checked against as well, and the code that writes all messages writes them too. Each is marked as a test; none refers to
+ * anything that exists.
  */
 export class Examples {
   readonly #db: Database;
@@ -38,7 +38,7 @@ export class Examples {
     this.#appUrl = parts.appUrl;
   }
 
-  /** The request that the destination would get, signed with a secret that is no secret: everybody may know it. */
+  /** The request that the destination would get, signed with a secret that anyone may know. */
   async show(tenantId: string, id: string, type: EventType): Promise<ExampleView> {
     const { destinationType, destinationConfig } = await findSubscription(this.#db.reader(tenantId), id);
     const now = this.#clock.now();
@@ -54,7 +54,7 @@ export class Examples {
   }
 
   /**
-   * Queues an example for this destination alone, whatever types it asks for. It is delivered as any event: in its turn, with
+   * Queues an example for this destination alone, whatever types it subscribes to. It is delivered like any event: in order, with
    * the signature, and with retries. INVALID_STATUS while the subscription is paused.
    */
   async send(tenantId: string, id: string, type: EventType, by: Doer): Promise<{ delivery_id: string }> {
@@ -74,7 +74,7 @@ export class Examples {
   }
 }
 
-/** What a writer of this event would give: each member that its schema has. */
+/** What the writer of this event would provide: every field of its schema. */
 function examplePayload<T extends EventType>(type: T, at: number): EventPayload<T> {
   const { event: _, event_id: __, tenant_id: ___, test, ...members } = EVENTS[type].payload.shape;
   const values = Object.entries({ test, ...members }).map(([name, member]) => {
@@ -98,7 +98,7 @@ function exampleOf(name: string, schema: Schema, at: number): unknown {
   if (schema.enum) return schema.enum[0];
   if (schema.anyOf) return exampleOf(name, schema.anyOf.find(({ type }) => type !== 'null')!, at);
   if (Object.hasOwn(TELLING, name)) return TELLING[name];
-  // one that may be null says so beside its type
+  // a nullable field lists `null` next to its type
   switch (Array.isArray(schema.type) ? schema.type[0] : schema.type) {
     case 'object':
       return Object.fromEntries(
@@ -132,7 +132,7 @@ function textOf(name: string, { format }: Schema, at: number): string {
 
 const NOTHING = 'This is an example: nothing has happened, and nothing is to be done.';
 
-/** Values where the type and the name of a member do not say what it is like. Whether they fit, the schemas say. */
+/** Values for fields whose type and name do not suggest one. The schemas check whether they fit. */
 const TELLING: Readonly<Record<string, unknown>> = {
   reason: NOTHING,
   action_summary: NOTHING,
@@ -144,6 +144,6 @@ const TELLING: Readonly<Record<string, unknown>> = {
   ttl: 3600,
   resource: 'https://api.example.com/refunds',
   issuer: 'https://issuer.example.com',
-  // who is named there would be told
+  // any target named here would be notified
   notify_targets: [],
 };

@@ -15,15 +15,15 @@ import { BackOff } from '../lib/back-off.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { deliveryId } from './delivery-id.ts';
 
-/** Events fanned out per transaction, */
+/** Events fanned out per transaction. */
 const BATCH = 200;
-/** and no more of them once so many deliveries are made: the first of them are on their way soon, whatever follows. */
+/** A transaction takes no more events once it has this many deliveries, so that the first are sent soon, whatever follows. */
 const MOST = 2000;
 /** Tenants handled per round. */
 const TENANTS = 50;
 /**
- * How many deliveries wait for a paused subscription. Of later events, a delivery is listed as failed, so that the queue that
- * is sent when it is resumed has no gap, and the rest can be sent again.
+ * How many deliveries may wait for a paused subscription. Deliveries of later events are listed as failed, so that the queue sent
+ * on resume has no gap, and the rest can be sent again.
  */
 export const MOST_PAUSED = 10_000;
 /** The limit of the API; more targets can only come from a manipulated row. */
@@ -46,11 +46,11 @@ interface CreatedDelivery {
 }
 
 /**
- * Creates deliveries for waiting events: one for each subscription that wants the type and queued events at the time of the
- * event and still does, and one for each notify target of a hold; of an example, one
- * for the destination that it is for. All deliveries of an event are committed together. Any number of processes may run this concurrently; a lock ensures that only one handles a tenant.
+ * Creates deliveries for waiting events: one for each subscription that wants the type and queued events at the time of the event
+ * and still does; one for each notify target of a hold; for an example, one for its destination. All deliveries of an event are
+ * committed together. Any number of processes may run this concurrently; a lock ensures that only one handles a tenant.
  *
- * A tenant that fails is told to `failed` and left alone for a while: it delays no other.
+ * A tenant that fails is reported to `failed` and left alone for a while, so that it delays no other.
  */
 export class FanOut {
   readonly #db: Database;
@@ -66,9 +66,11 @@ export class FanOut {
     this.#failed = failed;
   }
 
-  /** A turn for some of the tenants that have waiting events. Resolves to the number of events. `only`: of this tenant alone. */
+  /**
+   * A round for some of the tenants that have waiting events. Resolves to the number of events. `only`: for this tenant alone.
+   */
   async round(signal: AbortSignal, only?: string): Promise<number> {
-    // any of them: whoever has much to fan out again and again keeps nobody from a turn
+    // in random order: tenants that always have a lot to fan out do not keep others from a turn
     const rows = await across<{ tenant_id: string }>(
       this.#db,
       `select tenant_id from event_outbox
@@ -93,7 +95,7 @@ export class FanOut {
 
 async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
   const { events, made } = await inTransaction(db.nearOf(tenantId), async (client) => {
-    // on the server that has the tenant, whichever is asked
+    // locks on the server that holds the tenant, whichever server gets the query
     const { rows: lock } = await client.query<{ mine: boolean }>(
       `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || tenant_id, 0)) as mine
        from tenant where tenant_id = $1`,
@@ -187,8 +189,8 @@ async function insert(
       [tenantId, laneId, box.seal(url, targetPlace(tenantId, laneId))],
     );
   }
-  // A subscription that was deleted or disabled in the meantime gets nothing, though its lane may be there. Lanes are locked in id order
-  // before anything refers to them, so that a pause happens entirely before or entirely after this.
+  // A subscription that was deleted or disabled in the meantime gets nothing, even if its lane still exists. Lanes are locked in
+  // id order before anything refers to them, so that a pause happens entirely before or entirely after this.
   const { rows: open } = await client.query<{ id: string; room: number | null }>(
     `select l.id, l.room from delivery_lane l
      where l.tenant_id = $1 and l.id = any($2) order by l.id for no key update`,
@@ -267,8 +269,8 @@ const stepOf = (event: { type: string }, { value, context }: DeliverySnapshot): 
 });
 
 /**
- * How many more deliveries may wait in each of these lanes. They are counted once in a pause, and again after some were stopped:
- * many full queues must not delay the other subscriptions of all tenants.
+ * How many more deliveries may wait in each of these lanes. Waiting ones are counted once per pause, and again after some were
+ * stopped, so that many full queues do not delay the other subscriptions of all tenants.
  */
 async function roomOf(
   client: pg.PoolClient,

@@ -31,9 +31,9 @@ export interface GiveUpParts {
 }
 
 /**
- * What follows from an attempt whose outcome is stored. A subscription that has failed for too long is disabled, and the admins are
- * told, in one transaction; a notify target of a hold that could not be reached is recorded. Resolves to whether nothing more may be
- * sent there.
+ * Handles the consequences of an attempt whose outcome is stored. A subscription that has failed for too long is disabled, and
+ * the admins are notified, in one transaction; a notify target of a hold that could not be reached is recorded. Resolves to
+ * whether nothing more may be sent there.
  */
 export async function gaveUp(
   parts: GiveUpParts,
