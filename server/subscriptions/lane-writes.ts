@@ -11,9 +11,9 @@ export interface Lane extends ClaimedLane {
   over: boolean;
   /** Outcomes that are being stored. */
   storing: Set<Promise<unknown>>;
-  /** Why storing one failed. */
+  /** Why storing an outcome failed. */
   fault?: unknown;
-  /** One was passed over: those that follow it are stored behind it. */
+  /** An outcome was passed over: later ones are stored after it. */
   behind?: boolean;
 }
 
@@ -22,19 +22,19 @@ interface Done {
   outcome: StoredOutcome;
 }
 
-/** What is written together: true for what is written. */
+/** Writes that are batched; each resolves to true if it was written. */
 interface Writes {
   outcomes: Groups<Done, boolean>;
   releases: Groups<LaneRelease, boolean>;
 }
 
-/** Writes what became of lanes, of many with one statement: the outcomes of their attempts, each lane's in order, and their release. */
+/** Writes attempts' outcomes, in order within each lane, and the release of lanes. One statement covers many lanes. */
 export class LaneWrites {
   readonly #db: Database;
   readonly #claims: LaneClaims;
-  /** What is written together, of each node: none waits for another one. */
+  /** Batches per node, so that no node waits for another. */
   readonly #together = new Map<number | undefined, Writes>();
-  /** What is written of each tenant apart, where somebody else has its lanes locked: no other tenant waits for them. */
+  /** Batches per tenant, for lanes that another transaction has locked: no other tenant waits for them. */
   readonly #apart = new Map<string, Writes>();
 
   constructor(db: Database, claims: LaneClaims) {
@@ -43,8 +43,8 @@ export class LaneWrites {
   }
 
   /**
-   * Begins to store an outcome, behind those of the lane that are being stored, and calls `stored` when it is. The lane is over where
-   * that is no longer possible.
+   * Starts storing an outcome, after the lane's outcomes that are already being stored, and calls `stored` when it is stored. If
+   * that is no longer possible, the lane is over.
    */
   store(lane: Lane, outcome: StoredOutcome, stored: () => void): void {
     const done = { lane, outcome };
@@ -74,7 +74,7 @@ export class LaneWrites {
     if (lane.fault) throw lane.fault;
   }
 
-  /** Resolves when the lane is released, or is found to be no longer ours. */
+  /** Resolves when the lane is released, or turns out to be no longer ours. */
   async release(release: LaneRelease): Promise<void> {
     const { tenant_id } = release.lane;
     const released = await this.#with(tenant_id).releases.add(release);

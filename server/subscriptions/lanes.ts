@@ -3,13 +3,13 @@ import type { Database } from '../../db/index.ts';
 import { type Locked, unflushed } from './outcomes.ts';
 
 /*
- * The claims of workers on lanes. A lane is one destination's queue: whoever has its newest fence, and a lease that has not
- * ended, sends what is in it. Whatever takes the lane away raises the fence.
+ * The claims of workers on lanes. A lane is one destination's queue: the holder of its newest fence, with a lease that has not
+ * ended, sends what is in it. Anything that takes the lane away raises the fence.
  */
 
 /** Destinations that one process serves concurrently; they spend most of their time waiting. */
 export const LANES = 256;
-/** Destinations whose rows are read by one statement, and outcomes that are written by one. */
+/** How many destinations' rows one statement reads, and how many outcomes one statement writes. */
 export const GROUP = 256;
 /** Longer than an attempt and its commit can take. After a crash, other processes take over when the lease expires. */
 export const LEASE_MS = 30_000;
@@ -26,11 +26,11 @@ export interface ClaimedLane {
 
 type LaneKey = Pick<ClaimedLane, 'tenant_id' | 'id' | 'fence'>;
 
-/** A lane to release, and until when its destination is to be left alone. */
+/** A lane to release, and how long to leave its destination alone. */
 export interface LaneRelease {
   lane: LaneKey;
   notBefore: number | undefined;
-  /** Nothing is sent there before somebody says so. */
+  /** Nothing is sent there until someone requests it. */
   idle: boolean;
 }
 
@@ -39,25 +39,25 @@ const READY_AT = 'greatest(due_at, not_before, leased_until)';
 const isReady = (failing: boolean) =>
   `due_at is not null and failing_since is ${failing ? 'not null' : 'null'} and ${READY_AT} <= $1`;
 /**
- * Fails and has something due, in the words of the index of turns: by no other is one tenant's lane found without those of all others.
- * PostgreSQL would take another one where it has last counted none of them.
+ * Fails and has something due, phrased to match the predicate of the index for turns: no other index finds one tenant's lanes
+ * without those of all others. PostgreSQL would choose another one if its last statistics counted no such lane.
  */
 const WAITS = 'num_nulls(due_at, failing_since) = 0';
 
-/** Failing lanes that a claim looks at: those that were ready first, and where there are as many, others of as many tenants. */
+/** Failing lanes that a claim looks at, those that were ready first. If there are that many, it also looks at as many tenants. */
 const LOOKED_AT = 256;
 
 export interface LaneClaim {
-  /** At most so many lanes, */
+  /** The maximum number of lanes. */
   limit: number;
-  /** either of those whose last attempt failed, or of the others. */
+  /** Whether to claim lanes whose last attempt failed, or the others. */
   failing: boolean;
-  /** The tenants of the failing lanes that are served now, each as often as it has one. */
+  /** The tenants of the failing lanes that are being served, one entry per lane. */
   served: readonly string[];
   now: number;
   /** The end of the lease. */
   until: number;
-  /** Of this tenant alone. */
+  /** Claim lanes of this tenant alone. */
   only: string | undefined;
 }
 
@@ -70,12 +70,12 @@ interface Ready {
 }
 
 /**
- * The claims of a process. What is read for one does not grow with the number of lanes; where Citus spreads tenants over servers, it
- * does with the number of those that are ready.
+ * The claims of a process. What a claim reads does not grow with the number of lanes; where Citus spreads tenants over servers,
+ * it grows with the number of lanes that are ready.
  */
 export class LaneClaims {
   readonly #db: Database;
-  /** The tenant behind which the next look at tenants begins. */
+  /** The next look at tenants begins after this one. */
   #after = '';
 
   constructor(db: Database) {
@@ -83,10 +83,10 @@ export class LaneClaims {
   }
 
   /**
-   * Gives out lanes that have something due, each when it is durably claimed, and to one of all that claim at the same time; none of
-   * these waits for another. Those that were ready first come first, and failing ones by turns of the tenants: however many of one
-   * tenant hang, nobody else's waits for more than one of its attempts. Where more than 256 tenants have failing lanes, and as many
-   * lanes are ready, whose turn it is is found out for 256 tenants at a time.
+   * Yields lanes that have something due, each as soon as it is durably claimed. Of concurrent claimers, only one gets a given
+   * lane, and none waits for another. Lanes that were ready first come first. Failing lanes take turns by tenant: however many
+   * lanes of one tenant hang, another tenant's lane waits for no more than one of that tenant's attempts. Where more than 256
+   * tenants have failing lanes and at least 256 of these lanes are ready, turns are determined for 256 tenants at a time.
    */
   async *claim(claim: LaneClaim): AsyncGenerator<ClaimedLane> {
     const { failing, only } = claim;
@@ -122,7 +122,7 @@ export class LaneClaims {
     return rowCount === 1;
   }
 
-  /** Whether the lane is still this process's, and nobody has paused, changed or deleted its destination. */
+  /** Whether this process still owns the lane, and no one has paused, changed or deleted its destination. */
   async isOurs({ tenant_id, id, fence }: LaneKey): Promise<boolean> {
     const { rowCount } = await this.#db
       .nearOf(tenant_id)
@@ -131,8 +131,8 @@ export class LaneClaims {
   }
 
   /**
-   * Releases each lane until its next delivery is due. Does nothing for those that are no longer of this claim, nor for locked ones
-   * that are to be passed over. Resolves to which are released.
+   * Releases each lane until its next delivery is due. Skips lanes that this claim no longer owns, and locked ones if they are to
+   * be passed over. Resolves to whether each was released.
    */
   async release(releases: readonly LaneRelease[], locked: Locked): Promise<boolean[]> {
     const released = new Set<LaneRelease>();
@@ -152,7 +152,7 @@ export class LaneClaims {
     );
   }
 
-  /** The failing lanes of all tenants, by turns. */
+  /** The failing lanes of all tenants, in turns. */
   async *#inTurn(claim: LaneClaim, most: number, served: ReadonlyMap<string, number>): AsyncGenerator<ClaimedLane> {
     const now = new Date(claim.now);
     const oldest = await across<Ready>(
@@ -163,13 +163,13 @@ export class LaneClaims {
     );
     const others = oldest.length === LOOKED_AT ? await this.#ofTenants(now, most) : { lanes: [], all: true };
     const lanes = byTurns([...oldest, ...others.lanes], served);
-    // some places are left to those that the next looks find
+    // some places are kept for lanes that the next looks find
     let left = others.all ? most : Math.ceil(most / 2);
-    // as many again as others claimed in the meantime
+    // makes up for lanes that others claimed in the meantime
     while (left > 0 && lanes.length > 0) {
       const next = lanes.splice(0, left);
-      // Each is looked up by its key, whatever is known of the table: what would lead to another index is not asked again. One that
-      // ceased to fail may be claimed as well.
+      // Each is looked up by its key, whatever PostgreSQL knows about the table: conditions that would lead to another index are
+      // not repeated. A lane that has stopped failing may therefore be claimed as well.
       const claimed = await this.#lease(
         claim,
         `select d.* from unnest($3::text[], $4::text[]) x (tenant_id, id) cross join lateral (
@@ -182,10 +182,12 @@ export class LaneClaims {
     }
   }
 
-  /** Of the next tenants the failing lanes that were ready first, at most so many of each; and whether these are all tenants that have any. */
+  /**
+   * The next tenants' failing lanes that were ready first, limited per tenant; and whether these are all tenants that have any.
+   */
   async #ofTenants(now: Date, most: number): Promise<{ lanes: Ready[]; all: boolean }> {
     const after = this.#after;
-    // From each tenant to the next one by the index, whether or not one has something ready: of those that have, there may be few
+    // Walks the index from tenant to tenant, whether or not a tenant has something ready: tenants that do may have few lanes
     // among many lanes of others.
     const next = (before: string) => `(
       select tenant_id, ${READY_AT} as ready_at from delivery_lane where ${WAITS} and tenant_id > ${before}
@@ -208,7 +210,7 @@ export class LaneClaims {
     return { lanes: found.filter((lane) => lane.id !== null), all: ended && after === '' };
   }
 
-  /** Claims what `chosen` finds and locks; its values begin at $3. */
+  /** Claims the lanes that `chosen` finds and locks; its parameters begin at $3. */
   async #lease(claim: LaneClaim, chosen: string, values: unknown[], one?: Only): Promise<ClaimedLane[]> {
     // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
     const { rows } = await this.#db.nearOf(one?.tenantId).query<ClaimedLane>(
@@ -221,9 +223,9 @@ export class LaneClaims {
     return rows;
   }
 
-  /** Resolves to the numbers of those that are released, from 1. */
+  /** Resolves to the numbers of the released lanes, from 1. */
   async #release(releases: readonly LaneRelease[], only: Only, locked: Locked): Promise<number[]> {
-    // locks several lanes in id order, as all do that lock several
+    // locks several lanes in id order, like every statement that locks several
     const { rows } = await this.#db.nearOf(only.tenantId).query<{ n: number }>(
       `with x as (
           select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::boolean[])
@@ -252,7 +254,7 @@ export class LaneClaims {
   }
 }
 
-/** By turns of the tenants, each of which has had as many as it is served in; of one turn, those that were ready first. */
+/** In turns by tenant, counting each lane being served as a turn already taken; within a turn, lanes that were ready first. */
 function byTurns(lanes: readonly Ready[], served: ReadonlyMap<string, number>): Ready[] {
   const turns = new Map(served);
   const each = new Map(lanes.map((lane) => [`${lane.tenant_id}/${lane.id}`, lane]));

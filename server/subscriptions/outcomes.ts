@@ -22,11 +22,11 @@ export interface StoredOutcome {
   duration_ms: number;
   /** See `markOf`, as PostgreSQL writes bytes; null if nothing was sent. */
   sent: string | null;
-  /** Null if there was none, or nothing in it that is kept. */
+  /** Null if there was none, or nothing in it is kept. */
   answer: Answer | null;
 }
 
-/** What is stored of what was sent and answered. */
+/** What is stored of what was sent and received. */
 export function storedOf({ sent, answer }: AttemptOutcome): Pick<StoredOutcome, 'sent' | 'answer'> {
   const empty = answer && answer.body === '' && !answer.truncated && Object.keys(answer.headers).length === 0;
   return { sent: sent && `\\x${markOf(sent).toString('hex')}`, answer: empty ? null : answer };
@@ -41,39 +41,39 @@ export const unflushed = (db: Pick<Database, 'citus'>): string =>
   // a statement for another server may set nothing
   db.citus ? '' : `and set_config('synchronous_commit', 'off', true) = 'off'`;
 
-/** What is done where somebody else has a lane locked. */
+/** What to do with lanes that another transaction has locked. */
 export type Locked = 'wait' | 'pass over';
 
 /**
- * The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. The last one is in the columns
- * of the delivery, and only what was before it in its history: most have one attempt.
+ * The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. The last one is in the delivery's
+ * columns and only earlier ones are in its history, because most deliveries have one attempt.
  */
 const KEPT_ATTEMPTS = 50;
 
-/** Of the attempt that was the last one so far: Citus takes none but immutable functions of columns in an update. */
+/** The time of what was the last attempt so far. Citus accepts only immutable functions of columns in an update. */
 const LAST_AT = `(extract(epoch from d.last_attempt_at - timestamptz '1970-01-01 00:00:00+00') * 1000)::bigint`;
 const LAST_ATTEMPT = `('{"at":' || ${LAST_AT}::text || ',"http_status":' || coalesce(d.http_status::text, 'null')
       || ',"duration_ms":' || coalesce(d.duration_ms::text, 'null') || '}')::jsonb
     || jsonb_object(array['result', 'reason', 'sent'], array[d.result, d.failure_reason, '\\x' || encode(d.sent, 'hex')])
     || coalesce(jsonb_set('{}', '{answer}', d.answer), '{"answer":null}')`;
 
-/** The history with that attempt. */
+/** The history with that attempt appended. */
 const HISTORY = `case when d.last_attempt_at is not null then
     case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS - 1} then d.history else coalesce(d.history - 0, '[]') end
       || (${LAST_ATTEMPT}) end`;
 
 /**
- * Stores the outcomes of many lanes, of each in the order of its attempts. Resolves to one result for each: true when it is
+ * Stores the outcomes of many lanes, each lane's in the order of its attempts. Resolves to one result per outcome: true if it is
  * stored, false if the lane or the delivery is no longer ours, or the lane is locked and is to be passed over.
  *
- * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
- * lane whose fence has been raised since.
+ * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a lane
+ * whose fence has been raised since.
  *
- * Nothing is stored either for a delivery whose 24 hours have begun anew since the attempt did: somebody wants it sent again.
+ * Nor is anything stored for a delivery whose 24 hours have restarted since the attempt began: someone wants it sent again.
  *
- * Whether a delivery waits is asked of its next attempt, which by a constraint is there just then. Asked of its status,
- * PostgreSQL would find it by the index of those that wait, of which it has counted none whenever a burst follows a quiet
- * time: it would then read all of that index for each outcome.
+ * To find out whether a delivery waits, the query checks its next attempt, which by a constraint is set only while it waits. If
+ * it checked the status, PostgreSQL would use the index of waiting deliveries, because its statistics count none of them whenever
+ * a burst follows a quiet time, and would then read that entire index for each outcome.
  */
 export async function storeOutcomes(
   db: Pick<Database, 'nearOf' | 'citus'>,
@@ -94,8 +94,8 @@ async function storeOf(
   only: Only,
   locked: Locked,
 ): Promise<boolean[]> {
-  // A lane is in the state of its last outcome. One that was claimed once more may be here under both fences, and with both
-  // attempts of a delivery: only what was done under the current fence counts.
+  // A lane takes the state of its last outcome. A lane that was claimed again may be here under both fences, and with both
+  // attempts of a delivery: only those under the current fence count.
   const lanes = new Map<string, { n: number; lane: object }>();
   const given = outcomes.map(({ tenant_id, lane_id: id, fence, failing_since, gone_since, ...outcome }, o) => {
     const key = `${tenant_id}/${id}/${fence}`;

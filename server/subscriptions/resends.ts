@@ -22,19 +22,19 @@ import { findSubscription, lockSubscription, noSubscription } from './subscripti
 export const MOST_RESENT = 10_000;
 /** Deliveries that one transaction queues. */
 const BATCH = 500;
-/** How long before its delivery an event may have happened: much longer than it waits even while no server is running well. */
+/** How long before its delivery an event may have happened: much longer than it waits even when no server is running properly. */
 const LATENESS_MS = 24 * 3600_000;
-/** The deliveries of later events were queued since then. Only the events are in the order of the index. */
+/** Deliveries queued since then are for events after this id. The index is ordered by event only. */
 const eventsSince = (since: Date) => firstId('oev', Math.max(0, since.getTime() - LATENESS_MS));
 
-/** A request to send failed deliveries again, as the lane of the subscription keeps it. */
+/** A request to send failed deliveries again, as stored in the subscription's lane. */
 interface Stored {
   since: string;
   asked_at: string;
   asked_by: string;
   total: number;
   done: number;
-  /** The rest is of later events. */
+  /** The remaining deliveries are for events after this one. */
   after: string;
   ended_at: string | null;
 }
@@ -42,9 +42,9 @@ interface Stored {
 export type ResendView = Omit<Stored, 'after'>;
 
 /**
- * Sends all failed deliveries of a subscription again that were queued since a time. They are queued by a job, some at a time and
- * in the order of their events, each with a new window of 24 hours. How far it is, is stored with each of these steps: a
- * process that dies is followed by another, and none is queued twice by the same request.
+ * Sends again all failed deliveries of a subscription that were queued since a given time. A job queues them in batches, in the
+ * order of their events, each with a new window of 24 hours. Progress is stored with each batch: if a process dies, another takes
+ * over, and no delivery is queued twice by the same request.
  */
 export class Resends {
   readonly #db: Database;
@@ -73,8 +73,8 @@ export class Resends {
   }
 
   /**
-   * Begins to send again what has failed. While a request since the same time is under way, it resolves to that one and begins
-   * nothing; CONFLICT while one since another time is. INVALID_STATUS unless the subscription is active.
+   * Starts to send failed deliveries again. While a request with the same `since` is in progress, it resolves to that one and
+   * starts nothing; CONFLICT while one with another `since` is. INVALID_STATUS unless the subscription is active.
    */
   async begin(tenantId: string, id: string, since: Date, by: Doer): Promise<ResendView> {
     return this.#db.transaction(tenantId, async (em) => {
@@ -107,7 +107,7 @@ export class Resends {
     return { name: 'resends', everySeconds: 1, run: (signal) => this.run(signal) };
   }
 
-  /** Does what is asked for, until there is nothing left. */
+  /** Works on the pending requests until there is nothing left. */
   async run(signal: AbortSignal): Promise<void> {
     const rows = await across<{ tenant_id: string; id: string }>(
       this.#db,
@@ -121,13 +121,14 @@ export class Resends {
     });
   }
 
-  /** Queues the next of them; false when there is no more to do now. */
+  /** Queues the next batch; false when there is no more to do now. */
   async step(tenantId: string, id: string): Promise<boolean> {
     return this.#db.transactionNear(tenantId, async (em) => {
       const subscription = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       const stored = await storedOf(em, tenantId, id);
       if (!subscription || !stored || stored.ended_at !== null) return false;
-      // what is queued while it is paused would be more than it keeps; what failed when it was disabled is another request
+      // queuing while paused would exceed what a paused subscription keeps; what failed when it was disabled needs another
+      // request
       if (!subscription.active && subscription.disabledAt === null) return false;
       const now = new Date(this.#clock.now());
       const rows = subscription.active
@@ -168,7 +169,7 @@ export class Resends {
   }
 }
 
-/** Locks the lane: before its deliveries, as the workers do. */
+/** Locks the lane before its deliveries, as the workers do. */
 async function storedOf(em: EntityManager, tenantId: string, id: string): Promise<Stored | null> {
   const [lane] = await em.execute<{ resend: Stored | null }[]>(
     'select resend from delivery_lane where tenant_id = ? and id = ? for update',

@@ -9,8 +9,8 @@ import { keptSince, type Subscriptions } from './subscriptions.ts';
 const KEEP_DAYS = 30;
 
 /**
- * Deletes finished deliveries after 30 days, and then their events. Events that nobody wanted go after an hour. Ends what
- * waits for too long for a paused subscription, and deletes what is left of one that was deleted.
+ * Deletes finished deliveries after 30 days, and then their events. Events that no destination wanted are deleted after an hour.
+ * Ends deliveries that have waited too long for a paused subscription, and deletes what is left of deleted subscriptions.
  */
 export async function forgetDeliveries(
   { db, subscriptions }: { db: Database; subscriptions: Subscriptions },
@@ -52,7 +52,7 @@ export async function forgetDeliveries(
             ${only()}`,
         [old],
       );
-      // by lane and event, as they are indexed: nothing is sent before it happened
+      // by lane and event, to match the index: no event is sent before it happens
       await inBatches(
         (limit) => `delete from delivery where (tenant_id, lane_id, event_id) in (
           select d.tenant_id, d.lane_id, d.event_id
@@ -61,7 +61,7 @@ export async function forgetDeliveries(
           ${limit} for update of d skip locked) ${only()}`,
         aged,
       );
-      // INVARIANT: the event of a delivery is there. What is queued again after 30 days is delivered or not within days.
+      // INVARIANT: the event of a delivery exists. A delivery that is queued again after 30 days is finished within days.
       await inBatches(
         (limit) => `delete from event_outbox where (tenant_id, id) in (
           select e.tenant_id, e.id from event_outbox e where wanted and created_at < $1 ${only('e')} and not exists (

@@ -187,7 +187,7 @@ const Patch = z.strictObject({
     .optional()
     .describe('why, in one line: required to pause it, and with another url or other event_types'),
 });
-/** What a pause, another address or other types keep from those who watched. */
+/** A pause, another address or other types keep events from those who watched: these changes need a reason. */
 const PatchIn = Patch.refine(
   ({ active, url, event_types, reason }) =>
     reason !== undefined || (active !== false && url === undefined && event_types === undefined),

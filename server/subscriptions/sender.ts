@@ -13,13 +13,13 @@ import { signedAt } from './sent.ts';
 
 /** A lease with less than this left is renewed before the next attempt. */
 const LEAST_LEASE_MS = 15_000;
-/** Deliveries loaded at once for a destination: at first, */
+/** Deliveries loaded at once for a destination at first. */
 const BATCH = 32;
-/** and as it goes on accepting them, at most. */
+/** The most loaded at once as it keeps accepting them. */
 const MOST = 128;
-/** After this long, what is due is looked up from the first event again, with the settings of the subscription. */
+/** After this long, due deliveries are looked up from the first event again, with the subscription's current settings. */
 const FRESH_MS = 5000;
-/** Accepted deliveries of a destination whose outcomes may still be on their way to the database when the next is sent. */
+/** Accepted deliveries per destination whose outcomes may still be on their way to the database when the next one is sent. */
 const AHEAD = 16;
 
 export interface SenderParts extends GiveUpParts {
@@ -31,15 +31,15 @@ export interface SenderParts extends GiveUpParts {
 }
 
 /**
- * Sends what a claimed lane has to do. No transaction is open and no lock is held during a request. The outcome of an
- * attempt is stored only if the lane's fence is still the claimed one: a process that lost its lease, or whose
- * destination was paused, changed or deleted in the meantime, stores nothing. A crash loses nothing: an attempt whose
- * outcome was not stored is repeated after the lease expires, with the same event id.
+ * Sends a claimed lane's due deliveries. No transaction is open and no lock is held during a request. The outcome of an attempt
+ * is stored only if the lane's fence is still the claimed one: a process that lost its lease, or whose destination was paused,
+ * changed or deleted in the meantime, stores nothing. A crash loses nothing: an attempt whose outcome was not stored is repeated
+ * after the lease expires, with the same event id.
  *
- * After an accepted delivery the next one is sent while the outcome is being stored, for at most AHEAD of them and only
- * while notices reach this process: anyone who pauses, changes or deletes a destination waits until every process has heard
- * of it. A process that hears nothing sends the next delivery when the outcome before it is stored, and asks before each whether
- * the lane is still its own: what was loaded a while ago may be of a destination that is paused by now.
+ * After an accepted delivery, the next one is sent while the outcome is being stored, for at most AHEAD of them and only while
+ * notices reach this process: anyone who pauses, changes or deletes a destination waits until every process has heard of it. A
+ * process that gets no notices sends the next delivery only when the previous outcome is stored, and checks before each one that
+ * it still owns the lane: what it loaded a while ago may be for a destination that has been paused since.
  */
 export class Sender {
   readonly #parts: SenderParts;
@@ -58,7 +58,7 @@ export class Sender {
     let idle = false;
     let loadedAt = performance.now();
     const load = (after: string, count: number) => ({ work: due.load(lane, after, count), count });
-    // of a failing destination, one is tried
+    // a failing destination is tried with one
     let loading = load('', lane.failing_since ? 1 : BATCH);
     for (let more = true; more; ) {
       const { count } = loading;
@@ -89,7 +89,8 @@ export class Sender {
           more = false;
           break;
         }
-        // Those behind them are loaded while the second half is sent. What is being stored is not among them: it was before.
+        // The next ones are loaded while the second half is sent. They exclude deliveries whose outcomes are being stored, which
+        // come earlier.
         if (more && n === count >> 1) {
           next = load(queued.at(-1)!.event_id, Math.min(Math.max(BATCH, count * 2), MOST));
           next.work.catch(() => undefined);
@@ -124,7 +125,7 @@ export class Sender {
     const { paceMs } = kindOf(target.type);
     const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
     if (outcome.delivered && restMs === 0) {
-      // they are stored in their order
+      // they are stored in order
       const [oldest] = lane.storing;
       if (lane.storing.size >= AHEAD) await oldest;
       if (db.notices.healthy) return 'more';
@@ -177,7 +178,7 @@ export class Sender {
     }
   }
 
-  /** Begins to store the outcome and the machine's next state. The lane is over where that is no longer possible. */
+  /** Starts storing the outcome and the machine's next state. If that is no longer possible, the lane is over. */
   #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome, began: number): void {
     const { db, writes } = this.#parts;
     const now = this.#parts.now();

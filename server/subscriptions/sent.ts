@@ -3,33 +3,32 @@ import type { Answer, AttemptOutcome, Sent } from './attempt.ts';
 import type { Destination, Message } from './destinations/destination.ts';
 import { SIGNATURES } from './signature.ts';
 
-/** What went there and what came back, for the people who look into a delivery. */
+/** What was sent and what came back, for people who look into a delivery. */
 export interface Exchange {
   /**
-   * Those that this server chooses. Null for one that cannot be made again as it was: the secret, what is kept of the event, or
-   * this program has changed since. None if nothing was sent.
+   * The headers that this server chooses. Null for a header that cannot be reproduced: the secret, what is kept of the event, or
+   * this program has changed since. Empty if nothing was sent.
    */
   headers: Record<string, string | null>;
   /** Of the body that was sent; null if nothing was. */
   body_sha256: string | null;
-  /** Null if none came. Its author may be anyone. */
+  /** Null if none came. Anyone may have written it. */
   answer: Answer | null;
 }
 
-/** The time that an attempt signs, in seconds, from when it began: a request is made again with the very same. */
+/** The time that an attempt signs, in seconds, derived from when it began, so that the exact request can be reproduced. */
 export const signedAt = (began: number) => Math.floor(began / 1000);
 
-/** What examples are signed with for people to check their receivers: everybody knows it, so no subscription may have it. */
+/** Signs examples so that people can check their receivers. Everyone knows it, so no subscription may have it. */
 export const EXAMPLE_SECRET = `whsec_${Buffer.from('an example that everybody knows').toString('base64')}`;
 
 const SHA256 = 32;
 const HEADERS = 16;
 
 /**
- * What is kept of a request: the SHA-256 of its body, and 16 bytes of that of its headers, without the signatures and with
- * them. The request itself follows from the event, the subscription and the time of the attempt, and is made again for those
- * who look at it. So the database holds no signature, with which anyone who reads it could send the event again for some
- * minutes.
+ * What is kept of a request: the SHA-256 of its body, and 16 bytes of that of its headers, without the signatures and with them.
+ * The request itself follows from the event, the subscription and the time of the attempt, and is rebuilt when someone looks at
+ * it. So the database holds no signature that anyone who can read it could use to send the event again for some minutes.
  */
 export function markOf({ headers, body }: Sent): Buffer {
   return Buffer.concat([sha256(body), markOfHeaders(unsigned(headers)), markOfHeaders(headers)]);
@@ -46,7 +45,7 @@ export function exchangeOf({ sent, answer }: Pick<AttemptOutcome, 'sent' | 'answ
 }
 
 /**
- * The headers of a request that was sent with one of these sets of secrets, and its body; null where that cannot be made again.
+ * Rebuilds the headers and body of a request that was sent with one of these sets of secrets; null where that is not possible.
  * What is returned is what was sent, byte for byte, except for headers that are null.
  */
 export function remade(

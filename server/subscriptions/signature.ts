@@ -15,7 +15,7 @@ export interface Signed {
   secrets: readonly string[];
 }
 
-/** The headers whose values only who has the secret can make. */
+/** The headers whose values only a holder of the secret can produce. */
 export const SIGNATURES: readonly string[] = ['x-svc-signature', 'webhook-signature'];
 
 export function signatureHeaders({ body, eventId, timestamp, secrets }: Signed): Record<string, string> {
@@ -35,7 +35,7 @@ interface Keys {
   standard: KeyObject;
 }
 
-/** A destination's secrets are the same for many deliveries, and making a key of one takes longer than signing with it. */
+/** A destination's secrets are the same for many deliveries, and creating a key from one takes longer than signing with it. */
 const known = new WeakMap<readonly string[], Keys[]>();
 
 function keysOf(secrets: readonly string[]): Keys[] {

@@ -31,8 +31,8 @@ export function openDestination(
 }
 
 /**
- * The sets of secrets that a request to this destination may have been signed with, the likeliest first: there is a set without
- * a secret at least. The one before the current one is kept until the next is set.
+ * The sets of secrets that a request to this destination may have been signed with, the likeliest first; at least one set, which
+ * may be empty. The previous secret is kept until the next one is set.
  */
 export function secretsSince(box: SecretBox, row: SubscriptionRow): string[][] {
   const open = (sealed: Uint8Array | null | undefined, column: 'secret' | 'previous_secret') => {
@@ -52,7 +52,7 @@ export async function findSubscription(em: EntityManager, id: string): Promise<S
   return found(await em.findOne(Subscription, { id }));
 }
 
-/** Where it leads, within a read in bounds. NOT_FOUND when the tenant has no such subscription. */
+/** The destination's type, for use in a bounded read. NOT_FOUND when the tenant has no such subscription. */
 export async function typeOf(client: pg.PoolClient, tenantId: string, id: string): Promise<DestinationType> {
   const { rows } = await client.query<{ type: DestinationType }>(
     'select destination_type as type from subscription where tenant_id = $1 and id = $2',

@@ -60,9 +60,9 @@ const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
 /** How long events wait for a paused subscription. */
 const KEEP_PAUSED_DAYS = 7;
-/** How long a request that deletes a subscription deletes its deliveries. */
+/** How long a request that deletes a subscription spends deleting its deliveries. */
 const CLEAR_MS = 1000;
-/** What was queued before is no longer kept for a paused subscription. */
+/** A paused subscription no longer keeps what was queued before this. */
 export const keptSince = (now: number) => new Date(now - KEEP_PAUSED_DAYS * 24 * 3600_000);
 
 /**
@@ -203,7 +203,7 @@ export class Subscriptions {
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
-      // whatever is fanned out from here on finds the subscription as it is now, and what was before is seen below
+      // fan-outs from here on see the subscription as it is now; deliveries made before are seen below
       await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
       // a process that is sending with the old values must stop: raising the fence revokes its lease
       await em.execute(
@@ -237,14 +237,14 @@ export class Subscriptions {
   }
 
   /**
-   * Begins the 24 hours of all that waits for a paused subscription, and makes it due. This is done before the subscription is
-   * active again, so that it is sent in the order of its events. Resolves to the number.
+   * Restarts the 24 hours of everything that waits for a paused subscription, and makes it due. This happens before the
+   * subscription is active again, so that events are sent in order. Resolves to the number of deliveries.
    */
   #restart(tenantId: string, id: string): Promise<number> {
     return this.#step({ tenantId, laneId: id }, isPaused, { type: 'resume' });
   }
 
-  /** Stops what a subscription that is not active keeps for too long: all of it, if the server disabled it. */
+  /** Stops what an inactive subscription has kept for too long: everything, if the server disabled it. */
   async trim(tenantId: string, id: string): Promise<void> {
     await this.#stopRest(tenantId, id);
     const queuedBefore = keptSince(this.#clock.now());
@@ -252,8 +252,8 @@ export class Subscriptions {
   }
 
   /**
-   * Takes a step with all of these deliveries, in batches, because there may be too many for one transaction, and as long as
-   * their subscription is as it should be.
+   * Takes a step with all of these deliveries, in batches because there may be too many for one transaction, and only while the
+   * subscription is in the expected state.
    */
   async #step(
     which: Waiting,
@@ -275,8 +275,8 @@ export class Subscriptions {
   }
 
   /**
-   * None of its deliveries is sent after this resolves, except for an attempt in progress. They are deleted afterwards, because
-   * there may be too many for one transaction: what cannot be deleted at once is left to the job that forgets.
+   * After this resolves, none of its deliveries is sent, except for an attempt in progress. They are deleted afterwards, because
+   * there may be too many for one transaction: what cannot be deleted at once is left to the cleanup job.
    */
   async remove(tenantId: string, id: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
@@ -295,10 +295,14 @@ export class Subscriptions {
     await this.clear(tenantId, id, AbortSignal.timeout(CLEAR_MS)).catch(() => undefined);
   }
 
-  /** Deletes the deliveries of a subscription that is no more, and then its lane. Stops in between when `signal` is aborted. */
+  /**
+   * Deletes the deliveries of a subscription that no longer exists, and then its lane. Stops between batches when `signal` is
+   * aborted.
+   */
   async clear(tenantId: string, id: string, signal?: AbortSignal): Promise<void> {
     const near = this.#db.nearOf(tenantId);
-    // an array, because each is then found by its key: with `in`, PostgreSQL may compare all with all, if it has not counted them
+    // an array, so that each row is found by its key: with `in`, PostgreSQL may compare all with all if it has no statistics on
+    // them
     await deleteInBatches(
       near,
       (limit) => `delete from delivery where tenant_id = $1 and lane_id = $2 and event_id = any(array(
@@ -484,7 +488,7 @@ export class Subscriptions {
   }
 }
 
-/** What `open` opens; undefined if it does not open: it was changed in the database, or sealed with another master key. */
+/** What `open` returns; undefined if it fails because the value was changed in the database or sealed with another master key. */
 function readable<T>(open: () => T): T | undefined {
   try {
     return open();
@@ -493,10 +497,10 @@ function readable<T>(open: () => T): T | undefined {
   }
 }
 
-/** Shown where the address does not open: the subscription can be looked at, and given another one. */
+/** Shown if the address cannot be decrypted: the subscription can still be viewed and given another one. */
 const UNREADABLE_URL = 'https://cannot-be-read.invalid/';
 
-/** Whether it is not active because a person paused it. */
+/** Whether it is inactive because a person paused it. */
 const isPaused = ({ active, disabledAt }: SubscriptionRow) => !active && disabledAt === null;
 
 const TOO_OLD = `The subscription was paused for ${KEEP_PAUSED_DAYS} days after this was queued.`;

@@ -14,7 +14,7 @@ export interface Card {
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
 
-/** The address of a page of the tenant that the event is of. */
+/** The address of a page of the event's tenant. */
 type Page = (path: `/${string}`, query?: Record<string, string>) => string;
 
 /** The card of an event. Values written by agents and people are put on one line and truncated. */
@@ -99,14 +99,14 @@ function cardOfEvent({ eventType, payload, appUrl }: Message): Card {
   return { title, facts, buttons: path ? [{ label: 'Open', url: page(path) }] : [] };
 }
 
-/** To the dashboard's form, with the agent filled in: it takes a signed-in person to stop. */
+/** Links to the dashboard's form with the agent filled in: stopping takes a signed-in person. */
 function stopLink(page: Page, agentId: unknown): Card['buttons'] {
-  // an id that cannot be shown as it is might be read as that of another agent
+  // an id that cannot be shown verbatim might be mistaken for another agent's
   if (typeof agentId !== 'string' || agentId === '' || oneLine(agentId, 200) !== agentId) return [];
   return [{ label: 'Stop the agent…', url: page('/stops', { stop: 'agent', id: asText(agentId) }) }];
 }
 
-/** As the dashboard reads addresses: what is JSON would be read as its value, `1e3` as the number 1000. */
+/** Matches how the dashboard reads addresses: JSON is read as its value, `1e3` as the number 1000. */
 function asText(value: string): string {
   try {
     JSON.parse(value);
@@ -116,7 +116,7 @@ function asText(value: string): string {
   }
 }
 
-/** The names of tools, each shortened and in quotes: a name may look like the next one, or like a sentence. */
+/** The names of tools, each shortened and quoted: a name may look like the next one, or like a sentence. */
 function toolsIn(tools: readonly unknown[], count: unknown): string {
   const names = tools.slice(0, 5).map((one) => {
     const { name, change } = (one ?? {}) as Record<string, unknown>;

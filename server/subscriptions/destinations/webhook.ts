@@ -1,7 +1,7 @@
 import { signatureHeaders } from '../signature.ts';
 import type { Destination } from './destination.ts';
 
-/** One event goes to many destinations, and is written once. */
+/** One event goes to many destinations and is serialized once. */
 const bodies = new WeakMap<object, string>();
 
 function bodyOf(payload: object): string {
