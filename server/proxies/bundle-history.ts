@@ -6,34 +6,34 @@ import type { AuditAction } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import { ENFORCED } from '../policy/live.ts';
 
-/** How many bundles of a proxy are known at most, and for how many days after it stopped using one. */
+/** How many bundles of a proxy are kept at most, and for how many days after it stopped using one. */
 export const MOST_BUNDLES = 50;
 export const BUNDLE_DAYS = 90;
 const DAY_MS = 86_400_000;
-/** Audit records before a bundle among which the change is looked for that made it. */
+/** How many audit records before a bundle are searched, per action, for the change that produced it. */
 const MOST_CHANGES = 20;
 
-/** A bundle that a proxy used, from when it said so until it named another one. */
+/** A bundle that a proxy used, from its first report of it until it named another one. */
 export interface BundleRun {
-  /** Null for one that this database never issued: what the proxy says of such a one is kept nowhere. */
+  /** Null for one that this database never issued: what the proxy reports about such a bundle is not stored. */
   bundle_hash: string | null;
   bundle_seq: number | null;
   built_at: string | null;
   since: string;
   /** Null for the one that it reported last. */
   until: string | null;
-  /** From the making to the first report of it; null where the proxy used no other before, or this one too. */
+  /** From when it was built to its first report; null if the proxy used no other bundle before, or had used this one. */
   lag_seconds: number | null;
-  /** The last change before it was made that bundles contain. */
+  /** The last change before it was built that affects bundles. */
   change: { id: string; action: AuditAction; target: { type: string; id: string } } | null;
 }
 
 /**
- * Stores, in the transaction of a heartbeat, that the proxy uses another bundle than at the last one; nothing where it is
- * the same, or has the same content and was only signed again.
+ * Stores, in the transaction of a heartbeat, that the proxy uses another bundle than at its last one; stores nothing if it is the
+ * same, or has the same content and was only signed again.
  *
- * INVARIANT: of what a proxy says, nothing is stored but which of the tenant's own bundles it names. However often it names
- * another one, it has `MOST_BUNDLES` rows.
+ * INVARIANT: of a proxy's report, only which of the tenant's own bundles it names is stored. However often it names another one,
+ * it has `MOST_BUNDLES` rows.
  */
 export async function noteBundle(
   em: EntityManager,
@@ -64,7 +64,7 @@ export async function noteBundle(
   );
 }
 
-/** The bundles of a proxy, the newest first. NOT_FOUND for a name that no proxy reports under. */
+/** The bundles of a proxy, newest first. NOT_FOUND for a name that no proxy reports under. */
 export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string, now: number): Promise<BundleRun[]> {
   return reads.readOnly(tenantId, async (client) => {
     const known = await client.query('select 1 from proxy_instance where tenant_id = $1 and id = $2', [
@@ -87,7 +87,7 @@ export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string,
     return listed.map(({ since, hash, seq, built_at }, n): BundleRun => {
       const until = rows[n - 1]?.since;
       const before = rows.slice(n + 1);
-      // one that it comes back to is not late
+      // a bundle that it returns to is not late
       const isNew = before.length > 0 && !before.some((row) => row.hash === hash && row.seq === seq);
       const lag = built_at && isNew ? since.getTime() - built_at.getTime() : undefined;
       return {
@@ -104,7 +104,7 @@ export async function bundlesOf(reads: Reads, tenantId: string, proxyId: string,
   });
 }
 
-/** Of each time, in milliseconds, the last change by then that bundles contain. */
+/** For each time, in milliseconds, the last change up to then that affects bundles. */
 async function changesBefore(
   client: pg.PoolClient,
   tenantId: string,
@@ -143,7 +143,7 @@ async function changesBefore(
   );
 }
 
-/** What is in bundles changes with these, and with those below where their record says that it took effect. */
+/** These actions change the content of bundles, as do those below when their record says that they took effect. */
 const CHANGES: readonly AuditAction[] = [
   'policy.revoked',
   'list.deleted',

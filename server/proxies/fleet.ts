@@ -19,7 +19,7 @@ export interface Heartbeat {
   refused_bundle?: string | undefined;
   spooled_events?: number | undefined;
   started_at?: string | undefined;
-  /** The agent keys that it took since its last report. */
+  /** The agent keys that it accepted since its last report. */
   agent_keys?: readonly string[] | undefined;
 }
 
@@ -92,15 +92,15 @@ export class Fleet {
     });
   }
 
-  /** Proxies that were heard of before their first report: they count from now on. Known names stay whose they are. */
+  /** Adds proxies that were heard of before their first report: they count from now on. Known names keep their owner. */
   async introduce(
     em: EntityManager,
     tenantId: string,
     proxies: readonly { proxyId: string; keyId: string }[],
   ): Promise<void> {
-    // of several that come under one name, the first has it
+    // if several come under one name, the first one gets it
     const first = proxies.filter(({ proxyId }, n) => proxies.findIndex((one) => one.proxyId === proxyId) === n);
-    // due at once: the next look works out when, by the tenant's interval
+    // due at once: the next check works out when, by the tenant's interval
     await this.#add(em, tenantId, first, '{}', 0);
   }
 
@@ -155,9 +155,9 @@ export class Fleet {
   }
 
   /**
-   * Forgets a proxy that is out of service. One that is not comes back with its next report. Subscribers are told as of one
-   * that fell silent, unless they were: a removal hides nothing from those who watch. Throws NOT_FOUND for a name that no
-   * proxy reported.
+   * Forgets a proxy that is out of service. One that is still running comes back with its next report. Subscribers are notified
+   * as if it had fallen silent, unless they already were: a removal hides nothing from those who watch. Throws NOT_FOUND for a
+   * name that no proxy reported.
    */
   async remove(tenantId: string, proxyId: string, by: Doer, reason: string): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
@@ -185,7 +185,7 @@ export class Fleet {
   async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
     return this.#db.transactionNear(tenantId, async (em) => {
-      // those that reported since, or have more time than when they did
+      // those that have reported since, or now have more time than when they reported
       await em.execute(
         `update proxy_instance set silent_at = last_seen_at + make_interval(secs => ?)
          where tenant_id = ? and offline_at is null and silent_at <= ? and last_seen_at >= ?`,
@@ -215,7 +215,7 @@ export class Fleet {
     return rows.map(({ tenant_id }) => tenant_id);
   }
 
-  /** The bundles that a proxy used, the newest first, see bundlesOf. */
+  /** The bundles that a proxy used, newest first; see bundlesOf. */
   bundles(reads: Reads, tenantId: string, proxyId: string): Promise<BundleRun[]> {
     return bundlesOf(reads, tenantId, proxyId, this.#clock.now());
   }
@@ -238,7 +238,7 @@ export class Fleet {
   }
 }
 
-/** Agent keys are seen at proxies only: what a proxy reports of them is stored at most twice a minute for each. */
+/** Agent keys are seen only at proxies. Each key's use is stored at most twice a minute. */
 async function noteUse(
   em: EntityManager,
   tenantId: string,
@@ -278,7 +278,7 @@ export function silentProxies(fleet: Fleet, pollSeconds: (tenantId: string) => P
         try {
           await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
         } catch (error) {
-          // one tenant that fails keeps no other waiting
+          // a tenant that fails does not hold up the others
           failures.push(error);
         }
       }

@@ -46,7 +46,7 @@ const BundleRunOut = z
   })
   .meta({ id: 'BundleRun' });
 
-/** The agent keys of one report. */
+/** The maximum number of agent keys in one report. */
 const MOST_KEYS = 1000;
 
 export function fleetRouter(
