@@ -52,26 +52,26 @@ export interface Attempt
   summary: string;
   /** The hold that the agent waited for. */
   escrowId?: string | undefined;
-  /** A released hold of this very action is used without being named: for clients that can only repeat their call. */
+  /** A released hold of this exact action is used even if it is not named, for clients that can only repeat their call. */
   resume?: boolean;
-  /** Why it is denied whatever the policies say, where that is so. */
+  /** If set, why it is denied whatever the policies say. */
   refused?: string;
-  /** Why the action cannot be held, where that is so: then what a policy would hold is denied. */
+  /** If set, why the action cannot be held: what a policy would hold is then denied. */
   unholdable?: string;
-  /** The method of the protocol that asks, for spans. */
+  /** The protocol method of the request, for spans. */
   asks?: { mcp?: string; http?: string };
-  /** What it was permitted as, and is under way; a stop cuts it. */
+  /** The permit under which it is in progress; a stop cuts it. */
   cuts?: string;
   /**
-   * Called where it is permitted without masks, while its record is written to the disk: for what takes time. Nothing that the
-   * tool could act on may leave the proxy before `rule` resolves.
+   * Called if it is permitted without masks, while its record is written to disk, for work that takes time. Nothing that the tool
+   * could act on may leave the proxy before `rule` resolves.
    */
   meanwhile?: () => void;
 }
 
 /**
- * `ended`: what the tool said; `pending` while it has not said it yet, absent where it said nothing. `task`: an earlier call
- * of the same agent, about which the answer said how it ended.
+ * `ended`: the tool's result; `pending` while there is none yet, absent if there was none. `task`: an earlier call of the same
+ * agent whose end the answer reported.
  */
 export type Done = (
   outcome: string,
@@ -79,35 +79,35 @@ export type Done = (
   task?: { call: ActionRequest; ended: Ended } | undefined,
 ) => void;
 
-/** Why a call was cut that was under way. */
+/** Why a call in progress was cut. */
 export interface Cut {
   /** For the agent. */
   reason: string;
-  /** The record that says so. */
+  /** The record of it. */
   eventId: string;
 }
 
 /**
- * Calls back, at most once and perhaps at once, when a stop wants given up what is under way. To be called before anything
- * is forwarded; the function that it returns is called when it is over.
+ * Calls back, at most once and perhaps at once, when a stop requires the call in progress to be given up. To be called before
+ * anything is forwarded; call the returned function when the call is over.
  */
 export type OnCut = (cut: (why: Cut) => void) => () => void;
 
-/** What was decided. Its record is on the disk. */
+/** What was decided. Its record is on disk. */
 export type Ruling = { eventId: string } & (
   | {
       decision: Permit;
       masks: readonly Mask[];
       /** A hold was consumed for it. */
       spent: boolean;
-      /** What is passed on with it. */
+      /** The trace context that is passed on with it. */
       trace: Trace;
       /** Would the very same rules permit it now? */
       stands: () => boolean;
-      /** To be called once, when it is over, and before the agent can know: what it says is known to the next decision. */
+      /** To be called once, when it is over and before the agent can know, so that the next decision takes it into account. */
       done: Done;
       onCut: OnCut;
-      /** As it was decided on. */
+      /** The request as it was decided on. */
       asked: ActionRequest;
     }
   | { decision: 'deny'; reason: string; standstill?: keyof typeof STANDSTILLS }
@@ -124,8 +124,8 @@ const STANDSTILLS: Record<Standstill | 'stops_stale' | 'control_plane_away', str
 };
 
 /**
- * The enforcement point: the protocol of decisions, as `POST /v1/evaluate` follows it, with holds at the control plane,
- * limits that the control plane counts for all proxies, and the record on this proxy's disk.
+ * The enforcement point: the decision protocol, as `POST /v1/evaluate` follows it, with holds at the control plane, limits that
+ * the control plane counts for all proxies, and the record on this proxy's disk.
  */
 export class Enforcer {
   readonly #governance: Governance;
@@ -140,16 +140,16 @@ export class Enforcer {
   readonly #log: Log;
   readonly #counters = new Counters();
   readonly #limits: SharedLimits;
-  /** What was permitted and may be going on, with what cuts it. */
+  /** Permitted actions that may be in progress, with what cuts them. */
   readonly #underWay = new Map<object, () => void>();
   /** How many actions are being decided. */
   #ruling = 0;
   /** Called for every decision that was recorded, with the seconds that it took. */
   onRuling: (decision: Decision, seconds: number) => void = () => {};
-  /** Called, where spans are wanted, for every decision: when it was taken, or when what it permitted is over. */
+  /** If spans are wanted, called for every decision: when it was made, or when what it permitted is over. */
   onSpan: ((span: Span) => void) | undefined;
 
-  /** Called with the number of statements of which Cedar and the compiled conditions found different things. */
+  /** Called with the number of statements on which Cedar and the compiled conditions disagreed. */
   onDispute: (statements: number) => void = () => {};
 
   constructor(parts: {
@@ -159,9 +159,9 @@ export class Enforcer {
     holds: Holds;
     proxyId: string;
     control: ControlPlane;
-    /** The control plane does not have yet what earlier processes of this proxy recorded. */
+    /** The control plane does not have everything yet that earlier processes of this proxy recorded. */
     behind: () => boolean;
-    /** What to do with limits while the control plane is away. */
+    /** What to do about limits while the control plane is unreachable. */
     limitsAway: LimitsAway;
     inputs: ProxyConfig['inputs'];
     clock: Clock;
@@ -187,7 +187,7 @@ export class Enforcer {
         try {
           look();
         } catch (err) {
-          // one that cannot be cut keeps no other from being cut
+          // one that cannot be cut does not keep others from being cut
           this.#log.error({ err }, 'a call could not be cut');
         }
       }
@@ -215,7 +215,7 @@ export class Enforcer {
     }
   }
 
-  /** Undefined where the policies in force need nothing for this action: see PolicyEngine.ready. */
+  /** Undefined if the policies in force need no preparation for this action: see PolicyEngine.ready. */
   #ready({
     agent,
     action_type,
@@ -230,7 +230,7 @@ export class Enforcer {
   }
 
   /**
-   * What is known of a tool before it is called: whether every call by this agent is denied whatever its arguments (false
+   * What is known about a tool before it is called: whether every call by this agent is denied whatever its arguments (false if
    * in doubt; the call itself is decided in any case), and whether answers may be masked.
    */
   async outlook(agent: Agent, action_type: string, tool_name: string, tool_server: string | undefined) {
@@ -250,7 +250,7 @@ export class Enforcer {
     return { denied: standing.engine.deniesAlways(request), masked: standing.engine.mayMask(request) };
   }
 
-  /** What the bundle in force says of tools and agents; undefined where there is none. */
+  /** What the bundle in force says about tools and agents; undefined if there is none. */
   get registry(): Registry | undefined {
     const { standing } = this.#governance;
     return typeof standing === 'string' ? undefined : standing.engine.registry;
@@ -283,7 +283,7 @@ export class Enforcer {
     const governing = typeof standing === 'string' ? undefined : standing;
     let standstill = typeof standing === 'string' ? (standing as keyof typeof STANDSTILLS) : undefined;
     const stop = this.#stops.of(request);
-    // what is stopped already need not be said to be stale
+    // what is stopped anyway need not be reported as stale
     if (governing && !stop && this.#stops.stale && !governing.engine.onlyReads(request.action_type)) {
       standstill = 'stops_stale';
     }
@@ -330,7 +330,7 @@ export class Enforcer {
           matched = { asked, match };
           return match;
         },
-        // what the upstream of a route is defined as is nothing that this proxy sees
+        // this proxy does not see how the upstream of a route is defined
         definition: async ({ tool_server = '', tool_name }) => {
           try {
             return { pin: await this.#control.seenTool(tool_server, tool_name) };
@@ -373,7 +373,7 @@ export class Enforcer {
         record: async (fields, kept, { verdict }) => {
           const own: PointFields = {
             proxy_id: this.#proxyId,
-            // the control plane knows which credential brings the event; a bundle has no hashes of single policies
+            // the control plane knows which credential delivers the event; a bundle has no hashes of single policies
             key_id: undefined,
             policy_content_hash: undefined,
             // the spool numbers the event, and adds the next two when the action has ended
@@ -392,7 +392,7 @@ export class Enforcer {
           const alone = this.#ruling === 1 && this.#underWay.size === 0;
           const input = kept && { event_id: eventId, ...kept };
           const stored = this.#spool.append(() => made, open, { input, alone });
-          // after the flush has begun, which is in the next microtask
+          // after the flush has started, which happens in the next microtask
           if (open && meanwhile && !verdict.masks?.length) queueMicrotask(() => this.#while(meanwhile));
           const seq = await stored;
           this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
@@ -460,7 +460,7 @@ export class Enforcer {
     }
   }
 
-  /** What cannot be prepared fails again when it is done, where that is answered. */
+  /** What cannot be prepared fails again when it is done, and is answered there. */
   #while(meanwhile: () => void): void {
     try {
       meanwhile();
@@ -469,7 +469,7 @@ export class Enforcer {
     }
   }
 
-  /** Watches what is under way. That it was cut is a record of its own: the one of the permit may have been sent. */
+  /** Watches a call in progress. A cut gets its own record, because the permit's may already have been sent. */
   #onCut({
     attempt,
     request,
@@ -489,7 +489,7 @@ export class Enforcer {
       end();
       cut({ reason: stopReason(stop), eventId });
       const { escrowId: _hold, ...again } = attempt;
-      // decided by the stop: it is looked up before anything is waited for
+      // decided by the stop, which is looked up before anything is awaited
       this.rule({ ...again, cuts: eventId, trace: siblingOf(again.trace) }).catch((err) =>
         this.#log.error({ err, eventId, stop: stop.id }, 'it could not be recorded that a call was cut'),
       );
@@ -500,22 +500,22 @@ export class Enforcer {
     return end;
   }
 
-  /** Are the answers of this tool read for facts of the session? */
+  /** Whether the answers of this tool are read for facts of the session. */
   readsAnswer(tool_name: string, tool_server: string | undefined): boolean {
     const { standing } = this.#governance;
     return typeof standing !== 'string' && standing.engine.sessions.wantsAnswer(tool_name, tool_server);
   }
 
   /**
-   * What they want to know of a call that went on as a task. It counts from when the call was decided: an agent that reads
-   * a result late must not make old news of it new. What began in one session is no fact of another.
+   * What the policies want to know about a call that continued as a task. It counts from when the call was decided: an agent that
+   * reads a result late must not make old news new. What began in one session is not a fact of another.
    */
   #learnedLate(request: ActionRequest, { call, ended }: { call: ActionRequest; ended: Ended }): LedgerEntry[] {
     if (call.session_id !== request.session_id) return [];
     return this.#learned(call, ended.succeeded ? 'succeeded' : 'failed', ended, Date.parse(call.now));
   }
 
-  /** What the policies in force want to know of a call that is over. */
+  /** What the policies in force want to know about a call that is over. */
   #learned(request: ActionRequest, outcome: CallOutcome, ended?: Ended, at: number = this.#clock.now()): LedgerEntry[] {
     const { standing } = this.#governance;
     if (typeof standing === 'string' || !request.session_id) return [];
@@ -532,7 +532,7 @@ export class Enforcer {
     });
   }
 
-  /** Asks the control plane to consume the hold, which refuses too and keeps a record of the attempt; then rejects. */
+  /** Asks the control plane to consume the hold, so that it refuses too and records the attempt; then rejects. */
   async #refuse({ id, status }: Hold, why: UseRefusal, agent: Agent, action_hash: string): Promise<never> {
     try {
       await this.#holds.consume(id, { action_hash, agent_id: agent.id, agent_role: agent.role });
@@ -554,7 +554,7 @@ export class Enforcer {
   }
 }
 
-/** What a decision rests on: the texts of its rules. */
+/** What a decision is based on: the texts of its rules. */
 function rulesOf({ outcome, hits }: Match): string {
   return canonicalJson([
     outcome,
@@ -570,7 +570,7 @@ const USE_REFUSALS: Record<UseRefusal, [status: number, detail?: string]> = {
   INVALID_STATUS: [409],
 };
 
-/** The control plane's answer about a hold is passed on; where it gives none, that is a 503. */
+/** The control plane's response about a hold is passed on; without one, it is a 503. */
 function asRefusal(error: unknown, unknown: string): unknown {
   if (!(error instanceof ControlPlaneError)) return error;
   if (error.passing) return new Refusal(503, 'UNAVAILABLE', unknown, { retryAfter: error.retryAfterSeconds ?? 5 });

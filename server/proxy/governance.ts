@@ -41,9 +41,9 @@ export interface KnownAgent {
 }
 
 /**
- * Opens a bundle as a proxy must before it decides by it: signed by a known key, of this tenant, for the very scopes
- * that were asked for (a bundle of fewer scopes is authentic too, and lacks forbids), not older than what was seen, and
- * with nothing in it that this program does not understand. Throws a BundleError.
+ * Opens a bundle the way a proxy must before it decides by it: signed by a known key, for this tenant, for exactly the scopes
+ * that were requested (a bundle of fewer scopes is authentic too, and lacks forbids), not older than any seen before, and
+ * containing nothing that this program does not understand. Throws a BundleError.
  */
 export function openGoverning(
   bytes: Uint8Array,
@@ -51,7 +51,7 @@ export function openGoverning(
     keyFor: (kid: string) => KeyObject | undefined;
     tenant: string;
     scopes: readonly string[] | null;
-    /** The newest that was seen, over all restarts. */
+    /** The newest one seen, across all restarts. */
     newest: { seq: number; hash: string } | undefined;
   },
 ): { header: BundleHeader; hash: string; content: BundleContent; engine: PolicyEngine } {
@@ -72,7 +72,7 @@ export function openGoverning(
   }
 }
 
-/** What is kept beside the bundle. */
+/** What is kept next to the bundle. */
 interface State {
   v: 1;
   tenant: string;
@@ -82,21 +82,21 @@ interface State {
   configuration: ProxyConfiguration;
 }
 
-/** At most so often a key that nobody knows yet makes the proxy look again. */
+/** The shortest time between two look-ups that unknown keys can trigger. */
 const LOOK_AGAIN_MS = 1000;
-/** Agent keys that one report names. */
+/** The maximum number of agent keys in one report. */
 const MOST_USED = 1000;
 const MOST_WAIT_SECONDS = 60;
-/** Whatever is asked for: a timer that is too long would not wait at all. */
+/** An upper bound, whatever is requested: a timer that is too long would not wait at all. */
 const MOST_POLL_SECONDS = 86_400;
 
 /**
- * What the control plane says: the policies in force, and who the agents are. Asks for the bundle by long poll and for
- * the rest at every poll interval; keeps the last good answers on disk and checks them again when it starts.
+ * What the control plane provides: the policies in force, and who the agents are. Asks for the bundle by long poll and for the
+ * rest at every poll interval; keeps the last good responses on disk and checks them again when it starts.
  *
- * INVARIANT: nothing is decided by a bundle that `openGoverning` has not let pass, and none older than one that was
- * ever used. On disk the bundle is guarded by its signature; agents' keys and the state beside it by a MAC under a key
- * derived from the proxy's, because anyone who can write there could otherwise make themselves an agent.
+ * INVARIANT: nothing is decided by a bundle that `openGoverning` has not accepted, or by one older than any that was ever used.
+ * On disk the bundle is protected by its signature; agents' keys and the state next to it by a MAC under a key derived from the
+ * proxy's, because anyone who can write there could otherwise make themselves an agent.
  */
 export class Governance {
   readonly #control: ControlPlane;
@@ -113,7 +113,7 @@ export class Governance {
   #newest: { seq: number; hash: string } | undefined;
   #governing: Governing | undefined;
   #jwks: unknown[] = [];
-  /** What is in force and could not be written yet: the bundle, and the rest of the state. */
+  /** What is in force but could not be written yet: the bundle, and the rest of the state. */
   #unwritten: Buffer | undefined;
   #unsaved = false;
   #keys: ReadonlyMap<string, KeyObject> = new Map();
@@ -123,13 +123,13 @@ export class Governance {
   #refusedBundle: string | undefined;
   #pollSeconds = 15;
   #lookedAt = Number.NEGATIVE_INFINITY;
-  /** Agent keys that were taken and not yet reported. */
+  /** Agent keys that were accepted but not reported yet. */
   readonly #used = new Set<string>();
   #looking: Promise<void> | undefined;
   #loops: Promise<void>[] = [];
   #polledAt = 0;
   readonly #listeners = new Set<() => void>();
-  /** Told of every poll: what was asked for, and `ok`, or why it failed. */
+  /** Called for every poll with what was requested, and with `ok` or why it failed. */
   onPoll: (what: 'bundle' | 'configuration', result: 'ok' | 'unreachable' | 'refused' | 'rejected') => void = () => {};
 
   constructor(parts: {
@@ -138,7 +138,7 @@ export class Governance {
     dir: string;
     scopes: readonly string[] | null;
     stale: 'deny' | 'keep';
-    /** PEM texts of the only keys that may sign; undefined: those that the control plane publishes. */
+    /** The only keys that may sign, as PEM; undefined: those that the control plane publishes. */
     pubkeys?: string | undefined;
     clock: Clock;
     log: Log;
@@ -155,8 +155,8 @@ export class Governance {
   }
 
   /**
-   * Takes up what is on disk, asks the control plane once, and then goes on asking until `stop`. Resolves when the
-   * first answers are there or have failed; `ready` says which.
+   * Loads what is on disk, polls the control plane once, and then keeps polling until `stop`. Resolves when the first responses
+   * have arrived or failed; `ready` says which.
    */
   async start(): Promise<void> {
     this.#restore();
@@ -180,7 +180,7 @@ export class Governance {
     return governing;
   }
 
-  /** Policies and agents are known, so that requests can be decided. */
+  /** Whether policies and agents are known, so that requests can be decided. */
   get ready(): boolean {
     return typeof this.standing !== 'string' && this.#configuration !== undefined;
   }
@@ -202,15 +202,15 @@ export class Governance {
     return this.#pollSeconds;
   }
 
-  /** When the control plane last answered a poll; 0 for never since the start. */
+  /** When the control plane last answered a poll; 0 if it has not since the start. */
   get polledAt(): number {
     return this.#polledAt;
   }
 
   /**
-   * The agent of a key's SHA-256 (`sha256:<hex>`), which works as of now. An unknown one makes the proxy ask the control
-   * plane first, so that a new key works at once. Undefined for one that no agent has; `unknown` before the agents' keys
-   * were ever fetched.
+   * The agent of the key with this SHA-256 (`sha256:<hex>`), if it is valid now. For an unknown key the proxy asks the control
+   * plane first, so that a new key works at once. Undefined if no agent has the key; `unknown` if the agents' keys were never
+   * fetched.
    */
   async agent(keyHash: string): Promise<KnownAgent | 'unknown' | undefined> {
     if (!this.#agents.has(keyHash)) await this.#lookAgain();
@@ -221,14 +221,14 @@ export class Governance {
     return agent;
   }
 
-  /** The ids of the agent keys that were taken since this was last asked. */
+  /** The ids of the agent keys that were accepted since the last call. */
   takeUsed(): string[] {
     const used = [...this.#used];
     this.#used.clear();
     return used;
   }
 
-  /** They could not be told: they are among the next ones. */
+  /** They could not be reported, so the next report includes them. */
   putBack(used: readonly string[]): void {
     for (const id of used) if (this.#used.size < MOST_USED) this.#used.add(id);
   }
@@ -244,12 +244,12 @@ export class Governance {
     return this.#looking;
   }
 
-  /** The key with this id, of those that may sign. */
+  /** The key with this id, if it may sign. */
   keyFor(kid: string): KeyObject | undefined {
     return (this.#pinned ?? this.#keys).get(kid);
   }
 
-  /** Asks the control plane for its keys again; nothing where they are pinned. */
+  /** Fetches the control plane's keys again; does nothing if keys are pinned. */
   async renewKeys(): Promise<void> {
     if (!this.#pinned) this.#trust(await this.#control.keys());
   }
@@ -259,7 +259,7 @@ export class Governance {
     return this.#tenantOfKey();
   }
 
-  /** The tenant as far as it is known without asking. */
+  /** The tenant, if it is known without asking. */
   get knownTenant(): string | undefined {
     return this.#tenant;
   }
@@ -278,7 +278,7 @@ export class Governance {
       try {
         const waited = await this.#pollBundle(Math.min(this.#pollSeconds, MOST_WAIT_SECONDS));
         failures = 0;
-        // the control plane has waited already; where it answered at once, there is a change to look behind
+        // the control plane has already waited; if it answered at once, there is a change, and another may follow
         if (waited) pauseMs = Math.max(0, 100 - (performance.now() - began));
       } catch (error) {
         if (this.#stop.signal.aborted) return;
@@ -305,7 +305,7 @@ export class Governance {
     }
   }
 
-  /** Asks for the bundle and takes it up. True when the control plane supports waiting for a change. */
+  /** Fetches the bundle and puts it in force. True if the control plane supports waiting for a change. */
   async #pollBundle(waitSeconds: number): Promise<boolean> {
     const tenant = await this.#tenantOfKey();
     let answer = await this.#control.bundle({
@@ -363,8 +363,8 @@ export class Governance {
     }
     this.onPoll(what, error.refusesKey ? 'refused' : 'unreachable');
     if (error.refusesKey && !this.#refused) {
-      // A revoked key means that this proxy is no longer trusted, and that nothing it permits could be recorded. What is
-      // merely unreachable is another matter: there the last good bundle holds until its end.
+      // A revoked key means that this proxy is no longer trusted, and that nothing it permits could be recorded. A control plane
+      // that is merely unreachable is another matter: the last good bundle then holds until its end.
       this.#refused = true;
       this.#log.error({ code: error.code }, 'the control plane refuses the key: everything is denied');
     } else {
@@ -372,7 +372,7 @@ export class Governance {
     }
   }
 
-  /** Asked once for each key. */
+  /** Asked once per key. */
   async #tenantOfKey(): Promise<string> {
     const key = this.#key();
     if (this.#tenant === undefined || this.#askedWith !== key) {
@@ -388,7 +388,7 @@ export class Governance {
   }
 
   async #take(bytes: Buffer, tenant: string): Promise<void> {
-    // the key that it says it was signed with may not have been published when the keys were fetched
+    // the key that signed it may not have been published yet when the keys were fetched
     if (!this.#pinned && !this.#keys.has(String(headerOf(bytes).kid))) this.#trust(await this.#control.keys());
     const opened = this.#open(bytes, tenant);
     this.#enforce(opened);
@@ -400,7 +400,7 @@ export class Governance {
     );
   }
 
-  /** Keeps what is in force. Where that fails it is done with the next poll: a restart must not bring back what was before. */
+  /** Saves what is in force. If that fails, the next poll tries again: a restart must not bring back what was before. */
   #write(): void {
     try {
       if (this.#unwritten) {
@@ -496,7 +496,7 @@ export class Governance {
     }
   }
 
-  /** Without a state the bundle on disk still says what was seen: spoiling the one must not let an older other in. */
+  /** Without a state, the bundle on disk still shows what was seen: damaging the state must not let an older bundle in. */
   #restoreMark(): void {
     const file = path.join(this.#dir, 'bundle.svcb');
     const { seq, content_hash, tenant } = existsSync(file) ? headerOf(readFileSync(file)) : {};
@@ -517,7 +517,7 @@ export class Governance {
     }
   }
 
-  /** Several proxies may share the directory: a newer state than one's own is left as it is. */
+  /** Several proxies may share the directory: a newer state than our own is left as it is. */
   #persist(): void {
     if (this.#tenant === undefined || !this.#configuration) return;
     const newest = this.#newest ?? { seq: 0, hash: '' };
@@ -553,7 +553,7 @@ function pinnedKeys(pem: string): Map<string, KeyObject> {
   return new Map(keys.map((key) => [keyThumbprint(key), key]));
 }
 
-/** The header of a bundle, unchecked; empty where the bytes are not a bundle. */
+/** The header of a bundle, unchecked; empty if the bytes are not a bundle. */
 function headerOf(bytes: Buffer): Partial<Record<keyof BundleHeader, unknown>> {
   try {
     const head = bytes.toString('latin1', 9, 9 + 2048).split('.')[0] as string;

@@ -1,14 +1,15 @@
 import { crc32 } from 'node:zlib';
 
-/** Of an open event the outcome is waited for. */
+/** An open event waits for its outcome. */
 export const KINDS = { event: 'e', open: 'o', outcome: 'n', again: 'a' } as const;
 type Kind = (typeof KINDS)[keyof typeof KINDS];
-/** What a line has beside its texts, at most. */
+/** The most that a line contains in addition to its texts. */
 export const LINE_BYTES = 32;
 
 /**
- * A line of a segment: an event, what became of one (`null`: the note that it is sent without that), or an event once more. It is
- * `<crc32> <kind><number>`, then the JSON texts, each after a tab, which no JSON text has: they are sent as they are here.
+ * A line of a segment: an event, the outcome of one (`null`: the note that it is sent without one), or an event once more. It is
+ * `<crc32> <kind><number>`, then the JSON texts, each after a tab, which no JSON text contains: they are sent exactly as they are
+ * here.
  */
 export interface Line {
   kind: Kind;
@@ -24,7 +25,7 @@ export function lineOf(kind: Kind, seq: number, texts: string): string {
 const [TAB, NEWLINE] = [9, 10];
 const HEAD = /^([eona])(\d{1,16})$/;
 
-/** The lines up to the first that is not whole. */
+/** The lines before the first incomplete one. */
 export function* readLines(bytes: Buffer): Generator<{ line: Line; end: number }> {
   for (let start = 0; ; ) {
     const newline = bytes.indexOf(NEWLINE, start);

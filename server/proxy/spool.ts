@@ -22,29 +22,29 @@ import type { LedgerEntry } from '../domain/session-facts.ts';
 import { type Lock, lockDirectory } from './lock.ts';
 import { KINDS, LINE_BYTES, type Line, lineOf, readLines } from './spool-line.ts';
 
-/** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
+/** The spool has no room, or its disk failed: nothing may be permitted, because it could not be recorded. */
 export class SpoolError extends Error {
   override readonly name = 'SpoolError';
 }
 
-/** What became of an action that was let through. */
+/** The outcome of an action that was permitted. */
 export interface Outcome {
   outcome: string;
   total_latency_ms: number;
-  /** What the session's ledger is to hold of it. */
+  /** What the session's ledger is to contain of it. */
   session_facts?: readonly LedgerEntry[];
 }
 
-/** An event as it is sent: JSON texts, which nothing between the decision and the control plane reads again. */
+/** An event as it is sent: JSON texts, which nothing between the decision and the control plane parses again. */
 export interface Spooled {
   event: Buffer;
   /** What is kept of its request, for the control plane. */
   input: Buffer | undefined;
-  /** It was sent before, and is sent again for what its call said of the session when that was late. */
+  /** It was sent before, and is sent again because what its call revealed about the session came late. */
   again: boolean;
 }
 
-/** Events to send next, in order; `through` is the number of the last one that is sent for the first time, or was before. */
+/** Events to send next, in order; `through` is the number of the last one that has then been sent at least once. */
 export interface Batch {
   items: readonly Spooled[];
   through: number;
@@ -63,7 +63,7 @@ interface Segment {
   bytes: number;
 }
 
-/** A line that is to be written; `seq` is 0 where it is no event. */
+/** A line to be written; `seq` is 0 if it is not an event. */
 interface Queued {
   text: string;
   seq: number;
@@ -71,22 +71,22 @@ interface Queued {
   done: (error?: Error) => void;
 }
 
-/** Members that only the outcome of an open event has. */
+/** Fields that only the outcome of an open event has. */
 const OF_OUTCOME = ['outcome', 'total_latency_ms', 'session_facts'] as const satisfies (keyof Outcome)[];
 
-/** In place of a deadline: what became of the action is being written. */
+/** In place of a deadline: the outcome is being written. */
 const NOTED = Number.POSITIVE_INFINITY;
 const NOTE_MS = 50;
 const AGAIN_MS = 1000;
-/** A disk that took longer than this for the last flush is not waited for without doing anything else. */
+/** If the last flush took longer than this, other work continues during the next one. */
 const QUICK_MS = 1;
-/** The flush that makes room takes ten times as long as another one: fewer than one of a hundred is to be one. */
+/** The flush that makes room takes ten times as long as others: fewer than one in a hundred should be one. */
 const ROOM_BYTES = 1024 * 1024;
-/** So much of a segment is read at once. */
+/** How much of a segment is read at once. */
 const READ_BYTES = 128 * 1024;
 const NONE = Buffer.from('null');
 
-/** An event with all its members at their longest; a permit is not begun with less room than this. */
+/** The largest event with all its fields; a permit is not begun with less room than this. */
 const MOST_EVENT_BYTES = 64 * 1024;
 
 const sync = (fd: number) =>
@@ -95,12 +95,12 @@ const sync = (fd: number) =>
 /**
  * The events of one proxy on disk, from the decision to the control plane's acknowledgement.
  *
- * Segment files, each named by its first event's number, hold lines `<crc32> <json>`. `append` resolves when its line is
- * on the disk (all that wait share one flush); a segment is deleted when all its events were acknowledged. An event's
- * content never changes once it was handed out in a batch, also over a crash: what became of an action is a line of its
- * own, and an event that is sent before that is known gets a line that says so. That makes sending again harmless.
+ * Segment files, each named after its first event's number, hold lines `<crc32> <json>`. `append` resolves when its line is on
+ * disk (everything waiting shares one flush); a segment is deleted when all its events are acknowledged. An event's content never
+ * changes once it was handed out in a batch, even across a crash: an outcome is a line of its own, and an event that is sent
+ * before its outcome is known gets a line that says so. That makes sending it again harmless.
  *
- * INVARIANT: numbers have no gaps: `decided = acknowledged + pending`, at every moment and over every restart.
+ * INVARIANT: numbers have no gaps: `decided = acknowledged + pending`, at every moment and across every restart.
  */
 export class Spool {
   readonly #dir: string;
@@ -111,22 +111,22 @@ export class Spool {
   readonly #now: () => number;
   #segments: Segment[] = [];
   #fd = -1;
-  /** The file that notes what was acknowledged. */
+  /** The file that records what was acknowledged. */
   readonly #noted: number;
   #bytes = 0;
-  /** The length of the current segment's file, with the room at its end. */
+  /** The length of the current segment's file, including the room at its end. */
   #allocated = 0;
-  /** The last event that is on the disk. */
+  /** The last event that is on disk. */
   #durable = 0;
   /** The last event that was given a number. */
   #last = 0;
   #acknowledged = 0;
   #start: Position = { segment: 0, offset: 0 };
-  /** The end of what there was to send when it was opened. */
+  /** The end of what was there to send when it was opened. */
   #inherited: Position = { segment: 0, offset: 0 };
-  /** Events whose outcome may still come, and until when they wait for it. */
+  /** Events whose outcome may still come, with the deadline until which they wait for it. */
   readonly #open = new Map<number, number>();
-  /** The JSON texts of the outcomes of events that were not acknowledged yet; null for none. */
+  /** The JSON texts of the outcomes of events that are not acknowledged yet; null for none. */
   readonly #outcomes = new Map<number, Buffer>();
   #queue: Queued[] = [];
   /** How long the last flush took. */
@@ -149,9 +149,9 @@ export class Spool {
   }
 
   /**
-   * Opens the spool in a directory of its own; undefined when another process has it. What a crash tore off at the end
-   * was never acknowledged to anyone: it is moved to a file beside the segment, and `warn` is called. Throws a SpoolError on any other
-   * damage, since going on would lose records silently.
+   * Opens the spool in a directory of its own; undefined if another process has it. What a crash tore off at the end was never
+   * acknowledged to anyone: it is moved to a file next to the segment, and `warn` is called. Throws a SpoolError on any other
+   * damage, because continuing would lose records silently.
    */
   static open(dir: string, options: SpoolOptions): Spool | undefined {
     mkdirSync(dir, { recursive: true, mode: 0o700 });
@@ -179,7 +179,7 @@ export class Spool {
   get bytes(): number {
     return this.#bytes;
   }
-  /** Something of an earlier process was not sent yet. */
+  /** Something from an earlier process has not been sent yet. */
   get behind(): boolean {
     const { segment, offset } = this.#inherited;
     return this.#start.segment < segment || (this.#start.segment === segment && this.#start.offset < offset);
@@ -189,19 +189,19 @@ export class Spool {
     return this.#bytes + MOST_EVENT_BYTES > this.#maxBytes ? 'the spool is full' : undefined;
   }
 
-  /** Throws a SpoolError where an event would find no room. To be asked before anything is begun for a decision. */
+  /** Throws a SpoolError if there is no room for an event. To be called before anything is begun for a decision. */
   assertRoom(): void {
     const fault = this.#closed ? 'the proxy is stopping' : this.fault;
     if (fault) throw new SpoolError(fault);
   }
 
   /**
-   * Stores an event under the next number. When it resolves the event is on the disk. With `open` its outcome is waited
-   * for before it is sent. Rejects with a SpoolError when it could not be stored; then it has no number and no trace.
+   * Stores an event under the next number. When it resolves, the event is on disk. With `open`, the event waits for its outcome
+   * before it is sent. Rejects with a SpoolError if it could not be stored; it then has no number and leaves no trace.
    *
-   * `input` is sent with the event. Where there is room for an event alone, it goes without.
+   * `input` is sent with the event. If there is only room for the event, it is dropped.
    *
-   * `alone`: the process has nothing else to do meanwhile. A quick disk is then waited for at once: handing the flush to
+   * `alone`: the process has nothing else to do meanwhile. A quick disk is then waited for synchronously: handing the flush to
    * another thread and back takes a third as long as the flush, and at times ten times as long.
    */
   async append(
@@ -234,8 +234,9 @@ export class Spool {
   }
 
   /**
-   * Notes what became of an action. Does not wait. Too late a note is dropped, since its event may have been sent; but `event`, which
-   * is its event as it was stored, is sent once more with what the session's ledger is to hold: that is no part of the record.
+   * Records the outcome of an action, without waiting. A late outcome is dropped, because its event may have been sent; but
+   * `event`, which is its event as it was stored, is sent once more with what the session's ledger is to contain: that is not
+   * part of the record.
    */
   settle(seq: number, outcome: Outcome, event?: Record<string, unknown>): void {
     if (this.#closed) return;
@@ -245,7 +246,7 @@ export class Spool {
       late();
       return;
     }
-    // the event must not be sent before the note is on the disk, or after a crash it would be sent with other content
+    // the event must not be sent before the outcome is on disk, or after a crash it would be sent with other content
     this.#open.set(seq, NOTED);
     this.#note(seq, outcome).catch(() => {
       this.#open.set(seq, 0);
@@ -253,11 +254,11 @@ export class Spool {
     });
   }
 
-  /** What cannot be stored is tried again: until then only this process knows what the call said. */
+  /** What cannot be stored is tried again: until then only this process knows what the call revealed. */
   #again(seq: number, event: Record<string, unknown>, session_facts: readonly LedgerEntry[]): void {
     const text = lineOf(KINDS.again, seq, JSON.stringify({ ...event, session_facts }));
     const done = (error?: Error) => {
-      // after a failed flush nothing more is stored, and nothing more is permitted
+      // after a failed flush nothing more is stored or permitted
       if (!error || this.#broken) return;
       setTimeout(() => this.#closed || this.#again(seq, event, session_facts), AGAIN_MS).unref();
     };
@@ -265,9 +266,9 @@ export class Spool {
   }
 
   /**
-   * The next events in order, at most `most` and about `mostBytes`; undefined when there is none to send yet. Until it
-   * is acknowledged, the same events are answered again (with others after them). Rejects where the first of them waited too
-   * long for its outcome, and the note that it is sent without cannot be stored.
+   * The next events in order, at most `most` and about `mostBytes`; undefined if there are none to send yet. Until it is
+   * acknowledged, the same events are returned again (followed by others). Rejects if the first one waited too long for its
+   * outcome, and the note that it is sent without one cannot be stored.
    */
   async batch(most: number, mostBytes: number): Promise<Batch | undefined> {
     const now = this.#now();
@@ -278,7 +279,7 @@ export class Spool {
       const { kind, seq, texts } = line;
       if (kind === KINDS.outcome) continue;
       const again = kind === KINDS.again;
-      // not in one batch with itself
+      // never in one batch with itself
       if (again && items.some((one) => one.seq === seq)) break;
       if (seq > this.#durable) break;
       const deadline = again ? undefined : this.#open.get(seq);
@@ -303,7 +304,7 @@ export class Spool {
     );
     if (seal.length > 0) await this.#flushNow();
     const unsealed = (await Promise.all(notes)).find((fault) => fault !== undefined);
-    // what comes before it is complete, and sending it gives a full disk room
+    // what comes before it is complete, and sending that gives a full disk room
     const ready = unsealed ? items.filter(({ through }) => through < unsealed.seq) : items;
     const last = ready.at(-1);
     if (!last && unsealed) throw unsealed.error;
@@ -318,18 +319,18 @@ export class Spool {
     );
   }
 
-  /** Ends the events of a batch: the control plane has them, or has refused them for good. */
+  /** Completes the events of a batch: the control plane has them, or has refused them for good. */
   acknowledge({ through, end }: Batch): void {
     for (let seq = this.#acknowledged + 1; seq <= through; seq++) this.#outcomes.delete(seq);
     this.#acknowledged = through;
     this.#start = end;
-    // Not flushed: after a crash that loses this, events are sent again, which changes nothing.
+    // Not flushed: if a crash loses this, events are sent again, which changes nothing.
     const digits = String(through).padStart(16, '0');
     writeSync(this.#noted, `${digits} ${crc32(digits).toString(16).padStart(8, '0')}\n`, 0);
     const { bytes } = this.#segments.at(-1)!;
     const idle = this.pending === 0 && this.#queue.length === 0 && !this.#flushing;
     if (idle && bytes > this.#segmentBytes / 2) this.#rotate();
-    // what is left of a segment may be nothing but what became of its events
+    // all that is left of a segment may be outcomes of its events
     if (this.#segments.length > 1) {
       for (const { line, after } of this.#lines(this.#start)) {
         if (line.kind !== KINDS.outcome) break;
@@ -351,7 +352,7 @@ export class Spool {
     if (this.#start.segment < oldest!.first) this.#start = { segment: oldest!.first, offset: 0 };
   }
 
-  /** Keeps an event that the control plane refused for good in a file beside the spool, on the disk when it returns. */
+  /** Keeps an event that the control plane refused for good in a file next to the spool; it is on disk when this returns. */
   setAside(event: Buffer, why: string): void {
     const fd = openSync(this.#file('refused.jsonl'), 'a', 0o600);
     try {
@@ -362,7 +363,7 @@ export class Spool {
     }
   }
 
-  /** Waits for what is being written, then lets another process have the directory. */
+  /** Waits for what is being written, then releases the directory to other processes. */
   async close(): Promise<void> {
     if (this.#closed) return;
     this.#closed = true;
@@ -386,7 +387,7 @@ export class Spool {
     });
   }
 
-  /** What waits for its event is flushed at once; a note may wait for the next event's flush, or for a moment. */
+  /** An event is flushed at once; a note may wait for the next event's flush, or for a moment. */
   #enqueue(line: Queued): void {
     if (this.#broken) {
       line.done(this.#broken);
@@ -405,7 +406,7 @@ export class Spool {
   }
 
   async #flush(): Promise<void> {
-    // in a later turn: what fails at once would have ended before it is noted as running, and be running for ever
+    // in a later turn: otherwise, a flush that fails at once would end before it is noted as running, and seem to run forever
     await undefined;
     while (this.#queue.length > 0) {
       const group = this.#queue;
@@ -415,12 +416,12 @@ export class Spool {
         if (segment.bytes >= this.#segmentBytes) this.#rotate(group.find(({ seq }) => seq > 0)?.seq ?? this.#last + 1);
         const current = this.#segments.at(-1)!;
         const bytes = Buffer.from(group.length === 1 ? group[0]!.text : group.map(({ text }) => text).join(''));
-        // at a position: what an earlier failure left there is overwritten
+        // at a position, so that what an earlier failure left there is overwritten
         for (let at = 0; at < bytes.length; ) {
           at += writeSync(this.#fd, bytes, at, bytes.length - at, current.bytes + at);
         }
-        // Room for what follows: a flush that does not change the file's length needs no entry in the file system's
-        // journal, and takes a fraction of the time where others write too.
+        // Makes room for what follows: a flush that does not change the file's length needs no entry in the file system's
+        // journal, and takes a fraction of the time if others write too.
         const end = current.bytes + bytes.length;
         if (end > this.#allocated) {
           this.#allocated = end + Math.min(ROOM_BYTES, this.#segmentBytes);
@@ -428,17 +429,17 @@ export class Spool {
         }
         const began = performance.now();
         try {
-          // a note of an earlier action may go with it
+          // an earlier action's note may go with it
           const events = group.filter(({ seq }) => seq > 0);
           const atOnce = events.length > 0 && events.every(({ alone }) => alone) && this.#flushMs < QUICK_MS;
           if (atOnce) fdatasyncSync(this.#fd);
           else await sync(this.#fd);
           this.#flushMs = performance.now() - began;
-          // What happened meanwhile is heard of before anyone goes on, such as the end of a connection that is about to be used.
-          // The first turn may end without a look at the connections, when this one began with them.
+          // Handles what happened meanwhile before anyone continues, such as the end of a connection that is about to be used.
+          // The first turn may end without checking the connections if this one began with them.
           if (atOnce && this.#flushMs >= QUICK_MS) for (let n = 0; n < 2; n++) await setImmediate();
         } catch (error) {
-          // after a failed flush nobody knows what is on the disk: nothing more may be built on it
+          // after a failed flush it is unknown what is on disk: nothing more may be built on it
           this.#broken = error as Error;
           throw error;
         }
@@ -450,14 +451,14 @@ export class Spool {
         }
         this.onChange();
       } catch (error) {
-        // What is there of the group must not be found after a crash: it was answered with a refusal.
+        // What was written of the group must not be found after a crash: it was answered with a refusal.
         try {
           this.#allocated = this.#segments.at(-1)!.bytes;
           ftruncateSync(this.#fd, this.#allocated);
         } catch (cause) {
           this.#broken ??= cause as Error;
         }
-        // numbers that were given out to what failed, and to what waits behind it, are taken back: no gaps
+        // numbers assigned to what failed, and to what waits behind it, are taken back so that there are no gaps
         const failed = [...group, ...this.#queue];
         this.#queue = [];
         this.#last = this.#durable;
@@ -468,8 +469,8 @@ export class Spool {
   }
 
   /**
-   * Begins a new segment; the directory is flushed, so that the file is found after a crash. Where the current one has no event yet,
-   * but only what became of earlier ones, it is the one that the next event begins, and goes on.
+   * Begins a new segment and flushes the directory, so that the file is found after a crash. If the current segment holds no
+   * event yet, only outcomes of earlier ones, it is the one that the next event begins, and stays in use.
    */
   #rotate(first = this.#last + 1): void {
     if (this.#segments.at(-1)?.first === first) return;
@@ -519,12 +520,12 @@ export class Spool {
           else if (kind === KINDS.open) open.add(this.#last);
         } else if (kind === KINDS.outcome) {
           open.delete(seq);
-          // a copy, which does not keep the whole segment in memory
+          // a copy, so that the whole segment does not stay in memory
           if (seq > this.#acknowledged) this.#outcomes.set(seq, Buffer.from(texts[0]!));
         }
         good = end;
       }
-      // zeros are room that was made and not used
+      // zeros are room that was made but not used
       const end = lengthWithoutZeros(text, good);
       segment.bytes = good;
       if (good < end) {
@@ -548,11 +549,11 @@ export class Spool {
       ftruncateSync(this.#fd, segment.bytes);
       this.#allocated = segment.bytes;
     }
-    // The process that let these through is gone: nobody will tell what became of them.
+    // The process that permitted these is gone: no one will report their outcomes.
     for (const seq of open) this.#open.set(seq, 0);
   }
 
-  /** What was acknowledged by the last note of it; 0 where there is none that is whole, and all is sent again. */
+  /** The last acknowledged number on record; 0 if the record is missing or damaged, in which case everything is sent again. */
   #readNoted(): number {
     const [, digits = '', sum] = /^(\d{16}) ([0-9a-f]{8})\n$/.exec(readFileSync(this.#noted, 'utf8')) ?? [];
     return sum === crc32(digits).toString(16).padStart(8, '0') ? Number(digits) : 0;
@@ -581,7 +582,7 @@ export class Spool {
           }
           if (at > start) most = READ_BYTES;
           else if (read < text.length || text.length === bytes - at) break;
-          // one that is longer than what was read
+          // a line longer than what was read
           else most *= 2;
         }
       } finally {
@@ -597,7 +598,7 @@ export class Spool {
 
 export interface SpoolOptions {
   maxBytes: number;
-  /** How long an event waits for what became of its action before it is sent without that. */
+  /** How long an event waits for its action's outcome before it is sent without it. */
   outcomeWaitMs: number;
   now?: () => number;
   warn?: (message: string) => void;
@@ -613,7 +614,7 @@ function segmentName(first: number): string {
   return `${String(first).padStart(16, '0')}.spool`;
 }
 
-/** The event with the members of its outcome, which it does not have itself. */
+/** The event with the fields of its outcome, which it does not contain itself. */
 function joined(event: Buffer, outcome: Buffer | undefined): Buffer {
   if (!outcome || outcome.equals(NONE)) return event;
   return Buffer.concat([event.subarray(0, -1), COMMA, outcome.subarray(1)]);

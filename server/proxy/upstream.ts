@@ -26,7 +26,7 @@ import {
 } from './requests.ts';
 import { jsonValue } from './sessions.ts';
 
-/** Connection-specific (RFC 9110 §7.6.1): they concern one connection and are not passed on. */
+/** Connection-specific (RFC 9110 §7.6.1): they concern a single connection and are not passed on. */
 const HOP_BY_HOP = [
   'connection',
   'keep-alive',
@@ -38,7 +38,7 @@ const HOP_BY_HOP = [
   'transfer-encoding',
   'upgrade',
 ];
-/** Set by the proxy itself, or able to turn the request into another one than was decided on. */
+/** Set by the proxy itself, or able to turn the request into one that was not decided on. */
 const REPLACED = [
   'host',
   'content-length',
@@ -51,7 +51,7 @@ const REPLACED = [
   'x-http-method',
 ];
 const REPLACED_KINDS = /^x-(?:svc|forwarded|original|rewrite|envoy)-|-override$/;
-/** They describe the exact bytes of a body, and no longer hold once it was rewritten. */
+/** They describe the exact bytes of a body, and are no longer true once it is rewritten. */
 const BODY_HEADERS = new Set([
   'content-encoding',
   'content-md5',
@@ -61,10 +61,10 @@ const BODY_HEADERS = new Set([
   'etag',
   'accept-ranges',
 ]);
-/** What is masked must come whole and uncompressed. */
+/** A response to be masked must come whole and uncompressed. */
 const UNMASKABLE = new Set(['range', 'if-range', 'accept-encoding']);
 
-/** Is a header of this name passed on at all? Requests and answers have few names. */
+/** Whether headers of a name are passed on at all. Requests and responses use few names. */
 const FEW = { entries: 500, characters: 20_000 };
 const PASSED = { requests: new Bounded<boolean>(FEW), answers: new Bounded<boolean>(FEW) };
 
@@ -82,7 +82,7 @@ function isAnswered(name: string): boolean {
   return PASSED.answers.get(name) ?? PASSED.answers.set(name, !HOP_BY_HOP.includes(name) && !name.startsWith('x-svc-'));
 }
 
-/** Names with their values, one after the other: the form that Node prints without looking at it once more. */
+/** Alternating names and values: the form that Node serializes without further checks. */
 export type Headers = (string | string[])[];
 
 /** A request from an agent on its way to an upstream. */
@@ -94,20 +94,20 @@ export interface Call {
   rest: string;
   query: string;
   agent: Agent;
-  /** The same agent, if its credential still works. */
+  /** The same agent, if its credential is still valid. */
   identify: () => Promise<Agent>;
   credential: Credential;
-  /** The route's own headers, as they were when the call came. */
+  /** The route's own headers, as they were when the call arrived. */
   own: Readonly<Record<string, string>>;
-  /** Of a route with a sign-in: another token than the one that was refused. Rejects with a Refusal. */
+  /** For a route with a sign-in: gets another token than the refused one. Rejects with a Refusal. */
   renew?: ((refused: string) => Promise<string>) | undefined;
   sourceIp: string;
   trace: Trace;
-  /** The answer is read for facts of the session. */
+  /** Whether the response is read for facts of the session. */
   reads?: boolean;
 }
 
-/** The agent's credential, and where it came in. */
+/** The agent's credential, and where it was found. */
 export interface Credential {
   text: string;
   header: 'authorization' | 'x-svc-agent-key';
@@ -118,45 +118,45 @@ interface Forwarding {
   call: Call;
   url: URL;
   headers: Headers;
-  /** How it was decided, for the head of the answer. */
+  /** The decision, for the response headers. */
   said: Headers;
   /** Undefined when the request's body is streamed. */
   bytes: Buffer | undefined;
   masks: readonly Mask[];
-  /** Called once, with what became of it. */
+  /** Called once, with the outcome. */
   done: Done;
   onCut: OnCut;
-  /** Made by `prepare`, where there was time for it. */
+  /** Made by `prepare`, if there was time for it. */
   prepared: Prepared | undefined;
-  /** The request under way, to be given up when its time is over or the client has gone. */
+  /** The request in progress, given up on a timeout or when the client is gone. */
   sent?: http.ClientRequest;
-  /** It had a connection, so that the upstream may have done what it asked for. */
+  /** Whether it had a connection, so that the upstream may have acted on it. */
   reached?: boolean;
   givenUp?: boolean;
 }
 
-/** A request to an upstream which has a connection, or is making one. Nothing of it was sent. */
+/** A request to an upstream that has a connection or is making one. Nothing of it has been sent. */
 export interface Prepared {
   readonly sent: http.ClientRequest;
-  /** The head of the answer; rejects when there will be none. */
+  /** The head of the response; rejects if there will be none. */
   readonly answered: Promise<IncomingMessage>;
-  /** Since when it has the connection, by `performance.now()`. */
+  /** When it got the connection, by `performance.now()`. */
   connectedAt: number | undefined;
-  /** There is no connection any more, or something came over it already. */
+  /** Whether the connection is gone, or something has already come over it. */
   over: boolean;
 }
 
 /**
- * A connection that nothing uses is closed before the other side closes it, as a rule: a request that crosses with that
- * is lost, and most cannot be sent again. Many servers keep one for 5 s; one that announces less gets a second less than
- * that. Node heeds what is announced only where there is a timeout, and that is of unused connections alone.
+ * An unused connection is normally closed before the other side closes it: a request that crosses with that is lost, and most
+ * cannot be sent again. Many servers keep one for 5 s; for one that announces less, a second less than that is used. Node honors
+ * what is announced only if there is a timeout, which applies to unused connections alone.
  */
 const KEPT = { keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo', timeout: 4000 } as const;
 
-/** A connection that has waited for longer than this is not sent over: the other side may be about to close it. */
+/** A connection that has waited for longer than this is not used: the other side may be about to close it. */
 const FRESH_MS = 500;
 
-/** The way to the upstreams: what is forwarded is what was decided on, and answers come back through the same masks. */
+/** The way to the upstreams: what is forwarded is what was decided on, and responses come back through the same masks. */
 export class Upstreams {
   readonly #timeoutMs: number;
   readonly #maskBytes: number;
@@ -164,7 +164,7 @@ export class Upstreams {
   readonly #log: Log;
   readonly #pools = { 'http:': new http.Agent(KEPT), 'https:': new https.Agent(KEPT) };
 
-  /** `scheme`: the one by which agents reach the proxy. */
+  /** `scheme`: how agents reach the proxy. */
   constructor(config: ProxyConfig, scheme: 'http' | 'https', log: Log) {
     this.#timeoutMs = config.upstreamMs;
     this.#maskBytes = config.maskBytes;
@@ -204,7 +204,7 @@ export class Upstreams {
       if (name === 'traceparent' || (name === 'tracestate' && trace.state === undefined)) continue;
       headers.push(name, value);
     }
-    // the route's own say otherwise where they do
+    // unless the route's own headers say otherwise
     if (identity && !ours.includes('accept-encoding')) headers.push('accept-encoding', 'identity');
     if (!ours.includes('traceparent')) headers.push('traceparent', traceparentOf(trace));
     const last: Headers = ['host', url.host, 'x-forwarded-proto', this.#scheme];
@@ -216,8 +216,8 @@ export class Upstreams {
   }
 
   /**
-   * Sends the request and passes its answer on, masked where the decision says so. Throws a Refusal when there is none
-   * that may be passed on.
+   * Sends the request and passes the response on, masked if the decision says so. Throws a Refusal if there is none that may be
+   * passed on.
    */
   async forward(forwarding: Forwarding): Promise<void> {
     const { call, done, masks } = forwarding;
@@ -228,7 +228,7 @@ export class Upstreams {
       forwarding.givenUp = true;
       forwarding.sent?.destroy();
     };
-    // it may have left while its call was decided
+    // the client may have left while its call was decided
     const stay = whenClosed(response, gone);
     const timer = setTimeout(() => {
       timedOut = true;
@@ -256,7 +256,7 @@ export class Upstreams {
       clearTimeout(timer);
       const succeeded = status >= 200 && status < 300;
       if (succeeded && call.reads && isReadable(upstream)) {
-        // to the end before the client has it, so that its next call is decided on it
+        // read to the end before the client has it, so that its next call is decided on it
         gather(upstream, (value) => note(`HTTP ${status}`, { succeeded, value }));
       } else {
         // the client need not wait for the note
@@ -306,7 +306,7 @@ export class Upstreams {
     }
   }
 
-  /** Sends the request, and again with another token where the upstream refuses the one of the proxy's sign-in. */
+  /** Sends the request, and again with another token if the upstream refuses the token of the proxy's sign-in. */
   async #signedIn(forwarding: Forwarding): Promise<IncomingMessage> {
     const first = await this.#send(forwarding);
     const { call, bytes } = forwarding;
@@ -315,17 +315,20 @@ export class Upstreams {
     const refused = call.own.authorization!.replace(/^Bearer /, '');
     const token = await call.renew(refused);
     const withheld = new Refusal(502, 'UPSTREAM_SIGN_IN', 'the upstream refuses the sign-in of the proxy');
-    // what was streamed is gone
+    // a streamed body is gone
     if (!bytes) throw withheld;
     forwarding.headers = [...without(forwarding.headers, ['authorization']), 'authorization', `Bearer ${token}`];
     const second = await this.#send(forwarding);
     if (second.statusCode !== 401) return second;
-    // that is between the proxy and the upstream: the agent can do nothing about it, and is not to be told how to
+    // that is between the proxy and the upstream: the agent can do nothing about it, and must not learn how
     second.resume();
     throw withheld;
   }
 
-  /** A request of which nothing is sent before `end` is called on it: what takes time is done before the upstream may know. */
+  /**
+   * Prepares a request without sending anything before `end` is called on it, so that slow work is done before the upstream may
+   * know.
+   */
   prepare({ call, url, headers, bytes }: Pick<Forwarding, 'call' | 'url' | 'headers' | 'bytes'>): Prepared {
     const protocol = url.protocol as 'http:' | 'https:';
     const { hostname } = url;
@@ -335,7 +338,8 @@ export class Upstreams {
       port: url.port || undefined,
       path: url.pathname + url.search,
       method: call.method,
-      // As a list, which Node prints at once and sends with the first bytes of the body; where there is an `expect`, at once.
+      // As a list, which Node serializes at once and sends with the first bytes of the body; if there is an `expect`,
+      // immediately.
       headers: without(headers, ['expect']).concat(framingOf(call, bytes)) as string[],
       agent: this.#pools[protocol],
     };
@@ -351,13 +355,13 @@ export class Upstreams {
       });
       sent.once('error', lost);
       sent.once('close', () => prepared.over || lost(new Error('the request was given up')));
-      // nobody asked for it, and Node leaves the connection to anyone who listens
+      // not requested, and Node leaves the connection to whoever listens
       sent.once('upgrade', (_head, socket) => {
         socket.destroy();
         lost(new Error('the upstream wants another protocol'));
       });
     });
-    // it may fail before anyone waits for it
+    // it may fail before anyone awaits it
     answered.catch(() => {});
     const prepared: Prepared = { sent, answered, connectedAt: undefined, over: false };
     const connected = () => {
@@ -370,7 +374,7 @@ export class Upstreams {
     return prepared;
   }
 
-  /** Sends the request; resolves to the head of the answer. */
+  /** Sends the request; resolves to the head of the response. */
   async #send(forwarding: Forwarding): Promise<IncomingMessage> {
     const { bytes } = forwarding;
     const { request, method } = forwarding.call;
@@ -382,8 +386,8 @@ export class Upstreams {
         prepared?.sent.destroy();
         throw new Error('the request was given up');
       }
-      // Nothing of it was sent, so that any method may have another one. What came over it already, such as the 408 of a server
-      // that closes an idle connection, answers nothing.
+      // Nothing of it was sent, so any method may use another connection. What came over this one already, such as the 408 of a
+      // server that closes an idle connection, is not a response to it.
       const fresh = prepared && !prepared.over && performance.now() - (prepared.connectedAt ?? Infinity) < FRESH_MS;
       if (!fresh) prepared?.sent.destroy();
       const attempt = fresh ? prepared : this.prepare(forwarding);
@@ -394,8 +398,8 @@ export class Upstreams {
       try {
         return await attempt.answered;
       } catch (error) {
-        // A kept connection may have been closed by the other side just then. What changes nothing may be asked again
-        // (RFC 9110 §9.2.2); of anything else nobody knows whether it was done.
+        // A kept connection may just have been closed by the other side. Safe requests may be repeated (RFC 9110 §9.2.2); for any
+        // other it is unknown whether it was carried out.
         const stale = (error as NodeJS.ErrnoException).code === 'ECONNRESET' && sent.reusedSocket;
         if (!safe || !stale || again || !bytes || forwarding.givenUp) throw error;
       } finally {
@@ -430,7 +434,7 @@ export class Upstreams {
     return headers;
   }
 
-  /** The answer with its masks applied, or none of it: what cannot be masked is not shown. */
+  /** The response with its masks applied, or nothing: what cannot be masked is not shown. */
   async #answerMasked(upstream: IncomingMessage, forwarding: Forwarding, note: Done) {
     const { call, url, masks } = forwarding;
     const { response, method } = call;
@@ -479,7 +483,7 @@ export class Upstreams {
 
 const BROKE_OFF = 'the upstream broke off before its answer: whether it did what was asked is not known';
 
-/** Could the answer be the JSON of facts? */
+/** Whether the response could be JSON to read facts from. */
 function isReadable({ headers }: IncomingMessage): boolean {
   const { type, charset } = mediaType(headers['content-type']) ?? { type: '', charset: undefined };
   const plain = headers['content-encoding'] === undefined || headers['content-encoding'] === 'identity';
@@ -490,7 +494,10 @@ interface Tail {
   betweenEvents(): boolean;
 }
 
-/** Watches an event stream without a length: between two events one can be added, elsewhere it would be read as part of another. */
+/**
+ * Watches an event stream without a length: an event can be added between two others; elsewhere it would be read as part of
+ * another.
+ */
 function tailOf(upstream: IncomingMessage): Tail | undefined {
   const { type } = mediaType(upstream.headers['content-type']) ?? { type: '' };
   const plain = [undefined, 'identity'].includes(upstream.headers['content-encoding']);
@@ -502,7 +509,7 @@ function tailOf(upstream: IncomingMessage): Tail | undefined {
   return { betweenEvents: () => /(?:\n\n|\r\r|\r\n\r\n)$/.test(last) };
 }
 
-/** Calls back once with the value of an answer that is passed on, when all of it has come; undefined where it has none. */
+/** Calls back once, when a forwarded response is complete, with its JSON value; undefined if it has none. */
 function gather(upstream: IncomingMessage, done: (value: unknown) => void): void {
   const parts = new Parts();
   let fits = true;
@@ -520,12 +527,12 @@ function without(headers: Headers, names: readonly string[]): Headers {
   return headers.filter((_, n) => !names.includes(headers[n - (n % 2)] as string));
 }
 
-/** Methods whose requests usually have no body: of the others even an empty one is said to be empty. */
+/** Methods whose requests usually have no body: for all others, even an empty body gets a length. */
 const BODILESS: ReadonlySet<string> = new Set(['GET', 'HEAD', 'DELETE', 'OPTIONS']);
 
 /**
- * How the body of a request is framed. Always said where it is streamed: for methods that usually have no body, Node would
- * send it without, and the upstream would take it for the next request.
+ * How a request's body is framed. Always explicit if it is streamed: for methods that usually have no body, Node would send it
+ * unframed, and the upstream would take it for the next request.
  */
 function framingOf({ request, method }: Call, bytes: Buffer | undefined): string[] {
   if (!bytes) {
@@ -536,11 +543,11 @@ function framingOf({ request, method }: Call, bytes: Buffer | undefined): string
 }
 
 /**
- * Passes a body on. Node's `pipeline` would take the client's connection down with the upstream's, and with it the answer. What
- * comes of the body after that is read and dropped: the client may look for an answer only at its end.
+ * Passes a body on. Node's `pipeline` would close the client's connection along with the upstream's, and lose the response. The
+ * rest of the body is then read and dropped: the client may look for a response only at its end.
  */
 function pour(request: IncomingMessage, sent: http.ClientRequest): void {
-  // a part that came before it has closed is an error of its own
+  // a part that arrives before it has closed causes an error of its own
   sent.on('error', () => {});
   const stay = whenClosed(request, () => request.complete || sent.destroy(new Error('the client has gone')));
   sent.once('close', () => {
@@ -551,8 +558,8 @@ function pour(request: IncomingMessage, sent: http.ClientRequest): void {
 }
 
 /**
- * Resolves when all of an answer was passed on, rejects when either side breaks off. Node's `pipeline` would do, at the
- * price of an abort signal and its exception for each answer. `length` is NaN where it is not known.
+ * Resolves when the entire response was passed on, rejects when either side breaks off. Node's `pipeline` would work, at the
+ * price of an abort signal and its exception for each response. `length` is NaN if unknown.
  */
 function passOn(upstream: IncomingMessage, response: ServerResponse, length: number): Promise<void> {
   return new Promise((resolve, reject) => {
@@ -565,7 +572,7 @@ function passOn(upstream: IncomingMessage, response: ServerResponse, length: num
     response.on('drain', () => upstream.resume());
     upstream.on('data', (part: Buffer) => {
       left -= part.length;
-      // most answers are one part: head and body go in one write, and nothing is left to be done at the end
+      // most responses are one part: head and body go in one write, and nothing is left to do at the end
       if (left === 0) {
         ended = true;
         response.end(part);
