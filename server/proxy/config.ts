@@ -35,7 +35,7 @@ const key = (title: string, kind: SecretKind) =>
     )
     .optional();
 
-/** Every setting of the proxy, with its default and what `--help` and docs/proxy.md say about it. */
+/** Every setting of the proxy, with its default and its description in `--help` and docs/proxy.md. */
 const environment = z.object({
   SVC_URL: httpUrl.default('http://localhost:8080').describe('address of the control plane'),
   SVC_PROXY_KEY: key('an API key', 'key').describe('API key with the scope proxy'),
@@ -120,15 +120,15 @@ const environment = z.object({
 });
 
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
-/** Names of headers with their values. */
+/** Header names with their values. */
 export const HeaderTable = z.record(
   Header,
   // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
   z.string().regex(/^[^\x00-\x08\x0a-\x1f\x7f]*$/, 'has a control character'),
 );
-/** Of a request's headers only those are forwarded whose names every program reads in the same way. */
+/** Only request headers whose names every program reads in the same way are forwarded. */
 const PlainHeader = z.string().regex(/^[0-9A-Za-z-]+$/, 'must be the name of a header, of letters, digits and "-"');
-/** Where the arguments of an action hold its value, for policies (`context.amount`) and for approvers. */
+/** Where an action's arguments contain its value, for policies (`context.amount`) and for approvers. */
 export const Value = z.strictObject({
   from: z.string().min(1).max(1024),
   divide_by: z.number().positive().default(1),
@@ -140,7 +140,7 @@ export const Value = z.strictObject({
 });
 export type ValueRule = z.infer<typeof Value>;
 
-/** The upstream wants OAuth: the proxy sends the access token of `svc-proxy login --route`, and nothing without it. */
+/** The upstream requires OAuth: the proxy sends the access token of `svc-proxy login --route`, and sends nothing without it. */
 const SignInRule = z.strictObject({
   issuer: httpUrl,
   scope: z.string().min(1).max(1000).optional(),
@@ -172,9 +172,9 @@ const McpRoute = z.strictObject({
   wait_seconds: z.number().min(0).max(3600).default(0),
   others: z.enum(['enforce', 'record']).default('enforce'),
 });
-/** A name begins other names, and addresses of resources: it has no character that could end it there. */
+/** A name is a prefix of other names and of resource addresses, so it must not contain a character that could end it there. */
 export const SERVER_NAME = /^[a-z](?:[a-z0-9-]{0,30}[a-z0-9])?$/;
-/** Routes to MCP servers as one. */
+/** Serves several MCP servers as one. */
 const JoinRoute = z.strictObject({
   path: common.path,
   join: z
@@ -193,7 +193,7 @@ const RouteTable = z.strictObject({
 
 export type HttpRoute = z.infer<typeof HttpRoute> & { tool: string };
 export type McpRoute = z.infer<typeof McpRoute> & { server: string };
-/** Several MCP servers as one: by what each is called in it, the route that it has. */
+/** Several MCP servers as one: the name of each in it, and its route. */
 export interface JoinRoute {
   path: string;
   join: ReadonlyMap<string, McpRoute>;
@@ -202,12 +202,12 @@ export type Route = HttpRoute | McpRoute | JoinRoute;
 
 export interface ProxyConfig {
   readonly url: string;
-  /** The API key as it is now; the file that it may come from is read at each call. */
+  /** The current API key; if it comes from a file, the file is read at each call. */
   readonly key: () => string;
   readonly routes: readonly Route[];
   readonly host: string;
   readonly port: number;
-  /** Certificate and key as they are in their files now; undefined for plain HTTP. Throws a ConfigError. */
+  /** The current certificate and key from their files; undefined for plain HTTP. Throws a ConfigError. */
   readonly tls: (() => { cert: string; key: string }) | undefined;
   readonly dir: string;
   readonly id: string | undefined;
@@ -228,7 +228,7 @@ export interface ProxyConfig {
   /** In lower case. */
   readonly names: readonly string[];
   readonly agentKey: string | undefined;
-  /** Where `svc-proxy mcp` shows its metrics. */
+  /** Where `svc-proxy mcp` serves its metrics. */
   readonly metricsAddress: { host: string; port: number } | undefined;
   readonly metricsFile: string | undefined;
   readonly egressAllow: readonly string[];
@@ -239,8 +239,8 @@ export interface ProxyConfig {
 }
 
 /**
- * Reads the settings and the files that they name. Throws one ConfigError that lists every fault; none shows a secret.
- * `routes` says whether there must be a route table.
+ * Reads the settings and the files that they name. Throws one ConfigError that lists every fault without revealing a secret.
+ * `routes`: whether a route table is required.
  */
 export function readConfig(env: Environment, needs: { routes: boolean }): ProxyConfig {
   const reader = new SettingsReader(environment, env);
@@ -305,7 +305,7 @@ export function proxySettingsHelp(): SettingHelp[] {
   return settingsHelp(environment);
 }
 
-/** A key given as it is, which the table has checked, or by file; undefined when neither is there. */
+/** A key given as is, which the schema has checked, or by file; undefined if neither is set. */
 function oneOf(env: Environment, name: string, kind: SecretKind): string | undefined {
   const secret = secretOf(env, name);
   if (secret && secret.from !== name && readSecret(secret.text)?.kind !== kind) {
@@ -408,7 +408,7 @@ function readRoutes(text: string, env: Environment): Route[] {
   return [...routes, ...joined];
 }
 
-/** Of a route that is neither kind, the faults of the kind that it names are what helps. */
+/** For a route that matches no kind, only the faults of the kind that it names are helpful. */
 function unionError(issue: { code?: string; input?: unknown }): string | undefined {
   if (issue.code !== 'invalid_union') return undefined;
   const input = issue.input as Record<string, unknown> | null;

@@ -6,15 +6,15 @@ import { z } from 'zod';
 import type { LedgerRow } from '../domain/session-facts.ts';
 
 const zip = promisify(gzip) as (body: Buffer, how: { level: number; memLevel: number }) => Promise<Buffer>;
-/** Events are alike, and half as large again is a quarter of the work. */
+/** Events are alike: output half as large again takes a quarter of the work. */
 const FAST = { level: constants.Z_BEST_SPEED, memLevel: 8 };
 
 /** The control plane did not do what was asked. */
 export class ControlPlaneError extends Error {
   override readonly name = 'ControlPlaneError';
-  /** 0 when there was no answer. */
+  /** 0 if there was no response. */
   readonly status: number;
-  /** Of the problem document; empty where the answer had none. */
+  /** From the problem document; empty if the response had none. */
   readonly code: string;
   readonly retryAfterSeconds: number | undefined;
 
@@ -26,7 +26,7 @@ export class ControlPlaneError extends Error {
   }
 
   /**
-   * The control plane itself refuses this proxy's key. An answer without its problem document may come from anything in
+   * Whether the control plane itself refuses this proxy's key. A response without its problem document may come from anything in
    * between.
    */
   get refusesKey(): boolean {
@@ -36,14 +36,14 @@ export class ControlPlaneError extends Error {
     );
   }
 
-  /** Nothing is wrong with the request itself: it may be repeated. */
+  /** Whether nothing is wrong with the request itself, so that it may be repeated. */
   get passing(): boolean {
     return this.status === 0 || this.status === 429 || this.status >= 500 || this.code === '' || this.refusesKey;
   }
 }
 
 const TIMEOUT_MS = 10_000;
-/** Time for an answer about limits: an action waits for it. */
+/** The time limit for a response about limits, because an action waits for it. */
 const LIMITS_MS = 3_000;
 const MOST_ANSWER_BYTES = 96 * 1024 * 1024;
 
@@ -78,7 +78,7 @@ const Hold = z.object({
   estimated_value: z.number().nullable(),
   value_currency: z.string().nullable(),
 });
-/** A hold as the control plane shows it, of which this much is read. */
+/** A hold as the control plane returns it, as far as it is read here. */
 export type Hold = z.infer<typeof Hold>;
 
 const ProxyConfiguration = z.object({
@@ -131,7 +131,7 @@ const LimitResult = z.union([
   z.object({ exceeded: z.array(z.object({ rule_id: z.string(), retry_after: z.number() })) }),
   z.object({ unknown: z.array(z.string()) }),
 ]);
-/** What came of taking from limits: all of it, nothing, or rules that the control plane does not have. */
+/** The result of taking from limits: everything, nothing, or rules that the control plane does not have. */
 export type LimitResult = z.infer<typeof LimitResult>;
 
 export interface BundleAnswer {
@@ -139,13 +139,13 @@ export interface BundleAnswer {
   bytes?: Buffer;
   seq: number;
   pollSeconds: number | undefined;
-  /** The control plane held the answer back until there was a change or the time was over. */
+  /** The control plane delayed its response until there was a change or the time was up. */
   waited: boolean;
 }
 
 /**
- * The control plane's REST interface, as far as a proxy's key reaches. Every method rejects with a ControlPlaneError
- * and nothing else. Redirects are not followed: they would carry the key elsewhere.
+ * The control plane's REST API, as far as a proxy's key gives access. Every method rejects with a ControlPlaneError and nothing
+ * else. Redirects are not followed: they would carry the key elsewhere.
  */
 export class ControlPlane {
   readonly url: string;
@@ -163,7 +163,7 @@ export class ControlPlane {
     this.#key = key;
   }
 
-  /** Aborts all requests, now and in the future: a process that ends does not wait for answers. */
+  /** Aborts all requests, now and in the future: a process that is stopping does not wait for responses. */
   close(): void {
     this.#closed.abort();
   }
@@ -198,7 +198,7 @@ export class ControlPlane {
     };
   }
 
-  /** The signed document of the stops in force; without `text` when it is the one of `etag` (304). */
+  /** The signed document of the stops in force; without `text` if it is still the one with this `etag` (304). */
   async stops(ask: {
     etag: string | undefined;
     waitSeconds: number;
@@ -235,8 +235,8 @@ export class ControlPlane {
   }
 
   /**
-   * At most 100 events with what is kept of their requests, as JSON texts. When it resolves, all but what was rejected is
-   * stored for good.
+   * Sends at most 100 events with what is kept of their requests, as JSON texts. When it resolves, everything that was not
+   * rejected is stored for good.
    */
   async ingest(events: readonly Buffer[], inputs: readonly Buffer[] = []): Promise<Ingested> {
     const content = [...list('{"events":[', events), ...(inputs.length > 0 ? list('],"inputs":[', inputs) : []), END];
@@ -248,14 +248,14 @@ export class ControlPlane {
     return read(Ingested, body);
   }
 
-  /** What is known of an agent's session, the newest first. */
+  /** What is known about an agent's session, newest first. */
   async sessionFacts(agentId: string, sessionId: string): Promise<LedgerRow[]> {
     const query = new URLSearchParams({ agent_id: agentId, session_id: sessionId });
     const { body } = await this.#call('GET', `/v1/session-facts?${query}`, { timeoutMs: 2_000 });
     return read(z.object({ facts: z.array(SessionFact) }), body).facts;
   }
 
-  /** The same key and request answer the same hold again, as it is by then; `opened` when it is new. */
+  /** The same key and request return the same hold again, in its current state; `opened` if it is new. */
   async createHold(
     request: Record<string, unknown>,
     idempotencyKey: string,
@@ -273,7 +273,7 @@ export class ControlPlane {
     return read(Hold, body);
   }
 
-  /** Not to be repeated when no answer came: the hold may have been consumed already. */
+  /** Must not be repeated if no response came: the hold may have been consumed already. */
   async consumeHold(id: string, by: { action_hash: string; agent_id: string; agent_role: string }): Promise<Hold> {
     const { body } = await this.#call('POST', `/v1/escrow/${encodeURIComponent(id)}/consume`, { json: by });
     return read(Hold, body);
@@ -303,14 +303,14 @@ export class ControlPlane {
     return read(z.object({ wanted: z.array(z.string()) }), body).wanted;
   }
 
-  /** The pin of the definition of this tool that any proxy saw last; null where none did. */
+  /** The pin of this tool's definition that any proxy saw last; null if none did. */
   async seenTool(server: string, name: string): Promise<string | null> {
     const query = new URLSearchParams({ tool_server: server, tool_name: name });
     const { body } = await this.#call('GET', `/v1/tools/seen?${query}`);
     return read(z.object({ pin: z.string().nullable() }), body).pin;
   }
 
-  /** The definition with this pin, as the control plane says: to be pinned again. */
+  /** The definition with this pin, according to the control plane: the caller must pin it again. */
   async toolDefinition(pin: string): Promise<unknown> {
     const { body } = await this.#call('GET', `/v1/tool-definitions/${encodeURIComponent(pin)}`);
     return read(z.object({ definition: z.unknown() }), body).definition;
@@ -353,7 +353,7 @@ export class ControlPlane {
     }
   }
 
-  /** Resolves to the head of the answer. Node's `fetch` would do, for 45 ms of the start and 6 MB. */
+  /** Resolves to the head of the response. Node's `fetch` would work, but costs 45 ms at startup and 6 MB. */
   #send(path: string, content: Buffer | undefined, options: http.RequestOptions): Promise<IncomingMessage> {
     const request = this.#secure ? https.request : http.request;
     return new Promise((resolve, reject) => {
@@ -392,7 +392,7 @@ function problemOf(status: number, headers: IncomingHttpHeaders, body: Buffer, w
       code = typeof problem.code === 'string' ? problem.code : '';
       detail = String(problem.detail ?? problem.title ?? '');
     } catch {
-      // without a document the status alone speaks
+      // without a document, the status alone has to do
     }
   }
   const seconds = Number(headers['retry-after'] ?? Number.NaN);

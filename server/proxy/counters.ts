@@ -3,28 +3,30 @@ import { type LimitHit, type LimitWindow, takenFrom, valuesOf } from '../policy/
 /** Sessions kept; the least recently used go first. */
 const MOST_SESSIONS = 100_000;
 /**
- * Windows kept, about 100 MB. While that many are open, no agent has another value counted apart: none of them may be forgotten.
- * Each agent may have opened as many as are left, so that some always are: one agent gets half, two get a third each.
+ * Windows kept, about 100 MB. While there are that many open, no agent gets another value counted separately, because none of
+ * them may be forgotten. Each agent may have opened as many as there are left, so that some always are: one agent gets half, two
+ * get a third each.
  */
 const MOST_WINDOWS = 500_000;
-/** Windows that each call looks at, to remove those that ended: more than it opens, and so few that nothing waits for it. */
+/** Windows that each call checks, to remove those that ended: more than it opens, and few enough not to delay it. */
 const LOOKED_AT = 64;
 
-/** `opener`: the agent that began it under a value that it chose. */
+/** `opener`: the agent that began it with a value that the agent chose. */
 type Window = LimitWindow & { opener?: string | undefined };
 type Counter = Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_seconds'> & { kind: string };
 
 /**
- * What this proxy counted by itself: calls of sessions, and what its agents took of limits, all agents together as the limit
- * says. The windows count where the control plane, which counts for all proxies, cannot be reached. A restart begins from zero.
+ * What this proxy counted by itself: calls of sessions, and what its agents took from limits, all agents together as the limit
+ * says. The windows are used while the control plane, which counts for all proxies, cannot be reached. A restart begins from
+ * zero.
  */
 export class Counters {
   readonly #windows = new Map<string, Window>();
-  /** By agent, how many of the windows it opened. */
+  /** How many of the windows each agent opened. */
   readonly #opened = new Map<string, number>();
   readonly #sessions = new Map<string, { call_count: number; started: string }>();
   readonly #most: number;
-  /** The windows that are looked at next. */
+  /** The windows to check next. */
   #next = this.#windows.entries();
 
   constructor({ most = MOST_WINDOWS } = {}) {
@@ -32,8 +34,8 @@ export class Counters {
   }
 
   /**
-   * Takes from all limits, or from none where one of them or of `checked` would be exceeded; then by rule when to ask again.
-   * As at the control plane, an agent opens a bounded number of windows under values that it chose.
+   * Takes from all limits, or from none if one of them or of `checked` would be exceeded; then returns per rule when to ask
+   * again. As at the control plane, an agent opens a bounded number of windows with values that it chose.
    */
   take(
     limits: readonly LimitHit[],
@@ -70,8 +72,8 @@ export class Counters {
   }
 
   /**
-   * Notes what the control plane granted, in windows that end when it says: it is what this proxy goes on from by itself.
-   * Returns what gives it back.
+   * Records what the control plane granted, in windows that end when it says: if it becomes unreachable, this proxy continues
+   * from there. Returns a function that gives it back.
    */
   note(granted: ReadonlyMap<LimitHit, number>, agentId: string, now: number): () => void {
     this.#tidy(now);
@@ -79,10 +81,11 @@ export class Counters {
       const name = keyOf(limit);
       const before = this.#windows.get(name);
       const same = before && isSameWindow(limit, before.endsAt, endsAt);
-      // What was counted alone in a window that is open for long is not forgotten for one that began elsewhere, or a control plane that
-      // comes and goes would double the limit. The last of a window is only the time that answers took.
+      // Counts made while offline are kept while more than a tenth of their window is left, even if the control plane's window
+      // began at another time; otherwise a control plane that comes and goes would double the limit. Less than that may just be
+      // response time.
       const goesOn = same || (before && before.endsAt - now > limit.window_seconds * 100);
-      // what there is no room for is refused while it is not known
+      // if there is no room, the value is not counted here, and is refused while the control plane cannot be reached
       if (!before && limit.chosen && !this.#hasRoom(agentId)) continue;
       if (!goesOn && limit.chosen) {
         const values = valuesOf(limit, agentId);
@@ -98,7 +101,7 @@ export class Counters {
     return () => this.#giveBack([...granted.keys()], (limit) => granted.get(limit)!);
   }
 
-  /** The calls of an agent's session before this one, which is counted. */
+  /** The calls of an agent's session before this one, which is then counted. */
   session(agentId: string, sessionId: string, now: number): { call_count: number; started: string } {
     const key = JSON.stringify([agentId, sessionId]);
     const before = this.#sessions.get(key) ?? { call_count: 0, started: new Date(now).toISOString() };
@@ -108,7 +111,7 @@ export class Counters {
     return before;
   }
 
-  /** Gives back what was taken in windows with these ends; one that is over has nothing of it any more. */
+  /** Gives back what was taken in windows with these ends; a window that is over has nothing to give back. */
   #giveBack(limits: readonly LimitHit[], endOf: (limit: LimitHit) => number): void {
     for (const limit of limits) {
       const window = this.#windows.get(keyOf(limit));
@@ -156,7 +159,7 @@ export function keyOf({ rule_id, kind, key }: Pick<Counter, 'rule_id' | 'kind' |
   return JSON.stringify([rule_id, kind, key]);
 }
 
-/** Ends of one window differ by the time that the answers of the control plane took. */
+/** Two reported ends of one window differ by how long the control plane's responses took. */
 export function isSameWindow({ window_seconds }: Pick<LimitHit, 'window_seconds'>, a: number, b: number): boolean {
   return Math.abs(a - b) < window_seconds * 500;
 }

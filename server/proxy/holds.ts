@@ -5,22 +5,22 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { type Trace, traceparentOf } from '../lib/trace.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
 
-/** Held actions whose place among equal ones is remembered. */
+/** Held actions whose count of ended holds is remembered. */
 const MOST_PLACES = 10_000;
-/** How many ended holds of one and the same action are passed over before a new one is opened in any case. */
+/** How many ended holds of the same action are passed over before a new one is opened in any case. */
 const MOST_ENDED = 50;
-/** For how long an agent that repeats its call is reminded that an approval of it was used. */
+/** How long an agent that repeats its call is reminded that an approval of it was used. */
 const REMINDED_MS = 24 * 60 * 60_000;
 
-/** An approval of the very same action that was used up: whether the action was done is for the agent to find out. */
+/** A used-up approval of the exact same action: the agent has to find out whether the action was carried out. */
 export interface UsedApproval {
   id: string;
   at: string;
 }
 
 /**
- * What is held, with what the approvers read. Nothing that differs between two attempts at the same action is in it, as
- * the session would: the second would open a hold of its own.
+ * What is held, with what the approvers read. It contains nothing that differs between two attempts at the same action, such as
+ * the session, because the second attempt would then open a hold of its own.
  */
 export interface HeldAction {
   agent_id: string;
@@ -35,9 +35,9 @@ export interface HeldAction {
 /**
  * Holds at the control plane.
  *
- * The same agent's same action shares one hold while that is open, over retries, restarts and proxies with one key: the
- * idempotency key is made from the action and its terms, with the count of the equal holds that have ended. Nothing
- * needs to be kept here for that; the count is remembered so as not to ask for ended ones again.
+ * The same agent's same action shares one hold while that is open, across retries, restarts and proxies with the same key: the
+ * idempotency key is derived from the action and its terms, and the number of equal holds that have ended. Nothing needs to be
+ * stored here for that; the number is remembered to avoid asking for ended ones again.
  */
 export class Holds {
   readonly #control: ControlPlane;
@@ -48,8 +48,8 @@ export class Holds {
   }
 
   /**
-   * The open hold of this action, held or released, or a new one (`opened`), and the newest approval of it that was
-   * `used` lately. Rejects with a ControlPlaneError.
+   * The open hold of this action, held or released, or a new one (`opened`), and its newest approval if that was `used` recently.
+   * Rejects with a ControlPlaneError.
    */
   async open(
     action: HeldAction,
@@ -63,7 +63,7 @@ export class Holds {
     const request = {
       ...what,
       ...rest,
-      // what is absent is left out, but that a tool has no definition is said where its release is for one
+      // absent fields are left out, except that a tool without a definition is stated if the hold depends on the definition
       ...Object.fromEntries(Object.entries(held).filter(([, value]) => value !== null)),
       ...(rules.some(({ id }) => id === DEFINITION_RULE) && { tool_pin: held.tool_pin }),
       ...(arguments_preview !== null && { arguments_preview }),
@@ -74,7 +74,7 @@ export class Holds {
       ...(delay_seconds !== undefined && { release_after_seconds: delay_seconds }),
       rule_ids: rules.map(({ id }) => id),
     };
-    // the texts of the rules and not the bundle: one that changed nothing here asks for the same hold
+    // the texts of the rules, not the bundle: a new bundle that changes nothing here asks for the same hold
     const same = sha256Tag(canonicalJson({ ...request, rules }));
     const { ended: began, used: known } = this.#ended.get(same) ?? { ended: 0, used: undefined };
     let used = known;
@@ -114,14 +114,14 @@ export class Holds {
   }
 }
 
-/** Seconds after which asking for the hold again may have something new to tell. */
+/** Seconds until asking for the hold again may bring news. */
 export function retryAfter(hold: Hold, now: number): number {
   const release = hold.release_at === undefined ? Number.POSITIVE_INFINITY : Date.parse(hold.release_at);
   const seconds = Math.ceil((Math.min(release, Date.parse(hold.expires_at)) - now) / 1000);
   return hold.status === 'held' ? Math.max(1, Math.min(seconds, 15)) : 1;
 }
 
-/** That an approval is gone: an agent that got no answer must not take the new hold for the old one. */
+/** States that an approval is gone: an agent that got no response must not mistake the new hold for the old one. */
 export function usedBefore({ id, at }: UsedApproval): string {
   return `An approval of this very action, ${id}, was used at ${at} and is gone: if its answer did not arrive, find out whether it was done before this is approved again.`;
 }

@@ -9,10 +9,10 @@ import { type Counters, isSameWindow, keyOf } from './counters.ts';
 /** What a proxy does with limits while it cannot reach the control plane; see `SVC_PROXY_LIMITS_AWAY`. */
 export type LimitsAway = 'rates' | 'count' | 'deny';
 
-/** After a failure the control plane is not asked for so long: no action waits for one that does not answer. */
+/** After a failure, the control plane is not asked for this long: no action waits for one that does not respond. */
 const REST_MS = 3_000;
 const MOST_TAKES = 50;
-/** A refusal is remembered for so long: the limit may be raised meanwhile. */
+/** A refusal is remembered for this long: the limit may be raised meanwhile. */
 const REFUSED_MS = 5_000;
 /** Leases and refusals that are remembered. */
 const MOST_KNOWN = 100_000;
@@ -30,19 +30,18 @@ interface Known {
   ahead: number;
   /** When the window ends. */
   endsAt: number;
-  /** More calls are refused without being asked for. */
+  /** More calls are refused without asking. */
   refused: boolean;
-  /** What is known is forgotten then. */
+  /** When this entry expires. */
   until: number;
 }
 
 /**
- * Limits that the control plane counts for all proxies. What this proxy takes is committed there before an action is
- * permitted. Of rates with high limits it takes some calls ahead, so that most calls need no answer; requests that wait
- * are sent together.
+ * Limits that the control plane counts for all proxies. What this proxy takes is committed there before an action is permitted.
+ * From rates with high limits it takes some calls ahead, so that most calls need no response; waiting requests are sent together.
  *
- * INVARIANT: while the control plane answers, all proxies together never take more than a limit. Taking ahead may refuse
- * calls early, by at most the share in `leaseOf` for each other proxy.
+ * INVARIANT: while the control plane responds, all proxies together never take more than a limit. Taking ahead may refuse calls
+ * early, by at most the share in `leaseOf` for each other proxy.
  */
 export class SharedLimits {
   readonly #control: ControlPlane;
@@ -52,7 +51,9 @@ export class SharedLimits {
   readonly #away: LimitsAway;
   readonly #known = new Map<string, Known>();
   readonly #waiting: Waiting[] = [];
-  /** Limits of which calls are being taken ahead: once at a time, so that no more than one share waits to be used. */
+  /**
+   * Limits from which calls are being taken ahead: one request at a time, so that no more than one share is waiting to be used.
+   */
   readonly #leasing = new Set<string>();
   #sending = false;
   #restUntil = 0;
@@ -65,14 +66,14 @@ export class SharedLimits {
     this.#away = parts.away;
   }
 
-  /** As `Ports.take`. */
+  /** See `Ports.take`. */
   async take({ limits, checked, once }: Asked, agentId: string): Promise<Taking | { unavailable: string }> {
     const now = this.#clock.now();
     const refused = limits.filter((limit) => this.#find(limit, now)?.refused);
     if (refused.length > 0 && once === undefined) {
       return nothing(refused.map((limit) => [limit, Math.ceil((this.#find(limit, now)!.endsAt - now) / 1000)]));
     }
-    /** Those of which calls were taken ahead, with the end of the window in which they were. */
+    /** Limits with calls that were taken ahead, and the end of the window in which they were. */
     const ahead = new Map<LimitHit, number>();
     for (const limit of once === undefined ? limits : []) {
       const known = this.#find(limit, now);
@@ -81,7 +82,7 @@ export class SharedLimits {
     const asked = limits.filter((limit) => !ahead.has(limit));
     const alone = asked.length + checked.length > 0 && performance.now() < this.#restUntil;
     if (alone) return this.#alone(limits, checked, agentId);
-    // the calls that are used must not be given to another action meanwhile
+    // calls in use here must not be given to another action meanwhile
     for (const limit of ahead.keys()) this.#find(limit, now)!.ahead--;
     if (asked.length + checked.length === 0) return this.#granted(ahead, ahead, agentId);
 
@@ -111,7 +112,7 @@ export class SharedLimits {
       return this.#granted(granted, ahead, agentId, once === undefined ? id : undefined);
     }
     this.#putBack(ahead);
-    // the control plane has other policies than this proxy, which gets them soon
+    // the control plane has other policies than this proxy, which will get them soon
     if ('unknown' in result) return this.#alone(limits, checked, agentId);
     const over: [LimitHit, number][] = [];
     for (const { rule_id, retry_after } of result.exceeded) {
@@ -127,7 +128,7 @@ export class SharedLimits {
     return nothing(over);
   }
 
-  /** `granted`, and of it what was taken `ahead`: with the ends of the windows. */
+  /** `granted`, and the part of it that was taken `ahead`, with the ends of the windows. */
   #granted(
     granted: ReadonlyMap<LimitHit, number>,
     ahead: ReadonlyMap<LimitHit, number>,
@@ -142,7 +143,7 @@ export class SharedLimits {
         this.#putBack(ahead);
         if (id === undefined) return;
         await this.#control.giveBackLimits(id).catch((error: Error) => {
-          // it stays taken, and no limit is passed
+          // it remains taken, and no limit is exceeded
           this.#log.warn({ detail: error.message }, 'what an action took of limits could not be given back');
         });
       },
@@ -172,7 +173,7 @@ export class SharedLimits {
     if (this.#known.size > MOST_KNOWN) this.#known.delete(this.#known.keys().next().value as string);
   }
 
-  /** A call that was taken in a window that is over is no call of the next one. */
+  /** A call that was taken in a window that is over does not count for the next one. */
   #putBack(ahead: ReadonlyMap<LimitHit, number>): void {
     for (const [limit, endsAt] of ahead) {
       const known = this.#find(limit, this.#clock.now());

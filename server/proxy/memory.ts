@@ -1,19 +1,18 @@
 import { getHeapSpaceStatistics, setFlagsFromString } from 'node:v8';
 
-/** The space for young objects, of which V8 counts two halves. */
+/** The space for young objects, of which V8 counts both halves. */
 const YOUNG_BYTES = 16 * 1024 * 1024;
 
 /**
- * Keeps V8 from taking memory for speed that a proxy does not gain. By itself it gives young objects 128 MB under load,
- * and lets garbage grow to several times what is in use, since the machine has room.
+ * Keeps V8 from using memory for speed that a proxy does not gain. On its own, it gives young objects 128 MB under load, and lets
+ * garbage grow to several times what is in use, because the machine has room.
  *
- * - `least`: a desktop client has a process of `svc-proxy mcp` for each of its servers. Young objects keep the 1 MB that
- *   they begin with.
- * - `busy`: a proxy in front of many agents. Young objects get 16 MB once it has work, so that few of a request's outlive it
- *   there, and old ones twice what is in use: with half of that, collecting takes a tenth more of a request's time.
+ * - `least`: a desktop client has a process of `svc-proxy mcp` for each of its servers. Young objects keep their initial 1 MB.
+ * - `busy`: a proxy in front of many agents. Young objects get 16 MB once it has work, so that few of a request's objects outlive
+ *   that space, and old ones twice what is in use: with half of that, garbage collection takes a tenth more of a request's time.
  *
- * In both a function of the policy engine is compiled a second time, for speed, only when it has run for long: with V8's
- * own budget of 13 million its parsers would be, for 25 MB and 0.15 s. To be called before that engine is loaded.
+ * In both, a function of the policy engine is compiled a second time, for speed, only after it has run for long: with V8's own
+ * budget of 13 million its parsers would be, at a cost of 25 MB and 0.15 s. To be called before that engine is loaded.
  */
 export function boundMemory(kind: 'least' | 'busy'): void {
   setFlagsFromString('--wasm-tiering-budget=200000000');
@@ -35,16 +34,16 @@ export function boundMemory(kind: 'least' | 'busy'): void {
       fills++;
       doubleYoung();
     }
-    // what filling it took is no work
+    // the time it took to fill the space does not count as work
     before = process.cpuUsage().user;
   }, LOOK_MS).unref();
 }
 
-/** In the worst case a burst of requests has to do with little for four times as long. */
+/** In the worst case, a burst of requests has to make do with little space for four times as long. */
 const LOOK_MS = 250;
-/** The share of a core. */
+/** As a share of one core. */
 const BUSY = 0.2;
-/** Four make 16 MB of 1 MB. Where the machine or the container has little memory, V8 allows less, and filling it is in vain. */
+/** Four turn 1 MB into 16 MB. If the machine or the container has little memory, V8 allows less, and filling is in vain. */
 const MOST_FILLS = 12;
 const PERIOD_MS = 60_000;
 
@@ -53,8 +52,8 @@ function youngBytes(): number {
 }
 
 /**
- * The size can be set on the command line alone: here the space is filled until V8 has doubled it, some milliseconds long.
- * Only what the space takes in one collection is kept, or most of it would move to the old objects.
+ * The size can only be set on the command line, so this fills the space until V8 has doubled it, which takes some milliseconds.
+ * Only what the space can hold in one collection is kept; otherwise most of it would move to the old objects.
  */
 function doubleYoung(): void {
   const size = youngBytes();
@@ -65,5 +64,5 @@ function doubleYoung(): void {
   }
   setFlagsFromString('--semi-space-growth-factor=1');
 }
-/** Of one entry of what the space is filled with. */
+/** The size of one entry used to fill the space. */
 const FILL_BYTES = 40_000;

@@ -53,16 +53,16 @@ Needs SVC_URL, SVC_PROXY_KEY (or _FILE) and SVC_AGENT_KEY (or _FILE); \`svc-prox
 standard error. Exit codes: 0 the session is over, 1 failed, 2 wrong usage or settings.
 `;
 
-/** Package runners and interpreters: their names say nothing about the server. */
+/** Package runners and interpreters, whose names say nothing about the server. */
 const RUNNERS = /^(?:npx|npm|node|bunx?|deno|uvx?|pipx?|python3?|docker|sh|bash)$/;
 
 export interface McpOptions {
   servers: readonly NamedServer[];
-  /** They are one server for the client, which knows their tools by other names. */
+  /** The client sees them as one server, and knows their tools by other names. */
   joined: boolean;
 }
 
-/** Where the options end: at `--`, which some launchers take away, or else at the first word that belongs to none. */
+/** Where the options end: at `--`, which some launchers remove, or else at the first word that belongs to no option. */
 export function commandAt(argv: readonly string[]): number {
   let at = 0;
   while (argv[at]?.startsWith('--') && argv[at] !== '--') at += argv[at]!.includes('=') ? 1 : 2;
@@ -143,7 +143,7 @@ function serverOf(
   return { url: address, headers: read };
 }
 
-/** Throws a UsageError that shows nothing of what is in the file. */
+/** Throws a UsageError that reveals nothing of the file's contents. */
 function readAddress(file: string): string {
   try {
     return readFileSync(file, 'utf8').trim();
@@ -152,7 +152,7 @@ function readAddress(file: string): string {
   }
 }
 
-/** Throws a UsageError that shows nothing of what is in the file. */
+/** Throws a UsageError that reveals nothing of the file's contents. */
 function readHeaders(file: string): Record<string, string> {
   let json: unknown;
   try {

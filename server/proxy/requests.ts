@@ -12,19 +12,19 @@ import type { HttpRoute, Route } from './config.ts';
 import { Refusal } from './problem.ts';
 
 /**
- * What a request says, read so that there is one reading: what was decided on is what the upstream gets. A JSON or form
- * body goes on as it was understood, serialized again; a path that programs read in different ways is refused.
+ * Reads a request so that only one reading is possible: what was decided on is what the upstream gets. A JSON or form body is
+ * passed on as it was understood, serialized again; a path that programs read in different ways is refused.
  */
 
 const MOST_DEPTH = 64;
 
-/** A path that everything below lets pass as it is: most are. */
+/** A path that everything below leaves unchanged, as most are. */
 const SIMPLE_TARGET = /^\/(?:[\w~-]+\/)*[\w~-]*$/;
 
 /**
- * The path with unreserved characters decoded (RFC 3986 §6.2.2.2), and the query with `+` as the `%20` that forms mean
- * by it. Throws a Refusal on what programs read in different ways: separators and dot segments in any spelling, path
- * parameters (`;`), what is encoded twice, what is not UTF-8, and names in the query that some take for the same.
+ * The path with unreserved characters decoded (RFC 3986 §6.2.2.2), and the query with `+` as the `%20` that it means in forms.
+ * Throws a Refusal for anything that programs read in different ways: separators and dot segments in any spelling, path
+ * parameters (`;`), double encoding, invalid UTF-8, and names in the query that some programs consider the same.
  */
 export function readTarget(target: string): { path: string; query: string } {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the target of the request ${why}`);
@@ -40,7 +40,7 @@ export function readTarget(target: string): { path: string; query: string } {
     const character = String.fromCharCode(Number.parseInt(hex, 16));
     return /[A-Za-z0-9\-._~]/.test(character) ? character : octet.toUpperCase();
   });
-  // some servers cut path parameters off before they look at the segments (`/public;/../admin`)
+  // some servers strip path parameters before they look at the segments (`/public;/../admin`)
   if (path.includes(';') || path.includes('%3B')) throw bad('has path parameters');
   if (/%(?:2F|5C|[01][0-9A-F]|7F)/.test(path)) throw bad('has an escaped separator or control character');
   if (/%25[0-9A-F]{2}/i.test(path)) throw bad('is encoded twice');
@@ -54,7 +54,7 @@ export function readTarget(target: string): { path: string; query: string } {
   return { path, query };
 }
 
-/** The characters beyond ASCII as programs see them that fold what looks alike (NFKC). Throws on what is not UTF-8. */
+/** The characters beyond ASCII as seen by programs that fold lookalikes (NFKC). Throws on invalid UTF-8. */
 function compatible(text: string, bad: (why: string) => Refusal): string {
   try {
     return decodeURIComponent(text)
@@ -66,9 +66,9 @@ function compatible(text: string, bad: (why: string) => Refusal): string {
 }
 
 /**
- * The most specific route for a path, and what is left of the path beyond the route's own; undefined for none. Throws a
- * Refusal where a more specific one differs only by case or by a slash at the end: an upstream that takes both for the
- * same would be reached past that route.
+ * The most specific route for a path, and the rest of the path beyond the route's own; undefined if there is none. Throws a
+ * Refusal if a more specific route differs only by case or by a trailing slash: an upstream that treats both as the same could
+ * otherwise be reached without that route.
  */
 export function findRoute(routes: readonly Route[], path: string): { route: Route; rest: string } | undefined {
   const bases = basesOf(routes);
@@ -87,7 +87,7 @@ interface Base {
   open: boolean;
 }
 
-/** What is looked for of each table of routes. */
+/** What each route table is searched by. */
 const BASES = new WeakMap<readonly Route[], readonly Base[]>();
 
 function basesOf(routes: readonly Route[]): readonly Base[] {
@@ -128,20 +128,20 @@ function targetOf(route: HttpRoute) {
   return target;
 }
 
-/** Where the request goes: the upstream's own path, then what is left of the request's, and its query. */
+/** Where the request goes: the upstream's own path, then the rest of the request's path, and its query. */
 export function upstreamUrl(route: HttpRoute, rest: string, query: string): URL {
   const { origin, pathname, open } = targetOf(route);
-  // assigned as text: the parts were checked, and must not be read once more in another way
+  // concatenated as text: the parts were checked, and must not be parsed again in another way
   return new URL(`${origin}${rest === '' ? pathname : open}${rest}${query}`);
 }
 
 export interface ReadBody {
-  /** As policies see it: the JSON value, the form's members, or the digest of what is opaque. Absent without a body. */
+  /** What policies see: the JSON value, the form's fields, or the digest of opaque content. Absent without a body. */
   value?: unknown;
   /** What goes to the upstream. */
   bytes: Buffer;
   kind: 'none' | 'json' | 'form' | 'opaque';
-  /** The bytes are not those that came, so that digests and signatures over those no longer hold. */
+  /** Whether the bytes differ from those received, so that digests and signatures over those are no longer valid. */
   rewritten: boolean;
 }
 
@@ -154,7 +154,7 @@ export function readBody(
   if (bytes.length === 0) return { bytes, kind: 'none', rewritten: false };
   const media = mediaType(contentType);
   if (media && isStructured(media.type)) {
-    // in another charset, a program that does not know it would read other members than are decided on
+    // in another charset, a program that does not support it would read other fields than were decided on
     if (!isUtf8Charset(media.charset)) throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'a body must be in UTF-8');
     if (isJson(media.type)) {
       const value = readJson(bytes);
@@ -171,16 +171,16 @@ export function readBody(
   throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'on this route a body must be JSON or a form, in UTF-8');
 }
 
-/** The names of a query or a form with their values; a name that comes several times has a list. */
+/** The names and values of a query or a form; a name that occurs more than once has a list. */
 export function members(parameters: URLSearchParams): Record<string, string | string[]> {
   const found = Map.groupBy(parameters, ([name]) => name);
-  // a plain object, with `__proto__` as the member that it is
+  // a plain object, in which `__proto__` is an ordinary member
   return Object.fromEntries(
     Array.from(found, ([name, pairs]) => [name, pairs.length === 1 ? pairs[0]![1] : pairs.map(([, value]) => value)]),
   );
 }
 
-/** The parameters of a query or a form. Throws where a name is written in two ways that some programs take for one. */
+/** The parameters of a query or a form. Throws if a name is written in two ways that some programs treat as the same. */
 function readParameters(text: string, bad: (why: string) => Refusal): URLSearchParams {
   const parameters = new URLSearchParams(text);
   const spellings = new Map<string, string>();
@@ -201,10 +201,10 @@ function baseOf(name: string): string {
   return name.normalize('NFKC').toLowerCase().replace(/[ .]/g, '_').split('[', 1)[0]!;
 }
 
-/** Frameworks let a parameter of this name stand for the method. */
+/** Frameworks let a parameter of this name override the method. */
 const METHOD_PARAMETER = '_method';
 
-/** Does the request name another method than its own, among its parameters? */
+/** Whether a parameter of the request overrides its method. */
 export function overridesMethod(...values: unknown[]): boolean {
   return values.some(
     (value) => typeof value === 'object' && value !== null && Object.keys(value).map(baseOf).includes(METHOD_PARAMETER),
@@ -215,7 +215,7 @@ export function isJson(type: string): boolean {
   return /^(?:application|text)\/(?:x-)?json$/.test(type) || /^[\w.-]+\/[\w.-]+\+json$/.test(type);
 }
 
-/** A body of this type has members, which policies see. */
+/** Whether a body of this type has fields that policies see. */
 export function isStructured(type: string): boolean {
   return isJson(type) || type === 'application/x-www-form-urlencoded';
 }
@@ -232,10 +232,10 @@ interface MediaType {
   readonly charset: string | undefined;
 }
 
-/** Few forms of it are used, and it is read several times on the way of a request. */
+/** Few values of it occur, and it is read several times per request. */
 const MEDIA_TYPES = new Bounded<MediaType | undefined>({ entries: 200, characters: 20_000 });
 
-/** A media type and its charset, in lower case (RFC 9110 §8.3); undefined for what has another form, or two charsets. */
+/** A media type and its charset, in lower case (RFC 9110 §8.3); undefined for any other form or for two charsets. */
 export function mediaType(header: string | undefined): MediaType | undefined {
   if (header === undefined) return undefined;
   return MEDIA_TYPES.has(header) ? MEDIA_TYPES.get(header) : MEDIA_TYPES.set(header, readMediaType(header));
@@ -252,22 +252,23 @@ function readMediaType(header: string): MediaType | undefined {
 }
 
 /**
- * Requests state these once, and a `Connection` that names one would have it dropped on the way: who asks and where,
- * and how the body is read. With them go the headers that a route decides on.
+ * Requests may contain these only once, and not name them in `Connection`, which would have them dropped on the way: they
+ * determine who makes the request, where it goes, and how the body is read. The headers that a route decides on are treated the
+ * same.
  */
 const GUARDED = ['host', 'authorization', 'transfer-encoding', 'mcp-session-id', 'mcp-protocol-version'];
 const guarded = (name: string) => GUARDED.includes(name) || /^(?:content|x-svc)-/.test(name);
 
-/** The name of a header, and the one that a program could take it for. */
+/** The name of a header, and the name that a program could mistake it for. */
 interface HeaderName {
   name: string;
   alike: string;
   guarded: boolean;
-  /** The one that it could be taken for is another one, and guarded. */
+  /** The name that it could be mistaken for differs from it, and is guarded. */
   disguised: boolean;
 }
 
-/** The names that requests have are mostly the same ones. */
+/** Requests mostly use the same names. */
 const HEADER_NAMES = new Bounded<HeaderName>({ entries: 500, characters: 20_000 });
 
 function headerName(raw: string): HeaderName {
@@ -284,9 +285,9 @@ function headerName(raw: string): HeaderName {
 }
 
 /**
- * Throws a Refusal where the headers of a request have more than one reading: a guarded or decided-on one that is there
- * twice, that `Connection` names, or that is written so that a program behind would take it for one of these
- * (`X_Account`), and a body that is framed in another way than by its length or in chunks.
+ * Throws a Refusal if the headers of a request can be read in more than one way: if a guarded or decided-on header occurs twice,
+ * is named by `Connection`, or is spelled so that a program behind the proxy could mistake it for one of these (`X_Account`), or
+ * if a body is framed in any way other than by its length or in chunks.
  */
 export function checkHeaders(
   { headers, rawHeaders, httpVersion }: IncomingMessage,
@@ -318,19 +319,19 @@ export function connectionOptions(header: string | undefined): string[] {
   return (header ?? '').split(',').map((name) => name.trim().toLowerCase());
 }
 
-/** A name that every program reads in the same way: some take other characters for `-`. */
+/** A name that every program reads in the same way: some treat other characters as `-`. */
 export function isPlainHeader(name: string): boolean {
   return /^[a-z0-9-]+$/.test(name);
 }
 
-/** All of a body; undefined when it is longer. */
+/** The entire body; undefined if it is longer. */
 export function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
   return new Promise((resolve, reject) => {
     const parts = new Parts();
     const take = (part: Buffer) => {
       if (parts.bytes + part.length <= mostBytes) parts.push(part);
       else {
-        // not destroyed: the connection still has to carry the answer
+        // not destroyed: the connection still has to carry the response
         stream.off('data', take).pause();
         resolve(undefined);
       }
@@ -342,12 +343,15 @@ export function collect(stream: IncomingMessage, mostBytes: number): Promise<Buf
   });
 }
 
-/** Is this text or are these bytes JSON that may be parsed: UTF-8, and not nested beyond reason? */
+/** Whether these bytes are text that may be parsed as JSON: UTF-8, and not nested too deep. */
 export function isParsable(bytes: Buffer): boolean {
   return isUtf8(bytes) && !nestsDeeper(bytes, MOST_DEPTH);
 }
 
-/** The value of a JSON body. Throws a Refusal on what is none, nests too deep, or names a member of an object twice. */
+/**
+ * The value of a JSON body. Throws a Refusal if it is not JSON, is nested too deep, or has an object with two members of one
+ * name.
+ */
 export function readJson(bytes: Buffer): unknown {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the body ${why}`);
   if (!isParsable(bytes)) throw bad(`is not UTF-8, or nests deeper than ${MOST_DEPTH}`);
@@ -357,12 +361,12 @@ export function readJson(bytes: Buffer): unknown {
   } catch {
     throw bad('is not valid JSON');
   }
-  // of two members with one name, some programs take the first, others the last
+  // if two members have the same name, some programs take the first, others the last
   if (repeatsMember(bytes, value)) throw bad('has two members of the same name');
   return value;
 }
 
-/** The content does not decode; `tooLong` where it only is too long. */
+/** The content cannot be decoded; `tooLong` if it is merely too long. */
 export class CodingError extends Error {
   readonly tooLong: boolean;
 
@@ -380,7 +384,7 @@ const DECODERS: Readonly<Record<string, Decode>> = {
   br: promisify(brotliDecompress) as Decode,
 };
 
-/** Undoes the content codings, the last applied first, up to `mostBytes`. Rejects with a CodingError. */
+/** Reverses the content codings, last applied first, up to `mostBytes`. Rejects with a CodingError. */
 export async function decode(body: Buffer, codings: string | undefined, mostBytes: number): Promise<Buffer> {
   if (codings === undefined) return body;
   const names = codings

@@ -1,23 +1,23 @@
 import { Worker } from 'node:worker_threads';
 
 /**
- * To compile a schema and to check arguments by it takes milliseconds. What takes longer than the first limit has to leave
- * the thread that all share; what takes longer than the second is given up. Wall time, and the machine may be busy.
+ * Compiling a schema and checking arguments against it takes milliseconds. A check that exceeds the first limit has to leave the
+ * shared thread; one that exceeds the second is given up. This is wall time, and the machine may be busy.
  */
 const SHARED_MS = 500;
 const OWN_MS = 2_000;
-/** A tool that was given up so often in a row fits nothing for a while, without being tried. */
+/** A tool that was given up this often in a row fits nothing for a while, without being tried. */
 const MOST_GIVEN_UP = 3;
 const PAUSE_MS = 60_000;
-/** Of a server with so many slow tools, every tool counts as one. */
+/** If a server has this many slow tools, all of its tools count as slow. */
 const MOST_SLOW = 3;
 const MOST_REMEMBERED = 10_000;
-/** Calls of one tool that wait for their turn. */
+/** Calls of one tool that may wait for their turn. */
 const MOST_WAITING = 100;
-/** A thread that nobody needs is ended. */
+/** A thread that has been idle for this long is ended. */
 const IDLE_MS = 60_000;
 
-/** What the worker is asked: does the value fit the schema? */
+/** The question for the worker: does the value fit the schema? */
 export interface SchemaQuestion {
   schema: unknown;
   value: unknown;
@@ -31,16 +31,16 @@ interface Asked extends SchemaQuestion {
 }
 
 /**
- * Checks values by schemas that strangers wrote, in threads with a limit of time and memory: a regular expression may take
- * for ever. Nothing is fetched, whatever a schema refers to.
+ * Checks values against schemas from untrusted sources, in threads with time and memory limits: a regular expression may take
+ * forever. Nothing is fetched, whatever a schema refers to.
  *
- * A slow tool costs others half a second once: then its server has a thread of its own for it, and there its tools take
- * turns. So neither a tool nor all tools of one server can make the calls of another fail.
+ * A slow tool costs others half a second once; after that, its server has a separate thread, in which its slow tools take turns.
+ * So neither one tool nor all tools of one server can make another server's calls fail.
  */
 export class SchemaCheck {
   readonly #shared: Lane;
   readonly #own = new Map<string, Lane>();
-  /** The slow tools of each server, with how often each was given up in a row, and since when it pauses. */
+  /** The slow tools of each server, with how often in a row each was given up, and until when it is paused. */
   readonly #slow = new Map<string, Map<string, { givenUp: number; until: number }>>();
 
   constructor() {
@@ -52,7 +52,7 @@ export class SchemaCheck {
     });
   }
 
-  /** False also where the schema cannot be understood, refers to another document, or takes too long. */
+  /** Also false if the schema cannot be understood, refers to another document, or takes too long. */
   fits({ server, tool }: { server: string; tool: string }, schema: unknown, value: unknown): Promise<boolean> {
     return new Promise((answer) => {
       const known = this.#slow.get(server)?.get(tool);
@@ -103,7 +103,7 @@ export class SchemaCheck {
   }
 }
 
-/** A thread that is asked one question at a time; the tools that wait take turns. */
+/** A thread that handles one question at a time; waiting tools take turns. */
 class Lane {
   readonly #mostMs: number;
   readonly #tooLong: (asked: Asked) => void;
@@ -133,7 +133,7 @@ class Lane {
     this.#next();
   }
 
-  /** Removes what waits and is meant. */
+  /** Removes and returns the waiting questions that match. */
   take(meant: (asked: Asked) => boolean): Asked[] {
     const taken: Asked[] = [];
     for (const [turn, queue] of this.#waiting) {
@@ -166,7 +166,7 @@ class Lane {
     if (!this.#ready) return;
     const [turn, queue] = first;
     const asked = queue.shift()!;
-    // behind the others
+    // behind the other tools
     this.#waiting.delete(turn);
     if (queue.length > 0) this.#waiting.set(turn, queue);
     this.#running = asked;
@@ -176,11 +176,11 @@ class Lane {
   }
 
   #start(): Worker {
-    // in the package this is built too
+    // the package contains this file compiled
     const file = import.meta.url.endsWith('.ts') ? './schema-worker.ts' : './schema-worker.js';
     const worker = new Worker(new URL(file, import.meta.url), {
       execArgv: [],
-      // nothing of the process is a schema's business
+      // a schema must not see anything of the process
       env: {},
       stdin: false,
       resourceLimits: { maxOldGenerationSizeMb: 64 },
@@ -205,10 +205,10 @@ class Lane {
     return worker;
   }
 
-  /** Too much time, or memory: the one that was running is the one that took it. */
+  /** Out of time or memory: the running question is the cause. */
   #giveUp(): void {
     const asked = this.#running;
-    // without one, the thread could not even start
+    // if none is running, the thread could not even start
     const all = asked ? [asked] : [...this.#waiting.values()].flat();
     if (!asked) this.#waiting.clear();
     void this.#end();

@@ -9,9 +9,9 @@ import { openStops, type StopsDocument, StopsError, signerOf } from '../stops/do
 import type { ControlPlane } from './control-plane.ts';
 import { writeAtomically } from './files.ts';
 
-/** How long one poll waits, in seconds; at most a third of the grace, so that a change of it is heard in time. */
+/** How long one poll waits, in seconds; at most a third of the grace period, so that a change of it is noticed in time. */
 const WAIT_SECONDS = 25;
-/** Until a document says otherwise. */
+/** Used until a document says otherwise. */
 const DEFAULT_GRACE_SECONDS = 60;
 const FILE = 'stops.jws';
 
@@ -19,15 +19,15 @@ const FILE = 'stops.jws';
 export interface Trust {
   tenant(): Promise<string>;
   keyFor(kid: string): KeyObject | undefined;
-  /** Asks for the keys again, unless they are pinned. */
+  /** Fetches the keys again, unless they are pinned. */
   renewKeys(): Promise<void>;
 }
 
 /**
- * The stops in force, by long poll. Keeps the last document on disk and starts with it: a proxy that is restarted while
- * the control plane cannot be reached does not forget a stop.
+ * The stops in force, by long poll. Keeps the last document on disk and starts with it: a proxy that is restarted while the
+ * control plane is unreachable does not forget a stop.
  *
- * INVARIANT: no document older than one that was ever used is taken up, by its number.
+ * INVARIANT: no document is put in force if its number is lower than that of any document ever used.
  */
 export class StopWatch {
   readonly #control: ControlPlane;
@@ -41,7 +41,7 @@ export class StopWatch {
   #set = new StopSet([]);
   #document: StopsDocument | undefined;
   #etag: string | undefined;
-  /** When the control plane last answered, or when this process began to ask: by a clock that nobody sets. */
+  /** When the control plane last responded, or when this process began to ask: by a clock that cannot be set. */
   #heardAt = performance.now();
   #loop: Promise<void> | undefined;
 
@@ -61,7 +61,7 @@ export class StopWatch {
     this.#log = parts.log;
   }
 
-  /** Takes up what is on disk, asks once, and then goes on asking. Resolves when the first answer is there or has failed. */
+  /** Loads what is on disk, polls once, and then keeps polling. Resolves when the first response has arrived or failed. */
   async start(tenant: string | undefined): Promise<void> {
     if (tenant !== undefined) this.#restore(tenant);
     this.#heardAt = performance.now();
@@ -74,17 +74,17 @@ export class StopWatch {
     await this.#loop;
   }
 
-  /** The stop that reaches a request now. */
+  /** The stop that applies to a request now. */
   of(request: Stoppable): Stop | undefined {
     return this.#set.of(request, this.#proxyId, this.#clock.now());
   }
 
-  /** The stop by which what is under way for a request is to be cut. */
+  /** The stop that requires a request in progress to be cut. */
   aborting(request: Stoppable): Stop | undefined {
     return this.#set.aborting(request, this.#proxyId, this.#clock.now());
   }
 
-  /** Whether it is too long ago that the control plane said which stops are in force. */
+  /** Whether the control plane last stated which stops are in force too long ago. */
   get stale(): boolean {
     const grace = this.#document?.grace_seconds ?? DEFAULT_GRACE_SECONDS;
     return grace > 0 && performance.now() - this.#heardAt > grace * 1000;
@@ -109,7 +109,7 @@ export class StopWatch {
         const grace = this.#document?.grace_seconds || DEFAULT_GRACE_SECONDS;
         const changed = await this.#poll(Math.max(1, Math.min(WAIT_SECONDS, Math.floor(grace / 3))));
         failures = 0;
-        // a control plane that does not wait is not asked without end; after a change it is told at once
+        // polls of a control plane that does not wait are spaced out; after a change, the next poll reports it at once
         if (!changed) await pause(Math.max(0, 500 - (performance.now() - began)), this.#ended.signal);
       } catch (error) {
         if (this.#ended.signal.aborted) return;
@@ -119,7 +119,7 @@ export class StopWatch {
     }
   }
 
-  /** True when there was another document. */
+  /** Whether there was another document. */
   async #poll(waitSeconds: number): Promise<boolean> {
     const answer = await this.#control.stops({
       etag: this.#etag,
@@ -139,7 +139,7 @@ export class StopWatch {
     const kid = signerOf(text);
     if (kid !== undefined && !this.#trust.keyFor(kid)) await this.#trust.renewKeys();
     const document = this.#open(text, tenant);
-    // in force before it is on disk: a disk that is full must not delay a stop
+    // in force before it is on disk: a full disk must not delay a stop
     this.#enforce(document);
     writeAtomically(path.join(this.#dir, FILE), Buffer.from(text));
     this.#log.info({ seq: document.seq, stops: document.stops.length }, 'stops in force');

@@ -7,27 +7,27 @@ import type { Registry } from '../policy/evaluation/registry.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
 import { SchemaCheck } from './schema-check.ts';
 
-/** Reports are gathered for this long, and repeated after a failure not sooner than this. */
+/** Reports are gathered for this long, and repeated no sooner than this after a failure. */
 const GATHER_MS = 200;
 const AGAIN_MS = 30_000;
-/** A whole list is reported again after this long, so that the control plane knows that it is current. */
+/** An entire list is reported again after this long, so that the control plane knows that it is current. */
 const CURRENT_MS = 3_600_000;
-/** For the name of a tool that is not listed, a server is asked for its list again, not sooner than after this. */
+/** When an unlisted tool is called, the server is asked for its list again, but no sooner than after this. */
 const ASK_MS = 5_000;
-/** Definitions in one report, in characters of JSON: half of what the control plane takes. */
+/** Definitions in one report, in characters of JSON: half of what the control plane accepts. */
 const REPORT_CHARACTERS = 500_000;
-/** Definitions that are kept by their pin. */
+/** Definitions that are cached by their pin. */
 const MOST_DEFINITIONS = 4_000;
 
 interface Seen {
-  /** Null where it has none: another tool of this name is listed too, or it is too large, or not JSON of an exact form. */
+  /** Null if it has none: another tool of this name is listed too, or it is too large, or its JSON has no exact form. */
   pin: string | null;
   definition?: ToolDefinition;
 }
 
 /**
- * What the tool servers behind this proxy say of their tools, beside what the bundle says was approved. New definitions
- * are reported in the background: no call waits for the control plane, and none is decided by what it answers.
+ * What the tool servers behind this proxy report about their tools, alongside what the bundle says was approved. New definitions
+ * are reported in the background: no call waits for the control plane or is decided by its response.
  */
 export class ToolRegistry {
   readonly #control: ControlPlane;
@@ -41,8 +41,8 @@ export class ToolRegistry {
   readonly #timer: NodeJS.Timeout | undefined;
 
   /**
-   * `known`: what the bundle in force says; undefined where there is none. Servers that could be asked so far are asked for
-   * their lists every `listMs`, unless that is 0.
+   * `known`: what the bundle in force says; undefined if there is none. Every `listMs`, unless that is 0, every server that could
+   * be asked for its list so far is asked again.
    */
   constructor(parts: { control: ControlPlane; known: () => Registry | undefined; log: Log; listMs: number }) {
     this.#control = parts.control;
@@ -59,9 +59,9 @@ export class ToolRegistry {
   }
 
   /**
-   * Takes in a list of tools, or a page of one: the one that `cursor` asks for, with what `next` follows. What cannot be
-   * pinned counts as listed without a definition. Only pages that follow each other from the first make a whole list: a
-   * client that asks for the last one alone must not make the others count as gone.
+   * Takes in a list of tools, or the page of one that `cursor` requests and `next` follows. A tool that cannot be pinned counts
+   * as listed without a definition. Only consecutive pages from the first one make a complete list: a client that requests only
+   * the last page must not make the other tools count as removed.
    */
   observe(name: string, tools: readonly unknown[], { cursor, next }: { cursor?: unknown; next?: unknown }): void {
     const server = this.#server(name);
@@ -74,7 +74,7 @@ export class ToolRegistry {
       if (server.tools.size >= TOOL_LIMITS.tools && !server.tools.has(called)) continue;
       const seen = seenOf(name, tool);
       const before = listing.get(called);
-      // of two tools with one name nobody can tell which one is called
+      // if two tools have the same name, it is unclear which one is called
       const one = before && before.pin !== seen.pin ? { pin: null } : seen;
       listing.set(called, one);
       server.tools.set(called, one);
@@ -95,8 +95,8 @@ export class ToolRegistry {
   }
 
   /**
-   * The pin of the definition that clients see now: null where the server lists none, undefined where nothing is known of
-   * the server that could tell. `list` asks the server for all of its tools, when none were seen yet and it matters.
+   * The pin of the definition that clients see now: null if the server does not list the tool, undefined if too little is known
+   * of the server to tell. `list` asks the server for all of its tools, if none were seen yet and it matters.
    */
   async pin(name: string, tool: string, list?: () => Promise<unknown[]>): Promise<string | null | undefined> {
     const server = this.#server(name);
@@ -110,7 +110,7 @@ export class ToolRegistry {
     return server.tools.get(tool)?.pin ?? null;
   }
 
-  /** The list as clients may see it: where the server enforces, each tool as it was approved, and no other. */
+  /** The list as clients may see it: if the server enforces, each tool as it was approved, and no others. */
   async shown(name: string, tools: readonly unknown[]): Promise<unknown[]> {
     const known = this.#known();
     if (!known?.enforces(name)) return [...tools];
@@ -127,9 +127,10 @@ export class ToolRegistry {
   }
 
   /**
-   * Why a call is denied whatever the policies say: the server's whole list is known, and this name is that of one of its
-   * tools in all but case, width and invisible characters (a server may be less exact than we are), or the arguments do not fit the schema, where the server's are checked. By the approved
-   * schema where there is one. A schema that cannot be read in time fits nothing.
+   * Why a call is denied whatever the policies say: either the server's complete list is known, and this name differs from that
+   * of a listed tool only in case, width or invisible characters (a server may be less exact than we are); or the server's
+   * arguments are checked, and these do not fit the schema, which is the approved one if there is one. Nothing fits a schema that
+   * cannot be read in time.
    */
   async refusal(
     name: string,
@@ -156,7 +157,7 @@ export class ToolRegistry {
     const server = this.#server(name);
     const isListed = () => !server.whole || server.listedAt.has(tool);
     if (isListed()) return undefined;
-    // the list may have changed without a word, or be another one for another agent
+    // the list may have changed without notice, or differ for another agent
     if (list && Date.now() - server.askedAt > ASK_MS) {
       server.askedAt = Date.now();
       await this.#ask(name, list);
@@ -168,12 +169,12 @@ export class ToolRegistry {
     return meant ? (`tool_name_in_doubt: ${meant.name}` as const) : undefined;
   }
 
-  /** One server after the other: none is asked again before all were. */
+  /** Asks one server after another: none is asked again before all were. */
   async #askAll(): Promise<void> {
     for (const [name, { list }] of this.#servers) if (list && !this.#stop.signal.aborted) await this.#ask(name, list);
   }
 
-  /** Takes in what the server lists now, one question at a time. */
+  /** Takes in what the server lists now, one request at a time. */
   async #ask(name: string, list: () => Promise<unknown[]>): Promise<void> {
     const server = this.#server(name);
     server.asking ??= list()
@@ -194,7 +195,7 @@ export class ToolRegistry {
     return server;
   }
 
-  /** The definition with this pin from the control plane: it is what the pin says, or it is undefined. */
+  /** The definition with this pin from the control plane; undefined if it does not match the pin or cannot be fetched. */
   #definition(server: string, pin: string): Promise<ToolDefinition | undefined> {
     let known = this.#definitions.get(pin);
     if (!known) {
@@ -270,7 +271,7 @@ export class ToolRegistry {
   }
 }
 
-/** One tool server, as it was seen. */
+/** What was seen of one tool server. */
 class Server {
   /** The newest definition of each tool. */
   readonly tools = new Map<string, Seen>();
@@ -278,11 +279,11 @@ class Server {
   listing = new Map<string, Seen>();
   expects: unknown;
   listed = false;
-  /** The last list was read to its end. */
+  /** Whether the last list was read to its end. */
   whole = false;
-  /** When each tool was last in a list. A server may list other tools to other agents, all of which are listed. */
+  /** When each tool was last in a list. A server may list other tools to other agents; all of them count as listed. */
   readonly listedAt = new Map<string, number>();
-  /** Asks it for all of its tools, where that is possible. */
+  /** Asks it for all of its tools, if possible. */
   list: (() => Promise<unknown[]>) | undefined;
   asking: Promise<void> | undefined;
   askedAt = 0;
