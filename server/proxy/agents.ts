@@ -3,7 +3,7 @@ import { sha256Tag } from '../lib/crypto.ts';
 import type { Governance } from './governance.ts';
 import type { Tokens } from './tokens.ts';
 
-/** The agent that asks: named by its key or by a token of a configured issuer, never by the request itself. */
+/** The agent that makes the request: identified by its key or by a token of a configured issuer, never by the request itself. */
 export interface Agent {
   id: string;
   role: string;
@@ -27,13 +27,13 @@ export class Agents {
   readonly #loadTokens: () => Promise<Tokens>;
   #tokens: Promise<Tokens> | undefined;
 
-  /** `tokens` is called when the first token comes: a proxy that only sees keys never loads what reads tokens. */
+  /** `tokens` is called when the first token arrives: a proxy that only sees keys never loads the code that reads tokens. */
   constructor(parts: { governance: Governance; tokens: () => Promise<Tokens> }) {
     this.#governance = parts.governance;
     this.#loadTokens = parts.tokens;
   }
 
-  /** Rejects with an AgentError for what is no credential that works now. */
+  /** Rejects with an AgentError for anything that is not a currently valid credential. */
   async identify(credential: string): Promise<Agent> {
     if (credential.startsWith('svc_')) return this.#byKey(credential);
     this.#tokens ??= this.#loadTokens();
@@ -49,7 +49,7 @@ export class Agents {
   }
 }
 
-/** Fit for a record: no NUL and no lone surrogate. */
+/** Suitable for a record: no NUL and no lone surrogate. */
 export function isPlain(text: string): boolean {
   return text.isWellFormed() && !text.includes('\0');
 }

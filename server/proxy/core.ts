@@ -20,7 +20,7 @@ const LAST_SENDING_MS = 5_000;
 const ORPHANS_MS = 60_000;
 const MOST_SLOTS = 256;
 
-/** What the HTTP front and the wrapper of an MCP server have in common, running. */
+/** What the HTTP front and the wrapper of an MCP server have in common, while running. */
 export interface Core {
   config: ProxyConfig;
   log: Log;
@@ -31,12 +31,12 @@ export interface Core {
   holds: Holds;
   spool: Spool;
   tools: ToolRegistry;
-  /** Resolves when the control plane was asked once, or could not be reached; nothing is to be decided before. */
+  /** Resolves when the control plane was asked once, or could not be reached; nothing must be decided before. */
   begun: Promise<void>;
   stop(): Promise<void>;
 }
 
-/** What is counted of a proxy. */
+/** What is measured of a proxy. */
 export interface Meters {
   /** Called once, before anything is counted. */
   watch(parts: { spool: Spool; governance: Governance; clock: Clock }): void;
@@ -49,8 +49,8 @@ export interface Meters {
 }
 
 /**
- * Starts everything that decides and records, with what is kept on disk where the control plane cannot be reached. When
- * `interrupted` fires, it no longer waits for answers.
+ * Starts everything that decides and records, using what is kept on disk if the control plane cannot be reached. When
+ * `interrupted` fires, it no longer waits for responses.
  */
 export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, meters?: Meters): Core {
   const clock = systemClock;
@@ -136,7 +136,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     }, ORPHANS_MS);
   };
   const begun = begin();
-  // loaded where it is wanted, beside the start: no decision waits for it
+  // loaded if needed, in parallel with the start: no decision waits for it
   const telemetry =
     config.otlpEndpoint === undefined
       ? undefined
@@ -161,7 +161,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     begun,
     async stop() {
       stopped = true;
-      // nothing was decided yet, so there is nothing to send
+      // nothing has been decided yet, so there is nothing to send
       if (!asked) control.close();
       await begun;
       clearInterval(orphanTimer);
@@ -179,7 +179,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   };
 }
 
-/** The first spool of the directory that no other process has. */
+/** The directory's first spool that no other process holds. */
 function ownSpool(config: ProxyConfig, log: Log): { spool: Spool; slot: number } {
   for (let slot = 0; slot < MOST_SLOTS; slot++) {
     const spool = openSlot(config, log, slot);
@@ -197,8 +197,8 @@ function openSlot(config: ProxyConfig, log: Log, slot: number): Spool | undefine
 }
 
 /**
- * Sends what processes that have ended could not: one that wraps an MCP server may never be started again as it was. False where
- * the control plane did not take it. Never rejects.
+ * Sends what ended processes could not: one that wrapped an MCP server may never be started the same way again. False if the
+ * control plane did not accept it. Never rejects.
  */
 async function sendOrphans(config: ProxyConfig, control: ControlPlane, log: Log): Promise<boolean> {
   let taken = true;
@@ -227,7 +227,7 @@ async function sendOrphans(config: ProxyConfig, control: ControlPlane, log: Log)
   return taken;
 }
 
-/** The proxy's name: as set, else made once and kept. */
+/** The proxy's name: the configured one, or else one that is generated once and kept. */
 function idOf(config: ProxyConfig): string {
   if (config.id !== undefined) return config.id;
   const file = path.join(config.dir, 'id');

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 
 type Env = Readonly<Record<string, string | undefined>>;
 
-/** A credential of an upstream cannot be read now. Its message may be shown; `detail` is for the log. */
+/** An upstream's credential cannot be read now. The message may be shown; `detail` is for the log. */
 export class CredentialError extends Error {
   override readonly name = 'CredentialError';
   readonly detail: string;
@@ -16,8 +16,8 @@ export class CredentialError extends Error {
 const PLACE = /\$\{(?:(\w+)|file:([^}]+))\}/g;
 
 /**
- * The text with `${NAME}` from the environment and `${file:/path}` from a file (without the line end at its end), as they
- * are now. Throws a CredentialError, which holds neither.
+ * The text with `${NAME}` replaced from the environment and `${file:/path}` from a file (without its trailing line end), by their
+ * current values. Throws a CredentialError, which contains neither.
  */
 export function filled(text: string, env: Env): string {
   return text.replace(PLACE, (_, name: string | undefined, file: string | undefined) => {
@@ -38,7 +38,7 @@ export function filled(text: string, env: Env): string {
 
 /**
  * Headers whose values are filled in at each use, so that a credential in a file can be changed. Reading a value throws a
- * CredentialError where it cannot be filled in, or would end the header.
+ * CredentialError if it cannot be filled in, or would end the header.
  */
 export function filledHeaders(headers: Readonly<Record<string, string>>, env: Env): Record<string, string> {
   const all = {};

@@ -1,4 +1,4 @@
-/** What was asked cannot be done, and the message says why and what to do: it is shown without a stack. Exit code 1. */
+/** The request cannot be carried out, and the message says why and what to do: it is shown without a stack. Exit code 1. */
 export class Failure extends Error {
   override readonly name = 'Failure';
 }

@@ -2,11 +2,11 @@ import { randomBytes } from 'node:crypto';
 import { closeSync, fchmodSync, fsyncSync, openSync, renameSync, rmSync, writeSync } from 'node:fs';
 
 /**
- * Writes a file so that readers, and a crash, find either what was there or all of this. The content is on the disk when
- * it returns. The file gets this mode, also where another was there.
+ * Writes a file so that readers, and a crash, find either the old content or all of the new. The content is on disk when it
+ * returns. The file gets this mode, even if it replaces another one.
  */
 export function writeAtomically(file: string, content: string | Uint8Array, mode = 0o600): void {
-  // by a name that nobody can have prepared
+  // a name that no one can have prepared
   const draft = `${file}.${randomBytes(6).toString('hex')}.tmp`;
   try {
     const fd = openSync(draft, 'wx', mode);

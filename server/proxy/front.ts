@@ -40,12 +40,12 @@ export type ServeMcp = (
   sourceIp: string | undefined,
 ) => Promise<void>;
 
-/** Answers for the proxy's own paths: `/healthz`, `/readyz`, `/metrics`. */
+/** Serves the proxy's own paths: `/healthz`, `/readyz`, `/metrics`. */
 export type OwnPage = () => Promise<{ status: number; type: string; body: string }>;
 
 /**
  * The HTTP enforcement point: identifies the agent, reads the request, has it decided, and forwards it by the route table or
- * answers why not. What is forwarded is what was decided on.
+ * responds why not. What is forwarded is what was decided on.
  */
 export class HttpFront {
   readonly #config: ProxyConfig;
@@ -66,7 +66,7 @@ export class HttpFront {
     enforcer: Enforcer;
     agents: Agents;
     mcp: ServeMcp;
-    /** Of the routes that have one. */
+    /** For the routes that have one. */
     signIns: ReadonlyMap<Route, SignIn>;
     own: ReadonlyMap<string, OwnPage>;
     log: Log;
@@ -101,7 +101,7 @@ export class HttpFront {
     return `${this.#config.tls ? 'https' : 'http'}://${family === 'IPv6' ? `[${address}]` : address}:${port}`;
   }
 
-  /** Serves TLS with what is in the files now; open connections go on as they are. Throws a ConfigError. */
+  /** Serves TLS with the files' current contents; open connections continue unchanged. Throws a ConfigError. */
   renewTls(): void {
     const { tls } = this.#config;
     if (tls && this.#server instanceof https.Server) this.#server.setSecureContext(tls());
@@ -190,7 +190,7 @@ export class HttpFront {
     const streamed = route.opaque_bodies && isStreamed(request, this.#config.bodyBytes);
     const waits = !streamed && !request.complete;
     const body = streamed ? undefined : await this.#read(request, route);
-    // a body may take minutes to come, and the credential may have been revoked since
+    // a body may take minutes to arrive, and the credential may have been revoked since
     const agent = waits ? await came.identify() : came.agent;
     const parameters = query.length > 1 ? members(new URLSearchParams(query.slice(1))) : undefined;
     if (overridesMethod(parameters, body?.value)) {
@@ -202,7 +202,7 @@ export class HttpFront {
       ...(body?.value !== undefined && { body: body.value }),
       ...(streamed && { body: { streamed: true } }),
     };
-    // before anything is decided: a request that cannot be forwarded is not to be permitted
+    // before anything is decided: a request that cannot be forwarded must not be permitted
     const reads = this.#enforcer.readsAnswer(route.tool, route.server);
     const trace = traceOf(request.headers.traceparent, request.headers.tracestate);
     const call: Call = { ...came, ...(await this.#ownHeaders(route)), reads, trace };
@@ -259,7 +259,9 @@ export class HttpFront {
     }
   }
 
-  /** What the route adds to a request, as it is now. Throws a Refusal: without it nothing is decided or sent. */
+  /**
+   * The headers that the route adds to a request, with current values. Throws a Refusal: without them nothing is decided or sent.
+   */
   async #ownHeaders(route: HttpRoute): Promise<Pick<Call, 'own' | 'renew'>> {
     const signIn = this.#signIns.get(route);
     const token = async (refused?: string) => {
@@ -281,7 +283,7 @@ export class HttpFront {
     }
   }
 
-  /** The whole body, decoded and understood. Throws a Refusal. */
+  /** The entire body, decoded and parsed. Throws a Refusal. */
   async #read(request: IncomingMessage, route: HttpRoute): Promise<ReadBody> {
     const most = this.#config.bodyBytes;
     const tooLong = () => new Refusal(413, 'PAYLOAD_TOO_LARGE', `a body may have ${most} bytes`);
@@ -301,7 +303,7 @@ export class HttpFront {
     return { ...body, rewritten: body.rewritten || plain !== raw };
   }
 
-  /** Answers why the action is not forwarded. */
+  /** Responds why the action is not forwarded. */
   #withhold(
     request: IncomingMessage,
     response: ServerResponse,
@@ -347,7 +349,7 @@ export class HttpFront {
   }
 }
 
-/** The agent's credential: `X-Svc-Agent-Key` where Authorization is the upstream's, else the bearer of Authorization. */
+/** The agent's credential: `X-Svc-Agent-Key` if Authorization is for the upstream, else the bearer token in Authorization. */
 function credentialOf(headers: IncomingHttpHeaders): Credential {
   const own = headers['x-svc-agent-key'];
   if (typeof own === 'string' && own !== '') return { text: own.trim(), header: 'x-svc-agent-key' };
@@ -356,7 +358,7 @@ function credentialOf(headers: IncomingHttpHeaders): Credential {
   return { text: bearer, header: 'authorization' };
 }
 
-/** A header that names something; undefined when it is absent. */
+/** A header that contains a name; undefined if absent. */
 function named(value: string | string[] | undefined, name: string): string | undefined {
   if (value === undefined || value === '') return undefined;
   if (typeof value === 'string' && value.length <= 200 && isPlain(value)) return value;
@@ -369,7 +371,7 @@ function chosen(headers: IncomingHttpHeaders, names: readonly string[]): Record<
   );
 }
 
-/** Too long to be held in memory, or of unknown length. */
+/** Whether it is too long to be held in memory, or of unknown length. */
 function isStreamed({ headers }: IncomingMessage, mostBytes: number): boolean {
   const media = mediaType(headers['content-type']);
   if (!media ? headers['content-type'] !== undefined : isStructured(media.type)) return false;

@@ -8,9 +8,9 @@ export interface Lock {
 }
 
 /**
- * The kernel's lock on a directory, which ends with the process however that ends; undefined when another process has
- * it. Node has no call for it, but its SQLite does; where Node is older than that (22.13), a native module has. Both
- * lock the file `lock`, so that processes of either kind exclude each other. Throws where neither is there.
+ * The kernel's lock on a directory, which ends with the process, however that ends; undefined if another process holds it. Node
+ * has no call for it, but its SQLite does; if Node is older than that (22.13), a native module does. Both lock the file `lock`,
+ * so that processes of either kind exclude each other. Throws if neither is available.
  */
 export function lockDirectory(dir: string): Lock | undefined {
   const file = path.join(dir, 'lock');

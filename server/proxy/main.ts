@@ -9,12 +9,12 @@ import { boundMemory } from './memory.ts';
 import { commandAt, HELP, MCP_HELP, mcpOptions } from './options.ts';
 
 /**
- * svc-proxy: the reference enforcement proxy, a process of its own that talks to the control plane by `/v1` alone: in
- * front of HTTP APIs and MCP servers (`svc-proxy`), or around one MCP server (`svc-proxy mcp -- command`). Each mode is
- * loaded when it is asked for: an MCP client waits for `svc-proxy mcp` whenever it starts.
+ * svc-proxy: the reference enforcement proxy, a separate process that talks to the control plane through `/v1` alone: in front of
+ * HTTP APIs and MCP servers (`svc-proxy`), or around one MCP server (`svc-proxy mcp -- command`). Each mode is loaded on demand:
+ * an MCP client waits for `svc-proxy mcp` whenever it starts.
  */
 
-/** A stop that takes longer than this is cut off. */
+/** A shutdown that takes longer than this is cut off. */
 const MOST_STOP_MS = 30_000;
 
 async function helpOf(command: string | undefined): Promise<string> {

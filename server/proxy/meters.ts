@@ -6,7 +6,7 @@ import type { ProxyConfig } from './config.ts';
 import type { Meters } from './core.ts';
 import { writeAtomically } from './files.ts';
 
-/** The metrics of a proxy, and the calls that feed them, each with these labels. Loaded only where they are asked for. */
+/** The metrics of a proxy, and the calls that feed them, each with these labels. Loaded only on demand. */
 export function newMeters(labels: Record<string, string> = {}): Meters & { registry: Registry } {
   const registry = new Registry();
   registry.setDefaultLabels(labels);
@@ -92,12 +92,12 @@ export function newMeters(labels: Record<string, string> = {}): Meters & { regis
   };
 }
 
-/** How often the file of the metrics is written. */
+/** How often the metrics file is written. */
 const FILE_MS = 15_000;
 
 /**
- * Metrics of a process that does not listen otherwise: at `config.metricsAddress`, and in `config.metricsFile`,
- * where `{server}` stands for the server's name. Neither may end a session: what fails is logged.
+ * Metrics of a process that does not listen otherwise: at `config.metricsAddress`, and in `config.metricsFile`, where `{server}`
+ * is replaced by the server's name. Neither may end a session: failures are logged.
  */
 export async function showMeters(config: ProxyConfig, server: string, log: Log): Promise<Shown> {
   const meters = newMeters({ server });
@@ -107,7 +107,7 @@ export async function showMeters(config: ProxyConfig, server: string, log: Log):
   if (metricsAddress !== undefined) {
     const page = createServer(async (request, response) => {
       const known = request.url === '/metrics' && (request.method === 'GET' || request.method === 'HEAD');
-      // a page of another site reaches this address by a name of its own that means this machine (DNS rebinding)
+      // another site's page could reach this address through a host name of its own that resolves to this machine (DNS rebinding)
       const named = /^(?:localhost|\d+(?:\.\d+){3}|\[[\da-f:.]+\])(?::\d+)?$/i.test(request.headers.host ?? '');
       if (isLoopback(metricsAddress.host) && !named) response.writeHead(403).end();
       else if (!known) response.writeHead(404).end();
@@ -159,6 +159,6 @@ function isLoopback(host: string): boolean {
 
 export interface Shown {
   meters: Meters;
-  /** Writes the file a last time, and no longer listens. */
+  /** Writes the file one last time, and stops listening. */
   stop(): Promise<void>;
 }

@@ -2,7 +2,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { ERRORS } from '../domain/errors.ts';
 import { jsonAnswer } from '../lib/json-answer.ts';
 
-/** The request is answered with a problem instead of its action. */
+/** The response to the request is a problem instead of its action's result. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
   readonly status: number;
@@ -22,7 +22,7 @@ interface RefusalDetails {
   retryAfter?: number;
   /** The hold to wait for. */
   escrowId?: string;
-  /** The recorded decision behind the refusal; without one nothing was decided. */
+  /** The recorded decision behind the refusal; if absent, nothing was decided. */
   eventId?: string;
 }
 
@@ -35,19 +35,19 @@ const TITLES: ReadonlyMap<string, string> = new Map([
   ['UPSTREAM_FAILED', 'The upstream failed'],
   ['UPSTREAM_SIGN_IN', 'The proxy is not signed in at the upstream'],
   ['UPSTREAM_TIMEOUT', 'The upstream did not answer in time'],
-  // and those in which it names itself
+  // and those in which it refers to itself
   ['INTERNAL', 'The proxy failed'],
   ['UNAVAILABLE', 'The proxy cannot do this now'],
 ]);
 
-/** The title of a code, which the control plane and the proxy share. A code of a newer control plane stands for itself. */
+/** The title of a code, which the control plane and the proxy share. A code of a newer control plane is its own title. */
 export function titleOf(code: string): string {
   return TITLES.get(code) ?? code;
 }
 
 /**
- * Answers with a problem document (RFC 9457) that has the same members as the control plane's. Of the headers that were
- * set, only `x-svc-` ones are sent.
+ * Responds with a problem document (RFC 9457) that has the same fields as the control plane's. Of the headers already set, only
+ * `x-svc-` ones are sent.
  */
 export function sendProblem(
   request: IncomingMessage,
@@ -74,7 +74,7 @@ export function sendProblem(
     ...(status === 401 && { 'www-authenticate': 'Bearer' }),
     ...(retryAfter !== undefined && { 'retry-after': String(retryAfter) }),
     ...(escrowId !== undefined && { 'x-svc-escrow-id': escrowId }),
-    // an unread body would be taken for the beginning of the next request, or have to be read to its end
+    // an unread body would be mistaken for the beginning of the next request, or have to be read to its end
     ...(!request.complete && { connection: 'close' }),
   });
   response.end(body);

@@ -11,11 +11,11 @@ const MOST_SCHEMAS = 500;
 const compiled = new Map<string, ValidateFunction | undefined>();
 
 const OPTIONS = {
-  // keywords that nobody knows are allowed, as the standard says; formats are annotations
+  // unknown keywords are allowed, as the standard says; formats are annotations
   strict: false,
   validateFormats: false,
   logger: false,
-  // an argument that the object has from its prototype is no argument
+  // what the object inherits from its prototype is not an argument
   ownProperties: true,
 } as const;
 
@@ -23,17 +23,17 @@ port.on('message', ({ schema, value }: SchemaQuestion) => {
   const check = validator(schema);
   port.postMessage({ fits: check?.(value) === true } satisfies SchemaAnswer);
 });
-// its time begins only now: what it took to get here is not a schema's fault
+// its time starts only now: the time it took to get here is not a schema's fault
 port.postMessage({ ready: true } satisfies SchemaAnswer);
 
-/** Undefined for a schema that is none, or that refers to another document. */
+/** Undefined for an invalid schema, or one that refers to another document. */
 function validator(schema: unknown): ValidateFunction | undefined {
   const text = JSON.stringify(schema);
   if (compiled.has(text)) return compiled.get(text);
   let check: ValidateFunction | undefined;
   try {
     const { $schema } = schema as { $schema?: unknown };
-    // MCP 2025-11-25: without `$schema` it is 2020-12
+    // MCP 2025-11-25: without `$schema`, it is 2020-12
     const old = typeof $schema === 'string' && /draft-0[67]/.test($schema);
     check = new (old ? Ajv : Ajv2020)(OPTIONS).compile(schema as object);
   } catch {

@@ -8,13 +8,13 @@ const MOST_EVENTS = 100;
 const MOST_BYTES = 512 * 1024;
 /** How long events gather before they are sent. */
 const GATHER_MS = 250;
-/** Statuses by which the control plane says that the events themselves are at fault. */
+/** Statuses with which the control plane reports that the events themselves are at fault. */
 const HOPELESS = new Set([400, 413, 422]);
 const LONGEST_PAUSE_MS = 30_000;
 
 /**
- * Sends a spool's events to the control plane: in order, at most 100 at a time, the same ones again until they are
- * acknowledged. One that the control plane refuses for good is put aside, counted and logged; the rest goes on.
+ * Sends a spool's events to the control plane: in order, at most 100 at a time, the same ones again until they are acknowledged.
+ * An event that the control plane refuses for good is put aside, counted and logged; the rest continues.
  */
 export class Sender {
   readonly #spool: Spool;
@@ -23,11 +23,11 @@ export class Sender {
   readonly #stop = new AbortController();
   /** The spool has changed. */
   readonly #changed = new Wake();
-  /** The control plane has answered something. */
+  /** The control plane has responded to something. */
   readonly #answered = new Wake();
   #running: Promise<void> | undefined;
   #failures = 0;
-  /** Called for every batch that was acknowledged, with how many of its events were stored and how many put aside. */
+  /** Called for every acknowledged batch, with how many of its events were stored and how many were put aside. */
   onSent: (stored: number, aside: number) => void = () => {};
 
   constructor(parts: { spool: Spool; control: ControlPlane; log: Log }) {
@@ -41,7 +41,7 @@ export class Sender {
     this.#running = this.#run();
   }
 
-  /** The control plane has just answered something: what it was not there for is tried again now. */
+  /** The control plane has just responded to something: what it was unreachable for is retried now. */
   nudge(): void {
     this.#answered.call();
   }
@@ -57,7 +57,7 @@ export class Sender {
     await this.#running;
   }
 
-  /** Sends all that is there now. True when nothing is left; false when the control plane did not take it. */
+  /** Sends everything that is there now. True if nothing is left; false if the control plane did not accept it. */
   async drain(): Promise<boolean> {
     try {
       for (;;) {
@@ -85,7 +85,7 @@ export class Sender {
           this.#failures = 0;
           if (batch.items.length === MOST_EVENTS) continue;
         } else {
-          // an event may be waiting for what became of its action, which wakes nobody
+          // an event may be waiting for the outcome of its action, which wakes no one
           await this.#changed.pause(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS, signal);
         }
       } catch (error) {
@@ -108,7 +108,7 @@ export class Sender {
     this.onSent(batch.items.length - again - aside, aside);
   }
 
-  /** Resolves, with the number of those put aside, when all of them are either stored or put aside. */
+  /** Resolves to the number of events put aside, when all of them are either stored or put aside. */
   async #deliver(items: Batch['items']): Promise<number> {
     try {
       const kept = items.filter(({ input }) => input);
@@ -125,7 +125,7 @@ export class Sender {
       return rejected.length;
     } catch (error) {
       if (!(error instanceof ControlPlaneError) || !HOPELESS.has(error.status) || error.code === '') throw error;
-      // the whole request is refused for what it holds: halve it until the event is found that is at fault
+      // the whole request is refused for its content: halve it until the faulty event is found
       if (items.length === 1) {
         this.#putAside(items[0]!, error.message);
         return 1;

@@ -9,12 +9,12 @@ import { SignIn, signedInRoute } from './login/use.ts';
 import { McpFront } from './mcp/http.ts';
 import { newMeters } from './meters.ts';
 
-/** How long open requests may take after a signal to stop. */
+/** How long open requests may take after a stop signal. */
 const STOP_MS = 10_000;
 
 /**
- * Serves the route table. Resolves when it listens, to what ends it: open requests are finished, events are sent. When
- * `interrupted` fires, it no longer waits for answers of the control plane.
+ * Serves the route table. Once it listens, resolves to a function that ends it: open requests are finished, events are sent. When
+ * `interrupted` fires, it no longer waits for responses of the control plane.
  */
 export async function serve(config: ProxyConfig, interrupted: AbortSignal): Promise<() => Promise<void>> {
   const log = createLog(config.logLevel);
@@ -62,7 +62,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
         return json(faults.length === 0 ? 200 : 503, {
           status: faults.length === 0 ? 'ready' : 'not ready',
           faults,
-          // no fault by itself: the last good bundle is enforced
+          // not a failure in itself: the last good bundle is enforced
           ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
         });
       },
@@ -94,7 +94,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
   };
 }
 
-/** The sign-ins of the routes that have one; says which of them nobody has made yet. */
+/** The sign-ins of the routes that have one; logs which of them are still missing. */
 function signInsOf(config: ProxyConfig, log: Log): Map<Route, SignIn> {
   const signIns = new Map<Route, SignIn>();
   for (const route of config.routes) {

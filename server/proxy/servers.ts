@@ -5,11 +5,11 @@ import { HeaderTable, SERVER_NAME, Value, type ValueRule } from './config.ts';
 import { CredentialError, filled, filledHeaders } from './credentials.ts';
 import { UsageError } from './failure.ts';
 
-/** A tool server: a command that is started, or an address. */
+/** A tool server: a command to start, or an address. */
 export type McpServer =
-  /** `env`: beside the proxy's own environment, as it is now. */
+  /** `env`: in addition to the proxy's own environment, with current values. */
   | { command: string; args: string[]; env?: () => Record<string, string> }
-  /** `headers`: as they are now. */
+  /** `headers`: with current values. */
   | { url: URL; headers: () => Record<string, string>; fetch?: typeof fetch };
 
 export interface NamedServer {
@@ -17,7 +17,7 @@ export interface NamedServer {
   server: McpServer;
   waitMs: number;
   value: ValueRule | undefined;
-  /** What else than tools is asked for. */
+  /** What to do with requests other than tool calls. */
   others: 'enforce' | 'record';
 }
 
@@ -42,8 +42,8 @@ const File = z.strictObject({
 });
 
 /**
- * The servers of a file. Throws a UsageError that lists every fault and shows no secret: credentials are tried once here,
- * and read again at each use.
+ * The servers in a file. Throws a UsageError that lists every fault and reveals no secret: credentials are tried once here, and
+ * read again at each use.
  */
 export function readServers(file: string, env: Readonly<Record<string, string | undefined>>): NamedServer[] {
   const wrong = (what: string) => new UsageError(`--config: ${file}${what}`);

@@ -4,21 +4,21 @@ import type { KnownSession } from '../policy/evaluation/session.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
 import { readJson } from './requests.ts';
 
-/** Sessions that are kept; the least recently used go first, and are asked for again. */
+/** Sessions kept; the least recently used go first, and are fetched again when needed. */
 const MOST = 10_000;
-/** After a failure the control plane is not asked again for so long. */
+/** After a failure, the control plane is not asked again for this long. */
 const PAUSE_MS = 5_000;
 
 interface Session {
   rows: Map<string, LedgerRow>;
-  /** Settles when the control plane has said what it knows; false where it did not. */
+  /** Settles when the control plane has returned what it knows; false if it did not. */
   asked: Promise<boolean>;
 }
 
 /**
- * What this proxy knows of agents' sessions: what it saw itself, at once, and what the control plane has of them from
- * before or from other proxies, asked for once when a session is first seen. Where that fails, or comes too early, what was said
- * before is unknown: policies are told so, and it is asked for again.
+ * What this proxy knows about agents' sessions: what it saw itself, at once, and what the control plane has from before or from
+ * other proxies, fetched once when a session is first seen. If that fails, or happens too early, the earlier facts are unknown:
+ * policies get to know that, and the facts are fetched again.
  */
 export class Sessions {
   readonly #control: Pick<ControlPlane, 'sessionFacts'>;
@@ -27,7 +27,7 @@ export class Sessions {
   readonly #sessions = new Map<string, Session>();
   #failedAt = Number.NEGATIVE_INFINITY;
 
-  /** `behind`: the control plane does not have yet what earlier processes saw. */
+  /** `behind`: the control plane does not have everything yet that earlier processes saw. */
   constructor(parts: { control: Pick<ControlPlane, 'sessionFacts'>; behind: () => boolean; log: Log }) {
     this.#control = parts.control;
     this.#behind = parts.behind;
@@ -42,7 +42,7 @@ export class Sessions {
     return { rows: [...session.rows.values()], complete };
   }
 
-  /** What a call said: known to the next call of the session at once. */
+  /** Records what a call revealed, so that the session's next call knows it at once. */
   note(agentId: string, sessionId: string, eventId: string, entries: readonly LedgerEntry[]): void {
     if (entries.length === 0) return;
     const { rows } = this.#session(agentId, sessionId);
@@ -67,7 +67,7 @@ export class Sessions {
     const behind = this.#behind();
     try {
       const said = await this.#control.sessionFacts(agentId, sessionId);
-      // from the oldest to the newest
+      // oldest first
       for (const row of said.reverse()) put(rows, row);
       return !behind;
     } catch (error) {
@@ -83,13 +83,13 @@ function put(rows: Map<string, LedgerRow>, row: LedgerRow): void {
   const id = JSON.stringify([row.source, row.name, row.key, row.reported]);
   const before = rows.get(id);
   if (before && before.observed_at > row.observed_at) return;
-  // in the order in which they were said, so that the oldest go first
+  // in the order in which they were learned, so that the oldest go first
   rows.delete(id);
   rows.set(id, row);
   if (rows.size > FACT_LIMITS.ofSession) rows.delete(leastOf(rows));
 }
 
-/** The oldest; but no number of later answers makes a server forgotten that is not trusted. */
+/** The oldest; but however many answers follow, an untrusted server is not forgotten. */
 function leastOf(rows: ReadonlyMap<string, LedgerRow>): string {
   let least: [string, LedgerRow] | undefined;
   for (const [id, row] of rows) {
@@ -99,19 +99,19 @@ function leastOf(rows: ReadonlyMap<string, LedgerRow>): string {
   return least![0];
 }
 
-/** What became of a call: whether it succeeded, and what the tool said. */
+/** The outcome of a call: whether it succeeded, and what the tool returned. */
 export interface Ended {
   succeeded: boolean;
-  /** Undefined where what the tool said cannot be read for sure. */
+  /** Undefined if what the tool returned cannot be read reliably. */
   value?: unknown;
 }
 
-/** What an MCP server answered to a call, as the client gets it. */
+/** An MCP server's result of a call, as the client gets it. */
 export function mcpEnded(result: Record<string, unknown>): Ended | 'pending' {
   if (result.resultType !== undefined && result.resultType !== 'complete') return 'pending';
   if (result.isError) return { succeeded: false };
   if (!Array.isArray(result.content) && result.structuredContent === undefined) {
-    // a task, which has only begun
+    // a task, which has only started
     return typeof result.task === 'object' ? 'pending' : { succeeded: true };
   }
   const { structuredContent, content } = result;
@@ -122,14 +122,14 @@ export function mcpEnded(result: Record<string, unknown>): Ended | 'pending' {
   return { succeeded: true, value: typeof text === 'string' ? textValue(text) : undefined };
 }
 
-/** A text that a tool answers is its JSON, or else itself. What is neither for sure is undefined. */
+/** A tool's text answer as JSON, or else as text. Undefined if it is not reliably either. */
 export function textValue(text: string): unknown {
   if (text.length > FACT_LIMITS.answer) return undefined;
   if (!/^\s*[[{]/.test(text)) return text;
   return jsonValue(Buffer.from(text));
 }
 
-/** The value of a JSON text in which no object has two members of one name; undefined for anything else. */
+/** The value of a JSON text in which no object has two members of the same name; undefined for anything else. */
 export function jsonValue(bytes: Buffer): unknown {
   if (bytes.length > FACT_LIMITS.answer) return undefined;
   try {

@@ -27,7 +27,7 @@ const TokenIssuer = z.object({
 });
 type TokenIssuer = z.infer<typeof TokenIssuer>;
 
-/** Signatures alone: a MAC's key would be the verifier's too. */
+/** Signatures only: a MAC's key would be known to the verifier too. */
 const ALGORITHMS = [
   'EdDSA',
   'Ed25519',
@@ -42,8 +42,8 @@ const ALGORITHMS = [
   'RS512',
 ];
 /**
- * What a token may call itself (RFC 8725, section 3.11): a JWT made for other uses, such as a logout token, proves nothing
- * here. Access tokens (RFC 9068) and those of workload identities say one of these or nothing.
+ * What a token may declare as its type (RFC 8725, section 3.11): a JWT made for other uses, such as a logout token, proves
+ * nothing here. Access tokens (RFC 9068) and those of workload identities declare one of these or none.
  */
 const TYPES: ReadonlySet<unknown> = new Set([
   undefined,
@@ -55,10 +55,13 @@ const TYPES: ReadonlySet<unknown> = new Set([
 ]);
 /** How far apart the clocks of issuer and proxy may be. */
 const TOLERANCE_SECONDS = 30;
-/** From `iat` to `exp`, and from `iat` to now: a stolen token is of use for a day at most, whatever its issuer says. */
+/** From `iat` to `exp`, and from `iat` to now: a stolen token is useful for a day at most, whatever its issuer says. */
 const MOST_TOKEN_SECONDS = 24 * 3600;
 
-/** A withdrawn key is refused after the first; an unreachable issuer is asked again, and a new key looked for, after the others. */
+/**
+ * A withdrawn key is refused after `freshMs`; an unreachable issuer is asked again after `failedMs`, a new key is looked for
+ * after `renewMs`.
+ */
 const KEY_SETS = { freshMs: 10 * 60_000, failedMs: 10_000, renewMs: 30_000, size: 100 };
 const MOST_KEY_SET_BYTES = 512 * 1024;
 const MOST_KEYS = 200;
@@ -74,7 +77,7 @@ export class Tokens {
   readonly #keySets: Fetched<Keys>;
   #known: { from: readonly unknown[]; issuers: TokenIssuer[] } = { from: [], issuers: [] };
 
-  /** `issuers`: as the control plane says them now. */
+  /** `issuers`: the ones that the control plane currently returns. */
   constructor(parts: { issuers: () => readonly unknown[]; egress: Egress; clock: Clock }) {
     this.#issuers = parts.issuers;
     this.#egress = parts.egress;
@@ -82,7 +85,7 @@ export class Tokens {
     this.#keySets = new Fetched(() => parts.clock.now(), KEY_SETS);
   }
 
-  /** Rejects with an AgentError for what is no token that is good now. */
+  /** Rejects with an AgentError for anything that is not a currently valid token. */
   async identify(token: string): Promise<Agent> {
     const issuer = this.#issuerOf(token);
     const load = () => this.#fetchKeys(issuer.jwks_uri);
@@ -98,7 +101,7 @@ export class Tokens {
     }
   }
 
-  /** The issuer that the token says it is from; nothing is believed by that, it only chooses the keys to check with. */
+  /** The issuer that the token claims to be from; the claim is not trusted, it only selects the keys to check with. */
   #issuerOf(token: string): TokenIssuer {
     let named: unknown;
     try {
@@ -108,7 +111,7 @@ export class Tokens {
     }
     const from = this.#issuers();
     if (from !== this.#known.from) {
-      // an issuer whose entry cannot be read is ignored: no token is accepted by half a rule
+      // an issuer whose entry cannot be read is ignored: no token is accepted under half a rule
       const issuers = from.flatMap((one) => TokenIssuer.safeParse(one).data ?? []);
       this.#known = { from, issuers };
     }
@@ -123,7 +126,7 @@ export class Tokens {
       audience: issuer.audience,
       algorithms: issuer.allowed_algs.filter((alg) => ALGORITHMS.includes(alg)),
       requiredClaims: ['exp', issuer.agent_id_claim, issuer.agent_role_claim],
-      // also demands `iat`, and that it does not lie ahead
+      // also requires `iat`, and that it is not in the future
       maxTokenAge: MOST_TOKEN_SECONDS,
       clockTolerance: TOLERANCE_SECONDS,
       currentDate: new Date(this.#clock.now()),
@@ -172,18 +175,21 @@ export class Tokens {
 class UnknownKey extends AgentError {}
 
 /**
- * Anything that jose throws is a verdict on the token or on the key that it names, even where it is not a JOSEError: a
- * weak or malformed key is a TypeError there. INVARIANT: nothing of the error is passed on, since it may hold claims.
+ * Anything that jose throws is a verdict on the token or on the key that it names, even if it is not a JOSEError: a weak or
+ * malformed key is a TypeError there. INVARIANT: nothing of the error is passed on, since it may contain claims.
  */
 function refusalOf(error: unknown, token: string): AgentError {
   if (!(error instanceof errors.JOSEError)) return new AgentError('the key of the token is too weak or malformed');
   const message = `the token is not good: ${error.code}`;
-  // without a name there may be another key behind the same address
+  // without a key id, there may be another key at the same URL
   const anonymous = error instanceof errors.JWSSignatureVerificationFailed && !decodeProtectedHeader(token).kid;
   return error instanceof errors.JWKSNoMatchingKey || anonymous ? new UnknownKey(message) : new AgentError(message);
 }
 
-/** The party that the token was issued to (`azp`) is one that the issuer's entry names; without a list, any one of a token for this audience alone. */
+/**
+ * The party that the token was issued to (`azp`) must be one that the issuer's entry names; without a list, any party is
+ * accepted, but the token must be for this audience alone.
+ */
 function assertParty({ authorized_parties: parties }: TokenIssuer, { azp, aud }: JWTPayload): void {
   if (azp !== undefined && typeof azp !== 'string') throw new AgentError('the claim azp is not a name');
   if (parties ? !parties.includes(azp as string) : Array.isArray(aud) && aud.length > 1) {

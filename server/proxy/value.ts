@@ -8,8 +8,8 @@ import type { ValueRule } from './config.ts';
 const MOST_VALUE = 1e14;
 
 /**
- * The value of the action, from its arguments under the keys that policies see; nothing where they have none. What is
- * there and cannot be read as an amount or a currency is in doubt: it must not get around a rule on `context.amount`.
+ * The value of the action, from its arguments under the keys that policies see; nothing if they have none. A value that is
+ * present but cannot be read as an amount or a currency is in doubt: it must not get around a rule on `context.amount`.
  */
 export function actionValue(
   args: unknown,
@@ -28,7 +28,7 @@ export function actionValue(
   const number = flat.num.get(from);
   if (number === undefined) return {};
   const amount = Number(number) / rule.divide_by;
-  // of more digits than a floating-point number holds, what is left could be below a limit
+  // with more digits than a floating-point number holds, what is left could be below a limit
   if (exactDecimal(Number(number)) !== number) return { doubt: displayPath(from) };
   if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: displayPath(from) };
   if (currency_from !== undefined && isAmbiguous(flat, pathRead(currency_from, ['str']))) {

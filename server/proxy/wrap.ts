@@ -9,18 +9,18 @@ import { signedIn } from './login/use.ts';
 import { joinStdio, wrapStdio } from './mcp/stdio.ts';
 import type { McpOptions } from './options.ts';
 
-/** When a desktop client has what it asks for first. */
+/** By then a desktop client has what it asks for first. */
 const COLLECT_MS = 5_000;
 
-/** A running wrapper: `ended` when the session is over, or rejects when there is nothing to decide by. */
+/** A running wrapper: `ended` resolves when the session is over, or rejects if there is nothing to decide by. */
 export interface Wrapping {
   ended: Promise<void>;
   stop(): Promise<void>;
 }
 
 /**
- * Wraps MCP servers for the agent of SVC_AGENT_KEY. Messages are read from the start; the first that needs the
- * agent waits for the control plane's answer. When `interrupted` fires, that is no longer waited for.
+ * Wraps MCP servers for the agent of SVC_AGENT_KEY. Messages are read from the start; the first one that needs the agent waits
+ * for the control plane's response. When `interrupted` fires, it no longer waits for that.
  */
 export async function wrap(
   config: ProxyConfig,
@@ -30,7 +30,7 @@ export async function wrap(
   const { agentKey } = config;
   if (agentKey === undefined)
     throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
-  // standard output is the protocol's
+  // standard output belongs to the protocol
   const log = createLog(config.logLevel, pino.destination({ dest: 2, sync: true }));
   const metered = config.metricsAddress !== undefined || config.metricsFile !== undefined;
   const shown = metered
@@ -65,7 +65,7 @@ export async function wrap(
     env: process.env,
     maxMessageBytes: config.messageBytes,
     secret: config.key,
-    // asked again for every call: a key that is revoked must not live on in a session
+    // checked again for every call: a revoked key must not live on in a session
     async agent() {
       await governed;
       return agents.identify(agentKey);
