@@ -34,14 +34,14 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** How long a client may keep what depends on the policies. */
+/** How long a client may cache what depends on the policies. */
 const MOST_TTL_MS = 30_000;
 const MOST_LISTENERS_OF_AGENT = 100;
 const MOST_WATCHED = 100;
-/** By which requests a client may watch them. */
+/** The requests with which a client may watch them. */
 const RESOURCE = ['resources/subscribe', 'uri'] as const;
 const TASK = ['tasks/get', 'taskId'] as const;
-/** No tasks: clients of this revision make none. */
+/** No tasks: clients of this revision create none. */
 const NONE: ReadonlySet<string> = new Set();
 
 export interface ExchangeParts {
@@ -50,16 +50,16 @@ export interface ExchangeParts {
   rounds: Rounds;
   waiting: Waiting;
   log: Log;
-  /** Calls back when the policies in force have changed; the function that it returns ends that. */
+  /** Calls back when the policies in force have changed, until the returned function is called. */
   onPolicyChange: (listener: () => void) => () => void;
 }
 
-/** In the data of an error: the tool server could not be asked, or has gone before it answered. */
+/** In an error's data: the tool server could not be reached, or was gone before it answered. */
 export const UNREACHABLE = { unreachable: true };
 
 /** Answers requests of the revision without sessions. */
 export interface Served {
-  /** The answer; nothing when `signal` has fired. Rejects with an AgentError for an agent that is not known. */
+  /** The answer; undefined if `signal` has fired. Rejects with an AgentError if the agent is not known. */
   serve(request: Request, from: Serving): Promise<Answer | undefined>;
 }
 
@@ -67,21 +67,21 @@ export interface Serving {
   agent: () => Promise<Agent>;
   sourceIp?: string | undefined;
   notify: (message: Notification) => void;
-  /** The client has gone, or wants no answer anymore. */
+  /** The client is gone, or no longer wants an answer. */
   signal: AbortSignal;
-  /** Of the HTTP request: those with arguments are compared with them. */
+  /** From the HTTP request: headers that repeat arguments are compared with these. */
   headers?: Readonly<Record<string, string | string[] | undefined>>;
-  /** What in the headers is not as the message says. */
+  /** What in the headers contradicts the message. */
   mismatch?: string | undefined;
-  /** How long a held call waits, instead of what the settings say. */
+  /** How long a held call waits, overriding the settings. */
   waitMs?: number | undefined;
-  /** The session that it belongs to, where the client has one with the proxy. */
+  /** The session that it belongs to, if the client has one with the proxy. */
   session?: string | undefined;
 }
 
 /**
- * MCP without sessions (2026-07-28): one request in, one answer out. What the gate governs is decided before it goes to
- * the server, once for all rounds of a call.
+ * MCP without sessions (2026-07-28): one request in, one answer out. What the gate governs is decided before it goes to the
+ * server, once for all rounds of a call.
  */
 export class Exchange implements Served {
   readonly #parts: ExchangeParts;
@@ -124,7 +124,7 @@ export class Exchange implements Served {
         const answer = await this.#govern(request, agent, caller, from);
         const unknown =
           answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND && TASK_METHODS.has(method);
-        // a server without tasks has none of this name
+        // a server without tasks has no task of this name
         return unknown ? failure(id, INVALID_PARAMS, 'there is no such task') : complete(answer);
       }
       if (method === 'subscriptions/listen') return complete(await this.#listen(request, agent, caller, from));
@@ -148,7 +148,7 @@ export class Exchange implements Served {
     }
   }
 
-  /** What says two things is refused before it is decided on; an action is recorded as denied. */
+  /** A request that contradicts itself is refused before it is decided on; an action is recorded as denied. */
   async #mismatched(request: Request, caller: Caller, { signal, notify }: Serving, what: string): Promise<Answer> {
     if (this.#parts.gate.governs(request.method)) {
       await this.#parts.gate.admit(request, caller, { signal, notify, refused: 'header_mismatch' });
@@ -156,7 +156,7 @@ export class Exchange implements Served {
     return failure(request.id, HEADER_MISMATCH, `Header mismatch: ${what}`);
   }
 
-  /** `offers`: the client may be given another way to wait for a hold than to repeat its call. */
+  /** `offers`: the client may be offered another way to wait for a hold than repeating its call. */
   async #govern(
     request: Request,
     agent: Agent,
@@ -167,7 +167,7 @@ export class Exchange implements Served {
     const { gate, rounds, upstream, waiting } = this.#parts;
     const { signal, notify, headers } = from;
     if (headers && request.method === 'tools/call') {
-      // while the server is away the call is decided all the same; headers of the client's never go to it
+      // while the server is unreachable, the call is decided all the same; the client's headers never go to it
       const declared = await upstream.declared(request, signal).catch((error) => {
         if (error instanceof Unreachable) return [];
         throw error;
@@ -189,7 +189,7 @@ export class Exchange implements Served {
     let admitted: Admitted;
     if ('admitted' in resumed) admitted = resumed.admitted;
     else {
-      // one that knows another way need not wait for the first answer
+      // a client with another way to wait gets its first answer at once
       const waitMs = from.waitMs ?? (offers && !waiting.knows(request) ? undefined : 0);
       const decided = await gate.admit(request, caller, { signal, notify, waitMs });
       if (!decided) return undefined;
@@ -235,7 +235,7 @@ export class Exchange implements Served {
       return undefined;
     }
     const wants = 'result' in answer && answer.result.resultType === 'input_required' ? answer.result : undefined;
-    // a task says by its state what its server wants to know
+    // a task's state shows what its server wants to know
     const inputRequests = 'result' in answer && !admitted.masked ? answer.result.inputRequests : undefined;
     const denied = isObject(inputRequests) && (await this.#denied(inputRequests, caller, from));
     if (denied) {
@@ -253,7 +253,7 @@ export class Exchange implements Served {
     return failure(request.id, INTERNAL_ERROR, 'the tool server has a state that is too long to be carried');
   }
 
-  /** A person was shown the page of the hold: the call is decided again, by that hold. */
+  /** A person was shown the page of the hold: the call is decided again, under that hold. */
   async #released(
     request: Request,
     agent: Agent,
@@ -268,7 +268,7 @@ export class Exchange implements Served {
     return this.#govern(again, agent, caller, { ...from, waitMs: accepted ? PAGE_WAIT_MS : 0 }, accepted);
   }
 
-  /** What the server wants of the client is decided as well; the first that is denied. */
+  /** What the server wants from the client is decided as well. Resolves to the answer to the first denied request. */
   async #denied(wanted: unknown, caller: Caller, { signal, notify }: Serving): Promise<Answer | undefined> {
     for (const [id, one] of Object.entries(isObject(wanted) ? wanted : {})) {
       const asked = asMessage({ ...(isObject(one) && one), jsonrpc: '2.0', id });
@@ -290,19 +290,19 @@ export class Exchange implements Served {
   ): Promise<Answer | undefined> {
     const { gate, upstream } = this.#parts;
     const told = (message: Notification) => {
-      // of a task its client is told where it listens for that
+      // a client hears about a task where it listens for it
       const stray = message.method === 'notifications/tasks' && request.method !== 'subscriptions/listen';
       const shown = stray ? undefined : gate.tasks.told(message, agent, NONE);
       if (shown) notify(shown);
     };
     const on = { signal, notify: told, ...(masked && { masked }) };
-    // what belongs to one session is not shared with another of the agent's
+    // what belongs to one session is not shared with another session of the same agent
     return upstream.exchange(request, { ...on, owner: JSON.stringify([agent.id, agent.role, session]) });
   }
 
   /**
-   * Of the resources or tasks that a client wants to be told about, those that it may, each of which is decided; with the
-   * server's own names.
+   * Of the resources or tasks that a client wants to watch, the ones it may watch, each of which is decided; with the server's
+   * own names.
    */
   async #watchable(
     { id }: Request,
@@ -317,7 +317,7 @@ export class Exchange implements Served {
       const asked: Request = { jsonrpc: '2.0', id, method, params: { [member]: name } };
       const outcome = await this.#parts.gate.admit(asked, caller, { signal, notify });
       if (!outcome || 'instead' in outcome) continue;
-      // what is told about a task has its result, in no form that a mask could be sure of
+      // notifications about a task contain its result, in no form to which a mask could be reliably applied
       const masked = member === 'taskId' && outcome.masked;
       outcome.ended(masked ? 'not subscribed: what a policy masks is not told' : 'subscribed');
       if (!masked) may.set(name, member === 'uri' ? name : String(outcome.sent(asked).params?.taskId));
@@ -325,7 +325,7 @@ export class Exchange implements Served {
     return may;
   }
 
-  /** What a server tells of a task may be a wish for input, which is decided; in the order in which it was told. */
+  /** A server's notification about a task may be a request for input, which is decided; notifications stay in order. */
   #ofTasks(caller: Caller, from: Serving): (message: Notification) => void {
     let before = Promise.resolve();
     return (message) => {
@@ -337,7 +337,7 @@ export class Exchange implements Served {
     };
   }
 
-  /** Of a list of tools the policies decide too, so the proxy itself tells when it has changed. */
+  /** The list of tools also depends on the policies, so the proxy itself reports when it has changed. */
   async #listen(request: Request, agent: Agent, caller: Caller, from: Serving): Promise<Answer | undefined> {
     const owner = JSON.stringify([agent.id, agent.role]);
     const open = this.#listeners.get(owner) ?? 0;
@@ -346,7 +346,7 @@ export class Exchange implements Served {
     const asked = isObject(request.params?.notifications) ? request.params.notifications : {};
     const resources = await this.#watchable(request, RESOURCE, asked.resourceSubscriptions, caller, from);
     const watched = Array.isArray(asked.taskIds) ? asked.taskIds : [];
-    // a held call is asked for: its own task is known to no server
+    // tasks of held calls are queried: no server knows the proxy's own tasks
     const theirs = watched.filter((taskId) => !this.#parts.waiting.names(taskId));
     const tasks = await this.#watchable(request, TASK, theirs, caller, from);
     const ofTasks = this.#ofTasks(caller, from);
@@ -417,13 +417,13 @@ export function faultOf({ id, params }: Request): Failure | undefined {
   return failure(id, UNSUPPORTED_VERSION, 'Unsupported protocol version', data);
 }
 
-/** Every result of the revision says what kind it is of. */
+/** Every result of this revision declares its type. */
 function complete(answer: Answer | undefined): Answer | undefined {
   if (!answer || 'error' in answer) return answer;
   return { ...answer, result: { resultType: 'complete', ...answer.result } };
 }
 
-/** Of what is cut down for one agent, or decided for it, nothing may be shown to another. */
+/** What is reduced or decided for one agent must not be shown to another. */
 function privately(result: Result): Result {
   const ttl = Number.isFinite(result.ttlMs) ? (result.ttlMs as number) : 0;
   return { ...result, ttlMs: Math.max(0, Math.min(ttl, MOST_TTL_MS)), cacheScope: 'private' };
@@ -431,7 +431,7 @@ function privately(result: Result): Result {
 
 function discovered(result: Result): Result {
   const { tools, ...more } = (isObject(result.capabilities) ? result.capabilities : {}) as Record<string, object>;
-  // held calls are waited for as tasks
+  // clients wait for held calls as tasks
   const extensions = {
     ...more.extensions,
     [TASKS]: (more.extensions as Record<string, object> | undefined)?.[TASKS] ?? {},
@@ -440,20 +440,20 @@ function discovered(result: Result): Result {
   return { ...result, supportedVersions: [MODERN, ...LEGACY], capabilities };
 }
 
-/** What is said on the way has no form that a mask could be applied to. */
+/** Interim messages have no form to which a mask could be applied. */
 function muted(message: Notification, notify: (message: Notification) => void): void {
   if (message.method !== 'notifications/progress') return;
   const { message: _said, ...params } = message.params ?? {};
   notify({ ...message, params });
 }
 
-/** What must be the same in each round of one call. */
+/** What must be the same in every round of one call. */
 function essenceOf(server: string, { method, params }: Request): string {
   const { _meta, inputResponses: _given, requestState: _state, ...asked } = params ?? {};
   return sha256Tag(canonicalJson({ server, method, asked }));
 }
 
-/** The session that the policies see: as the client names it, else its trace (W3C Trace Context), else the agent's day. */
+/** The session that the policies see: the one that the client names, else its trace (W3C Trace Context), else the agent's day. */
 function sessionOf({ params }: Request, agent: Agent): string {
   const { [META_SESSION]: named, traceparent } = params?._meta ?? {};
   if (typeof named === 'string' && named !== '' && named.length <= 200 && isPlain(named)) return named;

@@ -35,15 +35,15 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
+/** Next to a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
 const META = 'svc/decision';
 export const META_ESCROW_ID = 'svc/escrow-id';
-/** In a call: the session that it belongs to, where no session of the protocol says so. */
+/** In a call: the session that it belongs to, if there is no protocol session to say so. */
 export const META_SESSION = 'svc/session';
 /** How often the hold of a waiting call is looked up. */
 const LOOK_MS = 1000;
 
-/** Of answers to what is not the call of a tool: outside of what JSON-RPC and MCP reserve. */
+/** For answers to requests other than tool calls: outside the ranges that JSON-RPC and MCP reserve. */
 const DENIED = -31403;
 const HELD = -31423;
 const RATE_LIMITED = -31429;
@@ -58,60 +58,60 @@ export interface GateParts {
   server: string;
   /** How long a held call waits for its release before it is answered. */
   waitMs: number;
-  /** Where the arguments of a call hold its value. */
+  /** Where the arguments of a call contain its value. */
   value: ValueRule | undefined;
   /** Where agents look a hold up. */
   controlUrl: string;
-  /** The tenant of the proxy's key, which the page of a hold is in; known once it has policies. */
+  /** The tenant of the proxy's key, under which the page of a hold is; known once the proxy has policies. */
   tenant: () => string | undefined;
-  /** What else than tools a client and a server ask for: `record` only records what would be decided. */
+  /** Requests of a client or a server other than tool calls: `record` only records what would be decided. */
   others: Others;
   tools: ToolRegistry;
-  /** What clients carry for the proxy. */
+  /** Seals what clients carry for the proxy. */
   seal: Seal;
-  /** Asks the server for all of its tools, where that does not take another process of it. */
+  /** Asks the server for all of its tools, if that does not take another process of it. */
   listTools?: () => Promise<unknown[]>;
 }
 
 export type Others = 'enforce' | 'record';
 
-/** Who asks. */
+/** Who makes the request. */
 export interface Caller {
-  /** Asked again for every decision: a credential that is revoked must not live on in a session. */
+  /** Called again for every decision: a revoked credential must not live on in a session. */
   agent: () => Promise<Agent>;
   /** As policies see it. */
   session: (agent: Agent) => string;
   sourceIp?: string | undefined;
 }
 
-/** A request that may go to the server. Exactly one of `answered` and `ended` is called when it is over. */
+/** A request that may go to the server. When it is over, exactly one of `answered` and `ended` is called. */
 export interface Admitted {
-  /** What is sent in place of this request, or of a later round of it: its arguments are masked. */
+  /** What is sent in place of this request, or of a later round of it: with its arguments masked. */
   sent: (request: Request) => Request;
-  /** What the server says of it before it answers is not shown to the client. */
+  /** Whether to hide from the client what the server says about it before it answers. */
   masked: boolean;
   /** An approval was used up for it. */
   spent: boolean;
-  /** Would the very same rules permit it now? For what goes to the server in several rounds. */
+  /** Whether the exact same rules would permit it now. For requests that go to the server in several rounds. */
   stands: () => boolean;
   /** Records the outcome, and turns the server's answer into what the client gets. */
   answered: (answer: Answer) => Answer;
   /** It ended without an answer. */
   ended: (outcome: string) => void;
   /**
-   * Calls back, at most once and perhaps at once, when a stop wants it given up, with the client's answer. To be called
-   * before anything is sent; the function that it returns is called when it is over.
+   * Calls back, at most once and perhaps at once, with the answer for the client, when a stop requires the request to be given
+   * up. To be called before anything is sent; call the returned function when the request is over.
    */
   onCut: (cut: (instead: Answer) => void) => () => void;
 }
 
 /**
- * The one place where messages of an MCP client become decisions: a request becomes an attempt, a ruling becomes the
- * answer of the protocol, and the lists of a server are cut down to what the agent may use. Knows no transport.
+ * The one place where messages of an MCP client become decisions: a request becomes an attempt, a ruling becomes a protocol
+ * answer, and a server's lists are reduced to what the agent may use. Independent of the transport.
  */
 export class Gate {
   readonly #parts: GateParts;
-  /** The server's own tasks, under the names that each agent knows them by. */
+  /** The server's own tasks, under the names by which each agent knows them. */
   readonly tasks: Tasks;
 
   constructor(parts: GateParts) {
@@ -129,21 +129,21 @@ export class Gate {
     return this.#parts;
   }
 
-  /** Is a request of this method an action, which must be admitted? */
+  /** Whether a request of this method is an action, which must be admitted. */
   governs(method: string): boolean {
     return actionType(method) !== undefined;
   }
 
-  /** May a client's notification go to the server? None that could be an action of a server's own making does. */
+  /** Whether a client's notification may go to the server. One that could be a server-defined action may not. */
   passes(message: Notification): boolean {
     return isKnownNotification(message) || (this.#parts.others === 'record' && !this.governs(message.method));
   }
 
   /**
-   * Decides a request and records the decision; a held one waits for its release as long as the settings say, telling so
-   * by `notify` (`waitMs` instead of the settings). With `refused`, it is denied for that reason whatever the policies say. `of: 'server'` is a request of
-   * the server to the client, which cannot be held. Resolves with what may go on, with the answer that is given instead
-   * (and the hold that it is about), or with nothing when `signal` has fired: then nothing may be sent. Never rejects.
+   * Decides a request and records the decision. A held request waits for its release as long as the settings say (or `waitMs`),
+   * which it reports through `notify`. With `refused`, it is denied for that reason whatever the policies say. `of: 'server'` is
+   * a request of the server to the client, which cannot be held. Resolves to what may proceed, to the answer given instead (and
+   * the hold that it is about), or to nothing when `signal` has fired: then nothing may be sent. Never rejects.
    */
   async admit(
     request: Request,
@@ -158,14 +158,14 @@ export class Gate {
   ): Promise<Admitted | Refused | undefined> {
     const refuse = (code: number, message: string, meta: Record<string, unknown>): Refused => ({
       instead:
-        // where a task was asked for, a client takes no result of a tool
+        // a client that asked for a task does not accept a tool's result
         request.method === 'tools/call' && request.params?.task === undefined
           ? toolRefusal(request.id, message, meta)
           : refusal(request.id, code, message, meta),
     });
     try {
       const agent = await caller.agent();
-      // what a server asks its client names the client's own tasks
+      // a server's request to its client refers to the client's own tasks
       const tasks = on.of === 'server' ? undefined : this.#tasksOf(request, agent);
       const attempt = await this.#attempt(tasks?.sent(request) ?? request, agent, caller);
       const refused = on.refused ?? tasks?.foreign ?? (await this.#unfit(request, attempt));
@@ -188,7 +188,7 @@ export class Gate {
             return refuse(DENIED, `Denied: ${reason}. It was under way.`, meta).instead;
           });
         }
-        // its result would come later, by another request, and not be masked
+        // its result would come later, through another request, and would not be masked
         ruling.done('not forwarded: a task cannot be masked');
         return refuse(WITHHELD, 'A policy masks this tool, so it cannot run as a task.', { code: 'MASKING_FAILED' });
       }
@@ -213,7 +213,7 @@ export class Gate {
     }
   }
 
-  /** The request with the ids that the server knows its tasks by, and back. A task of another agent is like none. */
+  /** Translates the task ids in the request to those of the server, and back. Another agent's task is treated as nonexistent. */
   #tasksOf(request: Request, agent: Agent): AgentTasks {
     const answered = (answer: Answer) => this.tasks.answered(request.method, answer, agent);
     const sent = (one: Request, foreign: (error: ForeignTask) => Request) => {
@@ -244,14 +244,14 @@ export class Gate {
     return tasks;
   }
 
-  /** Is the result of this method a list that the gate cuts down? */
+  /** Whether the result of this method is a list that the gate reduces. */
   lists(method: string): boolean {
     return Object.hasOwn(LISTS, method);
   }
 
   /**
-   * The list without what the agent could not ask for, whatever the arguments; where the server enforces, each tool as it
-   * was approved. `asked` is what the client asked for it with.
+   * The list without what the agent could not request whatever the arguments; if the server enforces, each tool as it was
+   * approved. `asked`: the parameters of the client's request.
    */
   async listed(method: string, result: Result, caller: Caller, asked: Params | undefined): Promise<Result> {
     const { member, method: asks } = LISTS[method]!;
@@ -276,7 +276,7 @@ export class Gate {
       if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) continue;
       const { denied, masked } = await enforcer.outlook(agent, 'tool_call', name, server);
       if (denied) continue;
-      // clients check an answer against the schema that the tool has promised; a mask is a text, whatever was there
+      // clients check an answer against the tool's declared schema; a mask is a text, whatever it replaces
       const { outputSchema, ...rest } = withoutRespelled(tool as Record<string, unknown>);
       tools.push(masked || outputSchema === undefined ? rest : { ...rest, outputSchema });
     }
@@ -311,19 +311,19 @@ export class Gate {
       source_ip: caller.sourceIp,
       summary: isTool ? `tool ${name} of ${server}` : `${method}${what === undefined ? '' : ` ${what}`} of ${server}`,
       ...(typeof escrowId === 'string' && escrowId.length <= 200 && { escrowId }),
-      // an agent that is a language model repeats its call; it has no headers to set
+      // an agent that is a language model repeats its call; it cannot set headers
       resume: true,
     };
   }
 
-  /** Why the arguments of a call of a tool are denied before any policy is asked. */
+  /** Why a tool call's arguments are denied before any policy is evaluated. */
   async #unfit({ method }: Request, { tool_name, arguments: args }: Attempt): Promise<string | undefined> {
     return method === 'tools/call'
       ? this.#parts.tools.refusal(this.#parts.server, tool_name, args, this.#parts.listTools)
       : undefined;
   }
 
-  /** The definition of the tool as clients see it now. */
+  /** The pin of the tool's definition as clients see it now. */
   #pin(name: string): Promise<string | null | undefined> {
     const { tools, server, listTools } = this.#parts;
     return tools.pin(server, name, listTools);
@@ -349,7 +349,7 @@ export class Gate {
       if (waiting) notify(waiting);
       await delay(Math.min(LOOK_MS, end - Date.now()), undefined, { signal }).catch(() => undefined);
       hold = await this.#parts.holds.get(hold.id).catch((error) => {
-        // while the control plane is away the hold stays what it was
+        // while the control plane is unreachable, the hold counts as unchanged
         if (error instanceof ControlPlaneError) return hold;
         throw error;
       });
@@ -396,7 +396,9 @@ export class Gate {
   }
 }
 
-/** To a request that names no task of the agent's. The stateless revision has no method `tasks/result` at all. */
+/**
+ * The answer to a request that names a task that is not the agent's. The stateless revision has no method `tasks/result` at all.
+ */
 function noTask({ id, method, params }: Request): Failure {
   const removed = method === 'tasks/result' && params?._meta?.[VERSION_KEY] !== undefined;
   return removed
@@ -407,22 +409,22 @@ function noTask({ id, method, params }: Request): Failure {
 interface AgentTasks {
   sent: (request: Request) => Request;
   answered: (answer: Answer) => Answer;
-  /** Of the server's answer to an admitted call: the task that is over with it, if there is one. */
+  /** From the server's answer to an admitted call: the task that ended with it, if any. */
   ended: (given: Success, said: Ended | 'pending', call: ActionRequest) => EndedTask | undefined;
-  /** Why the request is denied: it names a task that is none of the agent's. */
+  /** Why the request is denied: it names a task that does not belong to the agent. */
   foreign?: string;
 }
 
 type Refusing = Exclude<Ruling, { done: (outcome: string) => void }>;
 
-/** What the client, or the server, gets instead of what it asked for. */
+/** What the client, or the server, gets instead of what it requested. */
 export interface Refused {
   instead: Answer;
-  /** What it waits for, where it is held. */
+  /** What it waits for, if it is held. */
   hold?: Hold;
 }
 
-/** That a held call waits; nothing where the client wants no progress. */
+/** Reports that a held call is waiting; undefined if the client wants no progress. */
 function waitingFor({ params }: Request, progress: number, hold: Hold): Notification | undefined {
   const progressToken = params?._meta?.progressToken;
   if (progressToken === undefined) return undefined;
@@ -460,20 +462,20 @@ function admitted(
       if ('error' in answer) {
         done(`error ${answer.error.code}`, { succeeded: false });
         if (masks.length === 0) return answer;
-        // an error's data is as free as a result, and has no form that a mask could be sure of
+        // an error's data can be anything, like a result, and has no form to which a mask could be reliably applied
         return failure(answer.id, answer.error.code, 'the tool failed; a policy masks what it said');
       }
       const mask = method === 'tools/call' ? maskTool : method === 'resources/read' ? maskResource : () => undefined;
       const masked = masks.length > 0 ? mask(answer.result, masks) : answer.result;
       const outcome = masked ? (masked.isError ? 'tool error' : 'ok') : 'withheld: the answer cannot be masked';
       const over = mcpEnded(masked ?? answer.result);
-      // what is withheld says nothing but whether it was done
+      // a withheld answer reveals only whether the call was done
       const said = masked || over === 'pending' ? over : { succeeded: over.succeeded };
       done(outcome, said, 'result' in given && masked ? tasks?.ended(given, said, asked) : undefined);
       const withheld = 'It was done, but the answer is withheld: a policy masks it, and it is not JSON.';
       if (!masked && method !== 'tools/call') return refusal(answer.id, WITHHELD, withheld, { code: 'MASKING_FAILED' });
       const result = masked ?? toolRefusal(answer.id, withheld, { code: 'MASKING_FAILED' }).result;
-      // what the server says under this name is not the proxy's word
+      // what the server puts under this name must not pass for the proxy's word
       const own = masked ? {} : (result._meta?.[META] as object);
       const decided = { ...own, decision, event_id: eventId };
       return { ...answer, result: { ...result, _meta: { ...result._meta, [META]: decided } } };
@@ -481,13 +483,13 @@ function admitted(
   };
 }
 
-/** What goes on although the policies did not permit it, because it is only recorded. */
+/** What proceeds although the policies did not permit it, because it is only recorded. */
 function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined): Admitted {
   return {
     sent: (request) => tasks?.sent(request) ?? request,
     masked: false,
     spent: false,
-    // nothing is permitted by it
+    // it permits nothing
     stands: () => false,
     ended: () => {},
     onCut: () => () => {},
@@ -500,7 +502,7 @@ function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined)
   };
 }
 
-/** With the masks where policies see the arguments, and as approvers see them: for a tool its own, else all of what is asked. */
+/** Applies the masks where policies and approvers see the arguments: for a tool call to its arguments, else to all parameters. */
 function maskParams(method: string, asked: Params, masks: readonly Mask[]): Params {
   if (method === 'tools/call') {
     return { ...asked, ...(asked.arguments !== undefined && { arguments: maskedWith(asked.arguments, masks) }) };
@@ -509,7 +511,7 @@ function maskParams(method: string, asked: Params, masks: readonly Mask[]): Para
   return isObject(params) ? params : {};
 }
 
-/** What a tool answers, as far as the proxy makes or masks it. */
+/** A tool's answer, as far as the proxy creates or masks it. */
 type ToolResult = Result & {
   content?: { type: string; text: string }[];
   structuredContent?: unknown;
@@ -520,7 +522,7 @@ function known(meta: Record<string, unknown>): Record<string, unknown> {
   return { [META]: Object.fromEntries(Object.entries(meta).filter(([, value]) => value !== undefined)) };
 }
 
-/** As a model reads it: an error of the tool. */
+/** In the form that a model reads: an error of the tool. */
 function toolRefusal(id: Id, text: string, meta: Record<string, unknown>): Success {
   return success(id, { content: [{ type: 'text', text }], isError: true, _meta: known(meta) });
 }
@@ -529,9 +531,9 @@ function refusal(id: Id, code: number, text: string, meta: Record<string, unknow
   return failure(id, code, text, known(meta));
 }
 
-/** The result with its masks applied; undefined where some of it is not JSON, so that nobody could tell what it shows. */
+/** The result with its masks applied; undefined if part of it is not JSON, because it would be unclear what that shows. */
 function maskTool(result: ToolResult, masks: readonly Mask[]): ToolResult | undefined {
-  // what is not the answer of the tool, such as a wish for input or a task, has no form to be sure of
+  // anything but the tool's answer, such as a request for input or a task, has no known form
   if (result.resultType !== undefined && result.resultType !== 'complete') return undefined;
   const { content: given = [], structuredContent: structured, isError } = result;
   if (!Array.isArray(given) || (structured !== undefined && Object(structured) !== structured)) return undefined;
@@ -564,14 +566,14 @@ function maskText(text: unknown, masks: readonly Mask[]): string | undefined {
   if (typeof text !== 'string' || !isParsable(Buffer.from(text))) return undefined;
   try {
     const masked = applyMasks(parseExact(text), masks);
-    // prose in quotes is JSON as well, and has no members that a mask could select
+    // prose in quotes is JSON as well, but has no members that a mask could select
     return typeof masked === 'string' && masked !== MASKED ? undefined : JSON.stringify(masked);
   } catch {
     return undefined;
   }
 }
 
-/** Structured content is an object, also where all of it is masked. */
+/** Structured content is an object, even if all of it is masked. */
 function asObject(value: unknown): Record<string, unknown> {
   return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : { masked: value };
 }

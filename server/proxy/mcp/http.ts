@@ -38,38 +38,38 @@ import {
 
 /** A session that was idle for this long is ended. */
 const IDLE_MS = 30 * 60_000;
-/** How long a server may take to list its tools before a call of one is decided. */
+/** How long a server may take to list its tools before a call to one is decided. */
 const LIST_MS = 10_000;
 const MOST_SESSIONS = 10_000;
 const MOST_SESSIONS_OF_AGENT = 100;
-/** So that nothing on the way takes a quiet stream for one that has ended. */
+/** Keeps intermediaries from taking a quiet stream for one that has ended. */
 const KEEP_ALIVE_MS = 15_000;
-/** What is kept for an agent that does not read its streams. */
+/** How much is buffered for an agent that does not read its streams. */
 const MOST_UNREAD_BYTES = 16 * 1024 * 1024;
 
 interface Open {
   session: Session | JoinedSession;
   transport: WebStandardStreamableHTTPServerTransport;
   route: McpRoute | JoinRoute;
-  /** Of the agent that began it. */
+  /** The agent that started it. */
   owner: string;
   identify: () => Promise<Agent>;
   usedAt: number;
   streams: number;
-  /** Its client may send further requests. */
+  /** Whether its client may send further requests. */
   begun: boolean;
 }
 
 interface FrontParts extends Omit<GateParts, 'server' | 'waitMs' | 'value' | 'others' | 'listTools' | 'seal'> {
-  /** Of a route with a sign-in at its server. */
+  /** For a route with a sign-in at its server. */
   fetchOf: (route: McpRoute) => typeof fetch | undefined;
   onPolicyChange: (listener: () => void) => () => void;
-  /** The longest body of a request. */
+  /** The maximum length of a request body. */
   maxBodyBytes: number;
-  /** The longest message of a server. */
+  /** The maximum length of a server's message. */
   maxMessageBytes: number;
   names: readonly string[];
-  /** What the states of open calls are sealed with; the same in each proxy of one key. */
+  /** The secret that seals the states of open calls; the same in every proxy with the same key. */
   secret: () => string;
   log: Log;
 }
@@ -135,7 +135,7 @@ export class McpFront {
     const id = request.headers['mcp-session-id'];
     const open =
       id === undefined ? await this.#begin(route, owner, identify, sourceIp) : this.#sessions.get(String(id));
-    // to a client, another agent's session is like one that has ended: it begins a new one
+    // to a client, another agent's session looks like one that has ended: it starts a new one
     if (!open || open.owner !== owner || open.route !== route || (id !== undefined && !open.begun)) {
       throw new Refusal(404, 'NOT_FOUND', 'there is no such session');
     }
@@ -148,7 +148,7 @@ export class McpFront {
       // nothing is kept without a successful initialization
       if (!open.session.initialized && open.streams === 0) void open.session.close();
     });
-    // nobody waits for what has not begun
+    // no one waits for what has not begun
     if (response.destroyed) return;
     const answer = await open.transport.handleRequest(webRequest(request), { parsedBody: body });
     this.#unread.add(owner, response);
@@ -193,7 +193,7 @@ export class McpFront {
     stream.end(answer);
   }
 
-  /** The messages of a request. Throws a Refusal on what is too long or has more than one reading. */
+  /** The messages of a request. Throws a Refusal if it is too long or can be read in more than one way. */
   async #read(request: IncomingMessage): Promise<unknown> {
     const { type, charset } = mediaType(request.headers['content-type']) ?? {};
     if (type !== 'application/json' || !isUtf8Charset(charset) || request.headers['content-encoding'] !== undefined) {
@@ -205,8 +205,8 @@ export class McpFront {
   }
 
   /**
-   * Throws a Refusal where a page of another site sends the request: one that a browser was led to by a name that has
-   * come to mean this machine (DNS rebinding) gives itself away by `Host`, any other by `Origin`.
+   * Throws a Refusal if the request comes from another site's page: if a browser was led here through a name that now resolves to
+   * this machine (DNS rebinding), `Host` shows it; any other is shown by `Origin`.
    */
   #assertOwnSite({ headers, socket }: IncomingMessage): void {
     const hostOf = (url: string) => (URL.canParse(url) ? new URL(url).hostname : undefined);
@@ -262,7 +262,7 @@ export class McpFront {
       begun: false,
     };
     open.session.onClose = () => this.#sessions.delete(name);
-    // before it has started, so that sessions that begin at the same time count
+    // before it has started, so that sessions that start at the same time count
     this.#sessions.set(name, open);
     await open.session.start();
     return open;
@@ -311,8 +311,8 @@ export class McpFront {
   }
 
   /**
-   * An agent at its limit loses the session that was idle for the longest; where all of them are in use it is refused.
-   * Where all agents together are at the limit, the one with the most sessions loses one.
+   * An agent at its limit loses the session that was idle longest; if all of them are in use, the new one is refused. If all
+   * agents together are at the limit, the one with the most sessions loses one.
    */
   #makeRoom(owner: string): void {
     const byOwner = Map.groupBy(this.#sessions.values(), (open) => open.owner);
@@ -331,14 +331,14 @@ export class McpFront {
   }
 }
 
-/** Begins a session, or asks for a list: much work for a short request, which policies do not limit. */
+/** Whether it starts a session or requests a list: much work for a short request, which policies do not limit. */
 function isCostly(body: unknown): boolean {
   return (Array.isArray(body) ? body : [body]).some(
     (one) => isObject(one) && /^(?:initialize|server\/discover|[\w/]+\/list)$/.test(String(one.method)),
   );
 }
 
-/** Does the message belong to no session: does it, or its header, name a revision without any? */
+/** Whether the message belongs to no session: it, or its header, names a revision without sessions. */
 function standsAlone(body: unknown, { headers }: IncomingMessage): boolean {
   if (Array.isArray(body)) return body.some((one) => claimedVersion(one) !== undefined);
   const named = String(headers['mcp-protocol-version'] ?? '');
@@ -346,7 +346,7 @@ function standsAlone(body: unknown, { headers }: IncomingMessage): boolean {
   return asks || claimedVersion(body) !== undefined || (/^\d{4}-\d{2}-\d{2}$/.test(named) && named >= MODERN);
 }
 
-/** The statuses that the revision demands; every other answer is the application's own. */
+/** The statuses that the revision requires; every other answer is up to the application. */
 function statusOf(answer: Answer): number {
   if ('result' in answer) return 200;
   const { code, data } = answer.error;
@@ -366,7 +366,7 @@ function sendJson(response: ServerResponse, status: number, value: unknown): voi
     .end(body);
 }
 
-/** The answer to one request: JSON, or a stream of events where something has to be said before. */
+/** The answer to one request: JSON, or an event stream if something has to be sent before the answer. */
 class Stream {
   readonly #response: ServerResponse;
   readonly #makeRoom: () => void;
@@ -419,7 +419,7 @@ function webRequest({ method = 'GET', headers, url = '/' }: IncomingMessage): Re
   return new Request(new URL(url, 'http://proxy.invalid'), { method, headers: given });
 }
 
-/** The whole answer; of a stream each part as it comes, whether the client has read the last or not. */
+/** The entire answer; for a stream, each part as it arrives, whether or not the client has read the previous one. */
 async function answerWeb(answer: Response, response: ServerResponse, makeRoom: () => void): Promise<void> {
   response.writeHead(answer.status, Object.fromEntries(answer.headers));
   if (!answer.body) {

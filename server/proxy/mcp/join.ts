@@ -23,22 +23,22 @@ import {
   success,
 } from './wire.ts';
 
-/** Between a server and a name of it. Names of servers have no `_`, so the first one ends the server. */
+/** Between a server and one of its names. Server names contain no `_`, so the first separator ends the server's name. */
 const SEPARATOR = '__';
-/** Clients pass names of tools on to models that take no longer ones. */
+/** Clients pass tool names on to models that accept no longer ones. */
 const MOST_NAME = 64;
-/** How long is waited for all servers to say what they have; later ones announce their lists. */
+/** How long to wait for all servers to report what they have; later ones announce their lists. */
 const FIRST_MS = 10_000;
 const MOST_PAGES = 50;
 const MOST_ITEMS = 10_000;
-/** How long it is believed what a server has. */
+/** How long what a server reported is considered valid. */
 const KNOWN_MS = 60_000;
-/** After how long a server that is away is asked again. */
+/** How long to wait before an unreachable server is asked again. */
 const BACKOFF_MS = [1000, 2000, 5000, 15_000, 60_000];
-/** Several servers may say at the same time that their lists have changed. */
+/** Several servers may report at the same time that their lists have changed. */
 const ANNOUNCE_MS = 50;
 
-/** The lists, by the method that asks for them: where a result holds it, and which capability a server has for it. */
+/** The lists, by the method that requests them: the result's member that holds it, and the server capability that it needs. */
 const LISTS = {
   'tools/list': { member: 'tools', capability: 'tools' },
   'prompts/list': { member: 'prompts', capability: 'prompts' },
@@ -53,10 +53,10 @@ const CAPABILITIES = {
   resources: { subscribe: true, listChanged: true },
   completions: {},
   logging: {},
-  // held calls are waited for as tasks
+  // clients wait for held calls as tasks
   extensions: { [TASKS]: {} },
 };
-/** What a client may be told about: by which member of its filter, and by which notification. */
+/** What a client may be notified of: the member of its filter, and the notification. */
 const CHANGES = {
   toolsListChanged: 'notifications/tools/list_changed',
   promptsListChanged: 'notifications/prompts/list_changed',
@@ -64,18 +64,18 @@ const CHANGES = {
 } as const;
 
 /**
- * Several servers as one, for clients of the revision without sessions. Each is asked through its own exchange, with its
- * own gate, so that it is decided as if it stood alone: policies see the tool's own name, in its own server.
+ * Several servers as one, for clients of the revision without sessions. Each is asked through its own exchange, with its own
+ * gate, so that decisions are made as if it were alone: policies see the tool's own name, in its own server.
  *
- * `files__read` is the tool `read` of the server `files`; prompts and tasks are named alike, and the resource `file:///a`
- * is `files+file:///a`. A server that is away is left out of the lists, and asked again; its names stay its own.
+ * `files__read` is the tool `read` of the server `files`; prompts and tasks are named alike, and the resource `file:///a` is
+ * `files+file:///a`. An unreachable server is left out of the lists, and asked again; its names remain reserved.
  */
 export class Join implements Served {
   readonly #members: ReadonlyMap<string, Member>;
   readonly #log: Log;
 
   /** The servers by their names: lower-case letters, digits and `-`, a letter first. */
-  /** `rests`: one that is away is left alone for some time, which grows: to ask it would start a process each time. */
+  /** `rests`: an unreachable server is left alone for a growing time, because each request would start a process. */
   constructor(servers: ReadonlyMap<string, Served>, { log, rests = false }: { log: Log; rests?: boolean }) {
     this.#log = log;
     this.#members = new Map(Array.from(servers, ([name, served]) => [name, new Member(name, served, { log, rests })]));
@@ -98,7 +98,7 @@ export class Join implements Served {
     }
     const found = await this.#find(method, params, request, from);
     if (found) return found.member.ask({ ...request, params: { ...params, ...found.params } }, from);
-    // no matter who is asked, the message says two things
+    // whichever server it is for, the message contradicts itself
     if (from.mismatch !== undefined) return failure(id, HEADER_MISMATCH, `Header mismatch: ${from.mismatch}`);
     const none: Record<string, string> = {
       'tools/call': `${String(params.name).slice(0, 200)}: no server has this name`,
@@ -111,7 +111,7 @@ export class Join implements Served {
     return failure(id, METHOD_NOT_FOUND, `several servers are behind this: ${method} is not for all of them`);
   }
 
-  /** Whom the request is for, and what of its parameters has another name there. */
+  /** The server that the request is for, and the parameters that have another name there. */
   async #find(
     method: string,
     params: Params,
@@ -185,7 +185,7 @@ export class Join implements Served {
     });
   }
 
-  /** All pages of all servers that are there, as one. */
+  /** All pages from all reachable servers, as one list. */
   async #list(request: Request, method: ListMethod, from: Serving): Promise<Answer> {
     const { member: list, capability } = LISTS[method];
     const lists = await Promise.all(
@@ -199,7 +199,7 @@ export class Join implements Served {
     this.#log.debug({ method, servers: there.length }, 'lists were joined');
     return success(request.id, {
       resultType: 'complete',
-      // one that is away may come back at any time
+      // an unreachable server may come back at any time
       ttlMs: there.length < lists.length ? 0 : Math.min(...there.map(({ ttlMs }) => ttlMs)),
       cacheScope: 'private',
       [list]: there.flatMap(({ items }) => items),
@@ -207,7 +207,7 @@ export class Join implements Served {
   }
 }
 
-/** What came in time, in order. */
+/** What arrived in time, in order. */
 async function soon<T>(all: readonly Promise<T>[]): Promise<(T | undefined)[]> {
   const found: (T | undefined)[] = all.map(() => undefined);
   const noted = all.map((one, n) =>
@@ -230,11 +230,11 @@ class Member {
   readonly #served: Served;
   readonly #log: Log;
   readonly #rests: boolean;
-  /** Long names by the short ones that clients know, for each list. */
+  /** The long names by the short ones that clients know, per list. */
   readonly #aliases = new Map<string, string>();
   #failures = 0;
   #againAt = 0;
-  /** What it has said of itself. */
+  /** What it reported about itself. */
   #known: { result: Result; until: number } | undefined;
 
   constructor(name: string, served: Served, { log, rests }: { log: Log; rests: boolean }) {
@@ -244,12 +244,12 @@ class Member {
     this.#rests = rests;
   }
 
-  /** How long it is left alone, because it is away. */
+  /** How long it is left alone because it is unreachable. */
   get awayMs(): number {
     return Math.max(0, this.#againAt - Date.now());
   }
 
-  /** The answer, with the names that clients know; an error where the server is away. */
+  /** The answer, with the names that clients know; an error if the server is unreachable. */
   async ask(request: Request, from: Serving): Promise<Answer | undefined> {
     const { id, method } = request;
     if (this.awayMs > 0) return this.#away(request);
@@ -270,7 +270,7 @@ class Member {
     return this.#away({ ...request, id });
   }
 
-  /** It is away. */
+  /** Notes that it is unreachable. */
   left(): void {
     if (this.#rests) this.#againAt = Date.now() + backoff(this.#failures);
     this.#failures++;
@@ -288,7 +288,7 @@ class Member {
     return answer.result;
   }
 
-  /** All pages of a list; what is there of it where the server fails. */
+  /** All pages of a list; what could be read of it if the server fails. */
   async list(method: ListMethod, { id, params = {} }: Request, from: Serving) {
     const found: Record<string, unknown>[] = [];
     let ttlMs = Number.MAX_SAFE_INTEGER;
@@ -315,7 +315,7 @@ class Member {
   #shown(method: ListMethod, item: Record<string, unknown>): Record<string, unknown> {
     if (method === 'resources/list') return { ...item, uri: this.outerUri(item.uri) };
     if (method === 'resources/templates/list') return { ...item, uriTemplate: this.outerUri(item.uriTemplate) };
-    // the tasks of 2025-11-25 are begun by the client, in its session
+    // tasks of 2025-11-25 are started by the client, in its session
     const { execution: _tasks, ...rest } = item;
     return { ...rest, name: this.#outerName(String(item.name)) };
   }
@@ -335,7 +335,7 @@ class Member {
     return `${outer.slice(0, MOST_NAME - sum.length - 1)}_${sum}`;
   }
 
-  /** The name at the server; undefined for a short one that stands for none. */
+  /** The name at the server; undefined for a short name that stands for none. */
   async fullName(
     list: ListMethod,
     outer: string,
@@ -352,7 +352,7 @@ class Member {
     return this.#aliases.get(key) ?? (outer.length === MOST_NAME ? inner : undefined);
   }
 
-  /** A short name that is also the name of another one stands for that one alone. */
+  /** A short name that is also another tool's own name stands for that one only. */
   #learn(list: ListMethod, items: readonly Record<string, unknown>[]): void {
     const names = items.map(({ name }) => String(name));
     const plain = new Set(names.map((name) => `${this.name}${SEPARATOR}${name}`));
@@ -363,7 +363,7 @@ class Member {
     }
   }
 
-  /** What it says, with the names that clients know. */
+  /** The server's notification, with the names that clients know. */
   told(message: Notification): Notification {
     const { method, params = {} } = message;
     const logger = typeof params.logger === 'string' ? `${this.name}/${params.logger}` : this.name;
@@ -394,7 +394,7 @@ class Member {
     return { ...part, _meta: { ..._meta, [RELATED_TASK]: { ...related, taskId: this.outerTask(related.taskId) } } };
   }
 
-  /** A result with the names of resources as clients know them. */
+  /** A result with resources named as clients know them. */
   #contents(result: Record<string, unknown>): Record<string, unknown> {
     const resource = (item: unknown) =>
       isObject(item) && typeof item.uri === 'string' ? { ...item, uri: this.outerUri(item.uri) } : item;
@@ -429,8 +429,8 @@ function isAway(answer: Answer): boolean {
 }
 
 /**
- * What a client is told about, by all servers. One that has ended or is away is listened to again when it is back, with all
- * that was asked for; in between and then, its lists have changed.
+ * What a client is notified of, by all servers. When a server that has ended or was unreachable is back, the proxy listens to it
+ * again for everything that was requested; both then and when it went away, its lists count as changed.
  */
 class Listening {
   readonly #members: readonly Member[];
@@ -460,7 +460,7 @@ class Listening {
       if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }));
       return undefined;
     } finally {
-      // where one of the servers does not know the agent, the others are listened to no more
+      // if one of the servers does not know the agent, the proxy stops listening to the others
       this.#ended.abort();
       for (const timer of this.#changed.values()) clearTimeout(timer);
     }
@@ -499,7 +499,7 @@ class Listening {
       if (signal.aborted) return;
       const went = this.#honored.has(member);
       this.#heard(member, {});
-      // one that cannot be listened to, and is there
+      // it cannot be listened to, although it is reachable
       if (answer && 'error' in answer && !isAway(answer)) return;
       if (went) this.#announceAll();
     }

@@ -28,13 +28,13 @@ export interface SessionParts {
   client: Link;
   server: Link;
   caller: Caller;
-  /** Calls back when the policies in force have changed; the function that it returns ends that. */
+  /** Calls back when the policies in force have changed, until the returned function is called. */
   onPolicyChange: (listener: () => void) => () => void;
-  /** Before the transports are closed. */
+  /** Called before the transports are closed. */
   ending?: () => Promise<void>;
 }
 
-/** What a server may say at any time: none of it has a text of the server's. */
+/** What a server may send at any time: none of it contains text of the server's. */
 const SAYS_NOTHING = /^ping$|^roots\/list$|\/list_changed$|^notifications\/resources\/updated$/;
 
 /** The revision that has `elicitation.url`. */
@@ -47,17 +47,17 @@ interface Pending {
   params: Params | undefined;
   progressToken?: string | number;
   admitted?: Admitted;
-  /** It is no longer watched for a stop. */
+  /** Stops watching it for a stop. */
   uncut?: () => void;
 }
 
 /**
- * One MCP session of the eras with `initialize`: a client on one side, a tool server on the other, every message passed
- * on as it is but for what the gate governs and the lists that it cuts down.
+ * One MCP session of the eras with `initialize`: a client on one side, a tool server on the other, every message passed on
+ * unchanged except for what the gate governs and the lists that it reduces.
  *
- * The proxy stands between the two transports and not between two protocol objects, so that sampling, elicitation,
- * resources, progress and what later versions add pass through unread. Requests go to the server under
- * numbers of its own: a client that uses an id twice at the same time cannot have one answer taken for another's.
+ * The proxy sits between the two transports, not between two protocol objects, so that sampling, elicitation, resources, progress
+ * and additions of later versions pass through unread. Requests go to the server under the proxy's own numbers: a client that
+ * uses an id twice at the same time cannot have one answer mistaken for the other's.
  */
 export class Session {
   readonly #parts: SessionParts;
@@ -65,20 +65,20 @@ export class Session {
   readonly #server: Link;
   readonly #pending = new Map<number, Pending>();
   readonly #muted = new Muted();
-  /** Calls that are decided or wait for a release, by the client's id. */
+  /** Calls that are being decided or wait for a release, by the client's id. */
   readonly #deciding = new Map<Id, AbortController>();
-  /** The agent, as far as it is known: tasks are made by what is decided for it. */
+  /** The agent, once it is known: the names of tasks depend on it. */
   #agent: Agent | undefined;
-  /** The tasks that the client has made for the server, by its own names. */
+  /** The tasks that the client has created for the server, by its own names. */
   readonly #clientTasks = new Set<string>();
-  /** The client can show a page to a person: it has said so, and the revision has that. */
+  /** The client can show a page to a person: it has declared so, and the revision supports it. */
   #showsPages = false;
-  /** What the proxy itself has asked of the client. */
+  /** Requests of the proxy itself to the client. */
   readonly #asked = new Map<Id, (answer: Answer) => void>();
   #next = 0;
   #closed = false;
   readonly #ended = new AbortController();
-  /** The server has taken the client's initialization. */
+  /** The server has accepted the client's initialization. */
   initialized = false;
   #unlisten = () => {};
   /** Called once, when either side has ended. */
@@ -102,7 +102,7 @@ export class Session {
     await this.#client.start();
   }
 
-  /** Requests that have no answer yet. */
+  /** Whether there are requests without an answer. */
   get busy(): boolean {
     return this.#pending.size > 0 || this.#deciding.size > 0;
   }
@@ -141,12 +141,12 @@ export class Session {
     } else if (this.#parts.gate.passes(message)) {
       this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
     } else {
-      // a call that asks for no answer is no request, and is not made
+      // a call that asks for no answer is not a request, and is not made
       this.#parts.log.warn({ method: message.method }, 'a notification that is none of the protocol was dropped');
     }
   }
 
-  /** Two answers to one id could be taken for each other. */
+  /** Two answers to one id could be confused. */
   #isInUse(id: Id): boolean {
     return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id);
   }
@@ -185,7 +185,7 @@ export class Session {
     });
   }
 
-  /** The request under this number is over; undefined where it was before. */
+  /** Marks the request with this number as over; undefined if it already was. */
   #settled(number: number): Pending | undefined {
     const pending = this.#pending.get(number);
     this.#pending.delete(number);
@@ -194,14 +194,14 @@ export class Session {
     return pending;
   }
 
-  /** The server hears that nobody waits for it; where it answers all the same, that is nobody's. */
+  /** Notifies the server that no one waits for it; if it answers anyway, the answer is discarded. */
   #giveUp(number: number, { admitted }: Pending, params: Params): void {
     if (admitted?.masked) this.#muted.add(number);
     const of = { ...params, requestId: number };
     this.#pass(this.#server, { jsonrpc: '2.0', method: 'notifications/cancelled', params: of });
   }
 
-  /** The client no longer wants an answer: a waiting call is given up, and so is one that the server has. */
+  /** The client no longer wants an answer: a waiting call is given up, and so is one that is at the server. */
   #cancelled({ params = {} }: Notification): void {
     const id = params.requestId as Id;
     this.#deciding.get(id)?.abort();
@@ -222,7 +222,7 @@ export class Session {
     const { gate, caller } = this.#parts;
     this.#agent ??= await caller.agent().catch(() => undefined);
     const { signal } = abort;
-    // one that can show the page of the hold need not wait for the first answer
+    // a client that can show the hold's page gets its first answer at once
     const shows = this.#showsPages && request.params?.task === undefined;
     let outcome = await gate.admit(request, caller, { signal, notify, ...(shows && { waitMs: 0 }) });
     if (shows && outcome && 'instead' in outcome && outcome.hold) {
@@ -234,7 +234,7 @@ export class Session {
     else this.#request(outcome.sent(request), outcome);
   }
 
-  /** Has the page of the hold shown to a person. Where that is accepted, the call is decided again, by that hold. */
+  /** Has the hold's page shown to a person. If that is accepted, the call is decided again, under that hold. */
   async #shown(
     request: Request,
     refused: Refused,
@@ -284,14 +284,14 @@ export class Session {
         const all = [...this.#pending.values()];
         const meant = all.filter(({ progressToken }) => progressToken === token);
         const [of] = meant;
-        // What is said on the way has no form that a mask could be applied to. A token that is nobody's, or that several
-        // calls have, may be said of the masked one; one that was given up may have had any.
+        // Interim messages have no form to which a mask could be applied. A token that belongs to no call, or to several, may be
+        // about the masked one; a call that was given up may have had any token.
         const masked = this.#muted.any || (meant.length > 0 ? meant : all).some(({ admitted }) => admitted?.masked);
         const { message: _said, ...params } = message.params as Record<string, unknown>;
         const shown = masked ? { ...message, params } : message;
         this.#client.send(shown as Message, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
       } else if (this.#masks && !SAYS_NOTHING.test(message.method)) {
-        // whose it is is not said, and it has no form that a mask could be applied to
+        // it does not say which request it belongs to, and has no form to which a mask could be applied
         if ('id' in message) this.#pass(this.#server, failure(message.id, INTERNAL_ERROR, MASKED_MEANWHILE));
         else if (message.method === 'notifications/cancelled') {
           this.#tell({ ...message, params: { requestId: message.params?.requestId } });
@@ -305,12 +305,12 @@ export class Session {
     this.#answer(pending, message).catch((err) => this.#lost(err));
   }
 
-  /** A policy masks what is answered to some request that the server may still be at. */
+  /** Whether a policy masks the answer to a request that the server may still be working on. */
   get #masks(): boolean {
     return this.#muted.any || this.#pending.values().some(({ admitted }) => admitted?.masked);
   }
 
-  /** A request of the server to the client: an action as well, by which what the agent knows may leave it. */
+  /** A request of the server to the client is an action as well: what the agent knows may leave through it. */
   async #serverAsks(request: Request): Promise<void> {
     const { gate, caller } = this.#parts;
     const ending = { signal: this.#ended.signal, notify: () => {}, of: 'server' as const };
@@ -325,8 +325,8 @@ export class Session {
   }
 
   /**
-   * What the server says or asks of its own accord. Over HTTP it goes with the answer to a request: which one it is for
-   * is not said, and the last is the most likely; a client need not have another stream.
+   * Sends what the server says or asks on its own initiative. Over HTTP it goes with the answer to a request. It does not say
+   * which one it is for, and the last is the most likely; a client need not have another stream.
    */
   #tell(message: Request | Notification): void {
     const own = /\/list_changed$|^notifications\/resources\/updated$/.test(message.method);
@@ -349,9 +349,9 @@ export class Session {
     await this.#client.send(answer);
   }
 
-  /** The list of tools depends on the policies, so the proxy may say that it has changed. */
+  /** The list of tools depends on the policies, so the proxy declares that it may report changes. */
   #initialized(result: Result): Result {
-    // over HTTP every request after this one names it
+    // over HTTP, every later request names it
     this.#server.setProtocolVersion?.(String(result.protocolVersion));
     this.initialized = true;
     if (String(result.protocolVersion) < PAGES_SINCE) this.#showsPages = false;
@@ -371,7 +371,7 @@ export class Session {
     });
   }
 
-  /** The server knows the session no more, as after a restart: the client has to begin a new one, here as well. */
+  /** The server no longer knows the session, as after a restart: the client has to begin a new one here as well. */
   #endIfLost(error: unknown): void {
     if (this.initialized && isSessionLost(error)) void this.close();
   }

@@ -7,35 +7,35 @@ import { type Answer, isObject, type Message, type Params, type Request, type Re
 
 /** In `_meta`: the task that a message belongs to. */
 export const RELATED_TASK = 'io.modelcontextprotocol/related-task';
-/** Whose a task is, is remembered for this many of a server. */
+/** How many tasks of a server have their owner remembered. */
 const MOST_TASKS = 10_000;
 
-/** States of a task in which nothing follows. */
+/** States of a task after which nothing follows. */
 const ENDED_TASKS: ReadonlySet<unknown> = new Set(['completed', 'failed', 'cancelled']);
 
-/** A call of a tool that went on as a task, and what became of it. */
+/** A tool call that continued as a task, and its outcome. */
 export interface EndedTask {
   call: ActionRequest;
   ended: Ended;
 }
 
-/** A message names a task that is none of the agent's. */
+/** A message names a task that does not belong to the agent. */
 export class ForeignTask extends Error {
   override readonly name = 'ForeignTask';
 }
 
 /**
- * The tasks of one tool server, as its agents name them. All agents share the proxy's credential at the server, which
- * therefore cannot tell them apart: anyone who knows the id of a task could read or cancel it. So an agent knows its tasks by
- * sealed names alone, each of which is good for that agent at that server.
+ * The tasks of one tool server, as its agents name them. All agents share the proxy's credential at the server, which therefore
+ * cannot tell them apart: anyone who knows a task's id could read or cancel it. So an agent knows its tasks only by sealed names,
+ * each of which is valid only for that agent at that server.
  *
- * Which tasks of a list are an agent's is known to the process that saw the name made or used. Others are left out.
+ * Which tasks in a list are an agent's is known to the process that saw the name created or used. All others are left out.
  */
 export class Tasks {
   readonly #seal: Seal;
   readonly #server: string;
   readonly #owners = new Map<string, string>();
-  /** The calls of tools that go on as tasks, until their results were seen. */
+  /** Tool calls that continue as tasks, until their results were seen. */
   readonly #calls = new Map<string, { call: ActionRequest; agent: string }>();
 
   constructor(seal: Seal, server: string) {
@@ -43,7 +43,7 @@ export class Tasks {
     this.#server = server;
   }
 
-  /** A request of the agent, as the server knows its tasks. Throws a ForeignTask. */
+  /** An agent's request with the server's names of its tasks. Throws a ForeignTask. */
   sent(request: Request, agent: Agent): Request {
     const { params } = request;
     if (!params) return request;
@@ -69,7 +69,7 @@ export class Tasks {
     };
   }
 
-  /** A call of a tool was answered: what it was, if the answer is that it goes on as a task. By the server's names. */
+  /** A tool call was answered: remembers it if the answer is that it continues as a task. Uses the server's names. */
   began({ result }: Success, agent: Agent, call: ActionRequest): void {
     const id = isObject(result.task) ? result.task.taskId : result.taskId;
     if (typeof id !== 'string') return;
@@ -79,15 +79,15 @@ export class Tasks {
   }
 
   /**
-   * The call whose task this answer ends, with what the tool said: once, and only to the agent that made the call.
-   * `taskId` is the one that was asked for.
+   * The call whose task this answer ends, with what the tool returned: once, and only for the agent that made the call. `taskId`
+   * is the one in the request.
    */
   over(method: string, taskId: unknown, { result }: Success, agent: Agent): EndedTask | undefined {
     const begun = typeof taskId === 'string' ? this.#calls.get(taskId) : undefined;
     if (!begun || begun.agent !== ownerOf(agent)) return undefined;
     const completed = result.status === 'completed';
     const failed = !completed && ENDED_TASKS.has(result.status) ? {} : undefined;
-    // with sessions, `tasks/get` tells only that a task is completed, and `tasks/result` what the tool said
+    // with sessions, `tasks/get` only reports that a task is completed, and `tasks/result` returns what the tool said
     const said = method === 'tasks/result' ? result : completed ? result.result : failed;
     if (!isObject(said)) return undefined;
     const ended = mcpEnded(said);
@@ -98,8 +98,8 @@ export class Tasks {
   }
 
   /**
-   * What else a client sends: its answers to the server, and its notifications. `own` are the tasks that the client has
-   * made for the server, by its own names.
+   * What else a client sends: its answers to the server, and its notifications. `own`: the tasks that the client has created for
+   * the server, by its own names.
    */
   said<M extends Message>(message: M, agent: Agent | undefined, own: Set<string>): M {
     const made = 'result' in message && isObject(message.result.task) ? message.result.task.taskId : undefined;
@@ -116,7 +116,7 @@ export class Tasks {
     });
   }
 
-  /** The answer to a request of the agent, as it knows its tasks. */
+  /** The answer to the agent's request, with the agent's names of its tasks. */
   answered(method: string, answer: Answer, agent: Agent): Answer {
     if (!('result' in answer)) return answer;
     const { result } = answer;
@@ -144,7 +144,7 @@ export class Tasks {
     return withMeta(named, name);
   }
 
-  /** What a server asks or says of its own accord; undefined for what is about another agent's task. */
+  /** What a server asks or says on its own initiative; undefined if it is about another agent's task. */
   told<M extends Message>(message: M, agent: Agent | undefined, own: ReadonlySet<string>): M | undefined {
     if (!('method' in message)) return message;
     const { method, params } = message;
@@ -197,7 +197,7 @@ export class Tasks {
   }
 }
 
-/** A request that belongs to no task, whatever it says of itself. */
+/** A request that belongs to no task, whatever it claims. */
 export function ofNoTask(request: Request): Request {
   const { params } = request;
   return relatedTask(params) === undefined ? request : { ...request, params: renamed(params, undefined) as Params };
@@ -207,7 +207,7 @@ function ownerOf({ id, role }: Agent): string {
   return JSON.stringify([id, role]);
 }
 
-/** The id in the `_meta` of params or of a result, however the key is spelled; null where no id could be meant. */
+/** The id in the `_meta` of params or of a result, however the key is spelled; null if no id could be meant. */
 function relatedTask(part: unknown): unknown {
   const _meta = isObject(part) && isObject(part._meta) ? part._meta : {};
   const key = Object.keys(_meta).find(isRelated);
@@ -226,7 +226,7 @@ function unrelated(meta: Record<string, unknown>): Record<string, unknown> {
   return Object.fromEntries(Object.entries(meta).filter(([key]) => !isRelated(key)));
 }
 
-/** A server may ignore the case of members. */
+/** Servers may ignore the case of members. */
 function isRelated(key: string): boolean {
   return folded(key) === RELATED_TASK;
 }

@@ -22,16 +22,16 @@ import {
 export const TASKS = 'io.modelcontextprotocol/tasks';
 export const TASK_METHODS: ReadonlySet<string> = new Set(['tasks/get', 'tasks/update', 'tasks/cancel']);
 const POLL_MS = 5000;
-/** How long `tasks/get` waits for a call that it has begun: most are over by then. */
+/** How long `tasks/get` waits for a call that it has started: most are over by then. */
 const SOON_MS = 10_000;
 /** How long after the end of its hold a task is kept. */
 const KEPT_MS = 60 * 60_000;
 const MOST_KEPT = 10_000;
-/** Over HTTP the name of a task is a header. */
+/** Over HTTP, a task's name is a header. */
 const MOST_NAME = 6000;
 const ENDED = -31410;
 
-/** What is held, as its client carries it. */
+/** A held call, as its client carries it. */
 interface Held {
   server: string;
   hold: string;
@@ -44,16 +44,16 @@ interface HeldTask extends Held {
   params: Params;
 }
 
-/** Does the call, with this beside its parameters: the hold is decided on and consumed there. */
+/** Makes the call, with these extra parameters: the hold is decided on and consumed there. */
 export type Call = (request: Request, signal: AbortSignal) => Promise<Answer | undefined>;
 
-/** A call that was released and begun. */
+/** A call that was released and started. */
 interface Running {
   abort: AbortController;
   answer: Promise<void>;
-  /** When it has one. */
+  /** Its answer, once it has one. */
   ended?: Answer | 'cancelled';
-  /** What its server wants to know of the client, and its state. */
+  /** What its server wants to know from the client, and the server's state. */
   wants?: { inputRequests: unknown; requestState: unknown };
   updated: number;
   /** The end of its hold. */
@@ -61,12 +61,12 @@ interface Running {
 }
 
 /**
- * How a client of the revision without sessions waits for a hold: as for a task, where it knows tasks; by a page that it
- * shows to a person, where it can show one; else it repeats its call.
+ * How a client of the revision without sessions waits for a hold: as a task if it supports tasks; through a page that it shows to
+ * a person if it can show one; otherwise it repeats its call.
  *
- * A task is nothing but its name, in which the call is sealed. It is consumed and called when it is first asked for after
- * its release, by one process, once: what became of it is known there alone, and a hold that was consumed anywhere else,
- * or before a crash, makes the task `failed`.
+ * A task consists only of its name, in which the call is sealed. Its hold is consumed and the call made when it is first asked
+ * for after its release, by one process, once: its outcome is known there alone, and a hold that was consumed anywhere else, or
+ * before a crash, makes the task `failed`.
  */
 export class Waiting {
   readonly #holds: Holds;
@@ -82,7 +82,7 @@ export class Waiting {
     this.#server = parts.server;
   }
 
-  /** Has the client a way to wait? */
+  /** The client's way to wait, if it has one. */
   knows({ params }: Request): 'task' | 'page' | undefined {
     const capabilities = params?._meta?.[CAPABILITIES_KEY];
     if (!isObject(capabilities)) return undefined;
@@ -90,7 +90,7 @@ export class Waiting {
     return isObject(capabilities.elicitation) && isObject(capabilities.elicitation.url) ? 'page' : undefined;
   }
 
-  /** The answer by which the client waits; undefined where it knows no way, or the call is too long to be carried. */
+  /** The answer with which the client waits; undefined if it supports no way, or the call is too long to be carried. */
   offer(request: Request, agent: Agent, hold: Hold): Answer | undefined {
     const way = this.knows(request);
     const held: Held = {
@@ -114,7 +114,7 @@ export class Waiting {
     return success(request.id, { resultType: 'input_required', inputRequests: { approval }, requestState });
   }
 
-  /** The hold that a request's state is about; undefined where it is about none of this agent's. */
+  /** The hold that a request's state refers to; undefined if it refers to none of this agent's. */
   holdOf({ params }: Request, agent: Agent): string | undefined {
     const state = params?.requestState;
     if (typeof state !== 'string' || !state.startsWith('hold.')) return undefined;
@@ -122,12 +122,12 @@ export class Waiting {
     return held && this.#isOf(held, agent) ? held.hold : undefined;
   }
 
-  /** Is this about a task of the proxy's own? Another's task is like none. */
+  /** Whether the request is about one of the proxy's own tasks. Another agent's task is treated as nonexistent. */
   serves({ method, params }: Request): boolean {
     return TASK_METHODS.has(method) && this.names(params?.taskId);
   }
 
-  /** Is this the name of a task of the proxy's own? */
+  /** Whether this is the name of one of the proxy's own tasks. */
   names(taskId: unknown): boolean {
     return /^esc_\w+\./.test(String(taskId));
   }
@@ -157,14 +157,14 @@ export class Waiting {
     let running = this.#running.get(taskId);
     if (!running) {
       const hold = await this.#holds.get(task.hold).catch((error) => {
-        // while the control plane is away the hold stays what it was
+        // while the control plane is unreachable, the hold counts as unchanged
         if (error instanceof ControlPlaneError && error.passing) return undefined;
         throw error;
       });
       if (!hold) return shown(taskId, task, 'working', 'the control plane cannot be asked now');
       if (hold.status === 'held') return shown(taskId, task, 'working', waitsFor(hold));
       if (hold.status === 'cancelled') return shown(taskId, task, 'cancelled', 'the hold was cancelled');
-      // another request may have begun it meanwhile
+      // another request may have started it meanwhile
       running = this.#running.get(taskId);
       if (!running && hold.status !== 'released') {
         const why =
@@ -220,7 +220,7 @@ export class Waiting {
         running.updated = Date.now();
       });
     this.#running.set(taskId, running);
-    // not by a timer each: none waits as long as a hold may
+    // not with a timer for each: timers cannot run for as long as a hold may last
     for (const [id, one] of this.#running) if (Date.now() >= one.until + KEPT_MS) this.#running.delete(id);
     if (this.#running.size > MOST_KEPT) this.#running.delete(this.#running.keys().next().value as string);
     return running;
@@ -243,14 +243,14 @@ export class Waiting {
       }
       return;
     }
-    // one that is no longer held stays what it is
+    // a hold that is no longer held stays as it is
     await this.#holds.cancel(task.hold, 'the agent has cancelled its task').catch((error) => {
       if (!(error instanceof ControlPlaneError)) throw error;
     });
   }
 }
 
-/** This call is a task already, which ends with the tool's own answer. */
+/** This call already is a task, which ends with the tool's own answer. */
 function withoutTasks(meta: Meta | undefined): Meta {
   const { extensions, ...capabilities } = (meta?.[CAPABILITIES_KEY] ?? {}) as Record<string, unknown>;
   const { [TASKS]: _tasks, ...more } = isObject(extensions) ? extensions : {};
