@@ -1,9 +1,9 @@
 import { folded } from '../../lib/folded.ts';
 import type { Notification, Request } from './wire.ts';
 
-/** What each method of MCP is to the policies. */
+/** What each MCP method is to the policies. */
 
-/** Carries the protocol itself, and does nothing that a policy could speak of. */
+/** Carries the protocol itself, and does nothing that a policy could be about. */
 const PLUMBING: ReadonlySet<string> = new Set([
   'initialize',
   'server/discover',
@@ -13,7 +13,7 @@ const PLUMBING: ReadonlySet<string> = new Set([
   'prompts/list',
   'resources/list',
   'resources/templates/list',
-  // each resource in it is asked for as by `resources/subscribe`
+  // each resource in it is requested as with `resources/subscribe`
   'subscriptions/listen',
   'resources/unsubscribe',
 ]);
@@ -34,12 +34,12 @@ const TYPES: Readonly<Record<string, string>> = {
   'roots/list': 'roots_list',
 };
 
-/** The type of action that a request is; undefined for the plumbing. */
+/** The action type of a request; undefined for the plumbing. */
 export function actionType(method: string): string | undefined {
   return PLUMBING.has(method) ? undefined : Object.hasOwn(TYPES, method) ? TYPES[method] : 'mcp_request';
 }
 
-/** A list that says what can be asked for: the member that holds it, and the method by which one of it is asked for. */
+/** A list of what can be requested: the member that holds it, and the method that requests one of its items. */
 export const LISTS: Readonly<Record<string, { member: string; method: string }>> = {
   'tools/list': { member: 'tools', method: 'tools/call' },
   'prompts/list': { member: 'prompts', method: 'prompts/get' },
@@ -55,14 +55,14 @@ export function isKnownNotification({ method }: Notification): boolean {
   return NOTIFICATIONS.test(method);
 }
 
-/** Members of requests. Servers that ignore case would take others for these, and do something else than is decided on. */
+/** Members of requests. Servers that ignore case would mistake others for these, and do something that was not decided on. */
 const MEMBERS = [
   ...['_meta', 'name', 'arguments', 'uri', 'ref', 'argument', 'context', 'task', 'taskId'],
   ...['inputResponses', 'requestState'],
 ];
 const FOLDED = new Map(MEMBERS.map((name) => [folded(name), name]));
 
-/** Throws a RangeError for a member that is written in another way than the protocol does. */
+/** Throws a RangeError for a member that is spelled differently than in the protocol. */
 export function assertSpelling({ params = {} }: Request): void {
   for (const key of Object.keys(params)) {
     const meant = FOLDED.get(folded(key));
@@ -74,7 +74,7 @@ export function assertSpelling({ params = {} }: Request): void {
 const DEFINING = ['name', 'title', 'description', 'inputSchema', 'outputSchema', 'annotations'];
 const FOLDED_DEFINING = new Map(DEFINING.map((name) => [folded(name), name]));
 
-/** A tool without what only clients that ignore case would take for a part of its definition: no pin covers it. */
+/** A tool without members that only clients that ignore case would take for part of its definition: no pin covers them. */
 export function withoutRespelled(tool: Record<string, unknown>): Record<string, unknown> {
   return Object.fromEntries(Object.entries(tool).filter(([key]) => (FOLDED_DEFINING.get(folded(key)) ?? key) === key));
 }

@@ -21,13 +21,13 @@ interface Waiting {
   fail: (error: Unreachable) => void;
 }
 
-/** A server that a command starts. Requests of the stateless revision share one process, which is started again when it ends. */
+/** A server that a command starts. Requests of the stateless revision share one process, which is restarted when it ends. */
 export class CommandPlace implements Place {
   readonly #start: () => Child;
   readonly #waiting = new Map<string, Waiting>();
   #muted = new Muted();
   #shared: Child | undefined;
-  /** The shared process has given a result: it is of the stateless revision. */
+  /** The shared process has returned a result: it is of the stateless revision. */
   #serves = false;
   #next = 0;
   readonly #onerror: (error: Error) => void;
@@ -44,7 +44,7 @@ export class CommandPlace implements Place {
     this.#onerror = options.onerror;
   }
 
-  /** A process that was only asked which era it is of serves as well. */
+  /** A process that was only asked for its era is reused. */
   connect(): Link {
     const spare = this.#waiting.size === 0 && !this.#serves && !this.#shared?.ended ? this.#shared : undefined;
     if (!spare) return this.#start();
@@ -52,7 +52,7 @@ export class CommandPlace implements Place {
     return Object.assign(spare, { start: async () => {} });
   }
 
-  /** Headers are of Streamable HTTP alone. */
+  /** Only Streamable HTTP has headers. */
   async declared(): Promise<readonly Declared[]> {
     return [];
   }
@@ -60,7 +60,7 @@ export class CommandPlace implements Place {
   async post(request: Request, on: On): Promise<Answer | undefined> {
     const child = await this.#process();
     if (on.signal.aborted) return undefined;
-    // a text: a late answer is none to a request of the session that gets the process later, which has a number
+    // a string: a late answer cannot match a request of the session that gets the process later, whose ids are numbers
     const id = `svc-${++this.#next}`;
     const { promise, resolve, reject } = Promise.withResolvers<Answer | undefined>();
     // it may fail while the request is still being written
@@ -81,7 +81,7 @@ export class CommandPlace implements Place {
         .catch((error) => {
           throw new Unreachable((error as Error).message);
         });
-      // a server that does not read its input keeps no client that leaves
+      // a server that does not read its input must not hold up a client that leaves
       return await Promise.race([promise, sent.then(() => promise)]);
     } finally {
       on.signal.removeEventListener('abort', cancel);
@@ -118,7 +118,7 @@ export class CommandPlace implements Place {
     }
   }
 
-  /** To the request that it belongs to, under the names that its client gave. */
+  /** Passes it to the request that it belongs to, under the names that its client gave. */
   #notice(message: Notification): void {
     const { params } = message;
     if (message.method === 'notifications/progress') {
@@ -134,7 +134,7 @@ export class CommandPlace implements Place {
       waiting?.on.notify({ ...message, params: { ...params, _meta } });
       return;
     }
-    // a log message does not say whose it is: it may be of one that is masked
+    // a log message does not say which request it belongs to: it may be about a masked one
     if (this.#muted.any || this.#waiting.values().some(({ on }) => on.masked)) return;
     const asks = ({ request }: Waiting) => request.params?._meta?.[LOG_LEVEL_KEY] !== undefined;
     this.#waiting.values().find(asks)?.on.notify(message);

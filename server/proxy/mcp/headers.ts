@@ -4,20 +4,20 @@ import { VERSION_KEY } from './wire.ts';
 
 /** The headers that repeat what a message says (2026-07-28, Streamable HTTP, "Request Metadata"). */
 
-/** The name in a request's `Mcp-Name`; undefined where its method has none. */
+/** The name in a request's `Mcp-Name`; undefined if its method has none. */
 export function headerName({ method, params }: Request): string | undefined {
   const name = method === 'resources/read' ? params?.uri : method.startsWith('tasks/') ? params?.taskId : params?.name;
   const named = /^(?:tools\/call|prompts\/get|resources\/read|tasks\/(?:get|update|cancel))$/.test(method);
   return named && typeof name === 'string' ? name : undefined;
 }
 
-/** A header's value for any text ("Value Encoding"). */
+/** A header value for any text ("Value Encoding"). */
 export function encodeHeader(text: string): string {
   const plain = /^[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?$/.test(text) && !/^=\?base64\?.*\?=$/.test(text);
   return plain ? text : `=?base64?${Buffer.from(text).toString('base64')}?=`;
 }
 
-/** The text of a header's value; undefined for what is not written as the revision says, in one way only. */
+/** The text of a header value; undefined if it is not encoded in the one way that the revision prescribes. */
 export function decodeHeader(value: string): string | undefined {
   const coded = /^=\?base64\?(.*)\?=$/.exec(value)?.[1];
   if (coded === undefined) return /^[\t\x20-\x7e]*$/.test(value) ? value : undefined;
@@ -26,7 +26,7 @@ export function decodeHeader(value: string): string | undefined {
   return bytes.toString('base64') === coded && Buffer.from(text).equals(bytes) ? text : undefined;
 }
 
-/** Which header is missing or says something else than the message; undefined where none does. */
+/** Which header is missing or contradicts the message; undefined if none does. */
 export function headerMismatch(request: Request, headers: IncomingHttpHeaders): string | undefined {
   const version = headers['mcp-protocol-version'];
   if (version === undefined || version !== request.params?._meta?.[VERSION_KEY]) {

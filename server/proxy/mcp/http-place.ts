@@ -20,7 +20,7 @@ import {
   type Request,
 } from './wire.ts';
 
-/** How long it is believed what a server said of its tools. */
+/** How long a server's list of tools is considered valid. */
 const LISTED_MS = 5 * 60_000;
 const UNLISTED_MS = 5000;
 const MOST_PAGES = 50;
@@ -36,7 +36,7 @@ export class HttpPlace implements Place {
   #listedAt = 0;
   readonly silenceMs = undefined;
 
-  /** `headers` are asked for at each request: they may hold a credential that changes; `fetch` may add one, too. */
+  /** `headers` are read at each request: they may contain a credential that changes; `fetch` may add one, too. */
   constructor(options: {
     url: URL;
     headers: () => Readonly<Record<string, string>>;
@@ -65,7 +65,7 @@ export class HttpPlace implements Place {
     const { name, arguments: args } = request.params ?? {};
     const known = this.#declared.get(String(name));
     const answer = await this.#send(request, on, headersOf(known ?? [], args));
-    // refused before anything was done: the tool wants headers that were not known, or other ones than before
+    // refused before anything was done: the tool requires headers that were not known, or other ones than before
     if (!answer || 'result' in answer || answer.error.code !== HEADER_MISMATCH) return answer;
     this.#listedAt = 0;
     const now = await this.declared(request, on.signal);
@@ -76,7 +76,7 @@ export class HttpPlace implements Place {
     const name = String(call.params?.name);
     const known = this.#declared.get(name);
     const age = Date.now() - this.#listedAt;
-    // a name that no list has is not looked for at each call
+    // a name that is in no list is not looked up at each call
     if (age < (known ? LISTED_MS : UNLISTED_MS)) return known ?? [];
     const { _meta = {} } = call.params ?? {};
     const { progressToken: _none, ...asked } = _meta;
@@ -137,7 +137,7 @@ export class HttpPlace implements Place {
     const answer = /^application\/json\b/i.test(type) ? parse(text) : undefined;
     const old = !response.ok && isOfOldEras(text);
     if (!old && answer && !('method' in answer) && answer.id === request.id) return answer;
-    // an error of a message that could not be read far enough has no id
+    // an error about a message that could not be read far enough has no id
     const error = old ? undefined : errorOf(text);
     if (error) return { jsonrpc: '2.0', id: request.id, error };
     throw new Unreachable(`the tool server answered ${response.status}, without a message`, response.status);
@@ -155,7 +155,7 @@ export class HttpPlace implements Place {
       if (!('method' in message)) {
         if (message.id === request.id) return message;
       } else if (!('id' in message)) notify(message);
-      // a request of the server has no place in this revision
+      // this revision has no requests from the server
     }
     throw new Unreachable('the stream of the tool server ended without an answer');
   }
@@ -163,13 +163,13 @@ export class HttpPlace implements Place {
   async close(): Promise<void> {}
 }
 
-/** Is this an error with one of the codes that servers of the old eras have chosen for a request without a session? */
+/** Whether this is an error with one of the codes that servers of the old eras use for a request without a session. */
 function isOfOldEras(text: string): boolean {
   const code = errorOf(text)?.code ?? 0;
   return code <= -32000 && code > -32020;
 }
 
-/** An error that does not say which message it answers. */
+/** An error that does not identify the message that it answers. */
 function errorOf(text: string): Failure['error'] | undefined {
   try {
     const { id, error } = Object(JSON.parse(text)) as Partial<Failure>;
@@ -191,7 +191,7 @@ function parse(text: string): Message | undefined {
   }
 }
 
-/** The whole text; undefined when it is longer. */
+/** The entire text; undefined if it is longer. */
 async function readAll(response: Response, most: number): Promise<string | undefined> {
   const parts: Uint8Array[] = [];
   let bytes = 0;
@@ -204,8 +204,8 @@ async function readAll(response: Response, most: number): Promise<string | undef
 }
 
 /**
- * The response, with each event of its stream (or all of what is no stream) limited: of what is longer, an error with
- * the id of the message is read instead, so that the call fails alone.
+ * The response, with each event of its stream limited (or all of it, if it is not a stream): a longer one is replaced by an error
+ * with the message's id, so that only that call fails.
  */
 function bounded(response: Response, most: number): Response {
   if (!response.body) return response;
@@ -219,7 +219,7 @@ function bounded(response: Response, most: number): Response {
   );
   const { status, statusText } = response;
   const headers = new Headers(response.headers);
-  // it was decoded already, and may have another length
+  // it was decoded already, and its length may differ
   for (const name of ['content-length', 'content-encoding']) headers.delete(name);
   return new Response(body, { status, statusText, headers });
 }

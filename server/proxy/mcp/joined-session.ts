@@ -15,8 +15,8 @@ import {
 } from './wire.ts';
 
 /**
- * A session of a client with `initialize`, at what answers single requests: several servers as one. Nothing is decided
- * here: each request is, as one of the revision without sessions.
+ * A client's session with `initialize`, in front of something that answers single requests: several servers as one. Nothing is
+ * decided here: each request is decided as one of the revision without sessions.
  */
 export class JoinedSession {
   readonly #client: Link;

@@ -26,18 +26,18 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** A session that nothing used for this long is ended; so is a request whose client sent no further input. */
+/** A session that was unused for this long is ended; so is a request whose client sent no further input. */
 const IDLE_MS = 10 * 60_000;
 const MOST_SESSIONS = 1000;
 const MOST_SESSIONS_OF_OWNER = 20;
-/** For these a client may be asked for input. */
+/** For these, a client may be asked for input. */
 const INPUT_METHODS: ReadonlySet<string> = new Set(['tools/call', 'prompts/get', 'resources/read']);
-/** Those whose results clients may keep (2026-07-28, "Caching"). */
+/** Methods whose results clients may cache (2026-07-28, "Caching"). */
 const CACHEABLE = /^(?:server\/discover|(?:tools|prompts|resources|resources\/templates)\/list|resources\/read)$/;
 const NOT_FOUND = -32002;
 const MOST_UNASKED = 10;
 
-/** A server of the old eras, for clients of the stateless revision: sessions are kept for each owner and kind of client. */
+/** A server of the old eras, for clients of the stateless revision: sessions are kept per owner and kind of client. */
 export class LegacyServers {
   readonly #place: Place;
   readonly #log: Log;
@@ -68,7 +68,7 @@ export class LegacyServers {
     return session.exchange(request, on);
   }
 
-  /** The one that was idle longest makes room: of the owner at its limit, else of all. */
+  /** The session that was idle longest makes room: one of the owner's if it is at its limit, else one of all. */
   #makeRoom(owner: string): void {
     const own = [...this.#sessions].filter(([key]) => key.startsWith(`${owner}\n`));
     const crowd =
@@ -90,17 +90,17 @@ export class LegacyServers {
   }
 }
 
-/** A request that is open at the server. */
+/** A request that the server has not answered. */
 interface Open {
   request: Request;
   on: On;
-  /** What the server asked, until the client has answered. */
+  /** What the server asked that the client has not answered yet. */
   asked: Map<string, Request>;
   answer: Answer | undefined;
-  /** Something of these has come, or the session has ended. */
+  /** Called when an answer or a question has come, or the session has ended. */
   wake: () => void;
   lost?: true;
-  /** Until its client sends the input. */
+  /** Set until its client sends the input. */
   state?: string;
   expires: NodeJS.Timeout | undefined;
 }
@@ -113,7 +113,7 @@ class LegacyServer {
   readonly #muted = new Muted();
   readonly #listeners = new Set<{ request: Request; on: On; wants: Record<string, unknown>; end: () => void }>();
   readonly #watched = new Map<string, number>();
-  /** What the server wanted to know of the client while nothing was open that it could be asked with. */
+  /** What the server wanted to know from the client while no request was open to ask it with. */
   readonly #unasked = new Map<string, Request>();
   #next = 0;
   #level: unknown;
@@ -128,7 +128,7 @@ class LegacyServer {
     this.#link.onerror = (err) => log.debug({ err }, 'the tool server');
     this.#link.onclose = () => void this.close();
     this.#begun = this.#begin(first);
-    // each exchange waits for it
+    // each exchange awaits it
     this.#begun.catch(() => void this.close());
   }
 
@@ -206,14 +206,14 @@ class LegacyServer {
     return this.#answered(number, open, () => this.#send(message));
   }
 
-  /** What comes first for an open request: its answer, or what the server wants to know of the client. */
+  /** Whatever comes first for an open request: its answer, or what the server wants to know from the client. */
   async #answered(number: number, open: Open, begin: () => Promise<void>): Promise<Answer | undefined> {
     const { request, on } = open;
     const { promise, resolve } = Promise.withResolvers<void>();
     open.wake = resolve;
     on.signal.addEventListener('abort', resolve as () => void, { once: true });
     try {
-      // a server that does not read what it is sent keeps no client that leaves
+      // a server that does not read what it is sent must not hold up a client that leaves
       await Promise.race([begin(), promise]);
       if (!open.answer && !open.lost && open.asked.size === 0 && !on.signal.aborted) await promise;
     } catch (error) {
@@ -232,7 +232,7 @@ class LegacyServer {
       this.#abandon(number, open);
       return undefined;
     }
-    // what comes in the same moment is asked together
+    // what arrives at the same moment is asked together
     await new Promise((soon) => setImmediate(soon));
     const inputRequests = Object.fromEntries(
       Array.from(open.asked, ([name, { method, params }]) => [name, { method, ...(params && { params }) }]),
@@ -242,7 +242,7 @@ class LegacyServer {
     return success(request.id, { resultType: 'input_required', inputRequests, requestState: open.state });
   }
 
-  /** Goes on with a request that waits for input. Its state is good once, and for the same request alone. */
+  /** Continues a request that waits for input. Its state is valid once, and only for the same request. */
   async #resume(request: Request, on: On, state: unknown, inputs: unknown): Promise<Answer | undefined> {
     const [number, open] = [...this.#open].find(([, one]) => one.state !== undefined && one.state === state) ?? [];
     const given = isObject(inputs) ? inputs : {};
@@ -294,7 +294,7 @@ class LegacyServer {
     const watched: string[] = [];
     try {
       for (const uri of watches ? uris : []) {
-        // each takes the server some time, within which the client may leave
+        // each takes the server some time, during which the client may leave
         if (on.signal.aborted) return undefined;
         watched.push(uri);
         await this.#watch(uri, 1);
@@ -313,7 +313,7 @@ class LegacyServer {
     } finally {
       this.#listeners.delete(listener);
       on.signal.removeEventListener('abort', listener.end);
-      // nobody waits for that
+      // no one waits for that
       if (!this.#closed) for (const uri of watched) this.#watch(uri, -1).catch(() => {});
     }
   }
@@ -326,7 +326,7 @@ class LegacyServer {
     if (method) await this.#ask(method, { uri }, AbortSignal.timeout(30_000));
   }
 
-  /** A request of the proxy's own. */
+  /** Sends a request of the proxy's own. */
   async #ask(method: string, params: Record<string, unknown>, signal: AbortSignal): Promise<Answer | undefined> {
     const number = ++this.#next;
     const request: Request = { jsonrpc: '2.0', id: number, method, params };
@@ -340,7 +340,7 @@ class LegacyServer {
     try {
       await this.#link.send(message);
     } catch (error) {
-      // as after a restart of the server: the next request begins another session
+      // as after a restart of the server: the next request starts another session
       if (isSessionLost(error)) void this.close();
       throw new Unreachable((error as Error).message);
     }
@@ -357,21 +357,21 @@ class LegacyServer {
     else this.#notice(message);
   }
 
-  /** The server wants to know something of the client: it is asked with the answer to the request that this is for. */
+  /** The server wants to know something from the client, which is asked with the answer to the request that this is for. */
   #asked(message: Request): void {
     const reply = (answer: Answer) => this.#send(answer).catch(() => {});
     if (message.method === 'ping') {
       void reply(success(message.id, {}));
       return;
     }
-    // which request it is for is not said; where several are open, it is most likely the last
+    // it does not say which request it is for; if several are open, it is most likely the last
     if (this.#masks) {
       void reply(failure(message.id, INTERNAL_ERROR, MASKED_MEANWHILE));
       return;
     }
     const key = `input-${String(message.id)}`;
     const open = [...this.#open.values()].filter(({ request }) => INPUT_METHODS.has(request.method)).at(-1);
-    // as servers do at their start; what the roots are can be said with the first call
+    // as servers do at their start; the roots can be given with the first call
     if (!open && message.method === 'roots/list' && this.#unasked.size < MOST_UNASKED) {
       this.#unasked.set(key, message);
       return;
@@ -395,7 +395,7 @@ class LegacyServer {
       const progressToken = open?.request.params?._meta?.progressToken;
       if (progressToken !== undefined) open?.on.notify({ ...message, params: { ...params, progressToken } });
     } else if (method === 'notifications/message') {
-      // whose it is is not said
+      // it does not say which request it belongs to
       if (this.#masks) return;
       const asks = ({ request }: Open) => request.params?._meta?.[LOG_LEVEL_KEY] !== undefined;
       [...this.#open.values()].findLast(asks)?.on.notify(message);
@@ -435,7 +435,7 @@ class LegacyServer {
   }
 }
 
-/** Of the old eras alone. */
+/** Part of the old eras only. */
 const REMOVED: ReadonlySet<string> = new Set([
   'initialize',
   'ping',
@@ -444,14 +444,14 @@ const REMOVED: ReadonlySet<string> = new Set([
   'resources/unsubscribe',
 ]);
 
-/** By which member of its filter a client asks for them. */
+/** The filter member with which a client requests each of them. */
 const LISTENED: Readonly<Record<string, string>> = {
   'notifications/tools/list_changed': 'toolsListChanged',
   'notifications/prompts/list_changed': 'promptsListChanged',
   'notifications/resources/list_changed': 'resourcesListChanged',
 };
 
-/** What must be the same in each round of one request. */
+/** What must be the same in every round of one request. */
 function essence({ method, params }: Request): string {
   const { _meta, inputResponses: _given, requestState: _state, ...asked } = params ?? {};
   return canonicalJson({ method, asked });

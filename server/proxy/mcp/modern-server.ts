@@ -26,20 +26,20 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** How often a server may want further input for one and the same request. */
+/** How often a server may request further input for the same request. */
 const MOST_ROUNDS = 32;
 const LISTEN_AGAIN_MS = 5000;
 
 /**
- * A server of the stateless revision, as one session of the old eras sees it: `initialize` is answered by what it says of
- * itself, the input that it wants for a request is asked of the client while the request is open, and what it has to
- * tell is listened for.
+ * A server of the stateless revision, as one session of the old eras sees it: `initialize` is answered with what the server
+ * reports about itself, input that it wants for a request is requested from the client while the request is open, and its
+ * notifications are listened for.
  */
 export class ModernServer implements Link {
   readonly #place: Pick<Place, 'post'>;
   readonly #log: Log;
   readonly #open = new Map<Id, AbortController>();
-  /** What the client was asked. */
+  /** Requests to the client that await an answer. */
   readonly #asked = new Map<string, (answer: Answer) => void>();
   readonly #closed = new AbortController();
   readonly #subscribed = new Set<string>();
@@ -79,7 +79,7 @@ export class ModernServer implements Link {
     return this.#open.has(id);
   }
 
-  /** Requests that have no answer yet. */
+  /** Whether there are requests without an answer. */
   get busy(): boolean {
     return this.#open.size > 0;
   }
@@ -152,7 +152,7 @@ export class ModernServer implements Link {
     );
   }
 
-  /** The answer to a request, after as many rounds as the server wants input for it. */
+  /** The answer to a request, after as many rounds as the server requests input for it. */
   async #rounds(request: Request, signal: AbortSignal): Promise<Answer | undefined> {
     let more: Record<string, unknown> = {};
     for (let round = 0; round < MOST_ROUNDS; round++) {
@@ -175,7 +175,7 @@ export class ModernServer implements Link {
     return failure(request.id, INTERNAL_ERROR, 'the tool server wants input without end');
   }
 
-  /** Asks the client; nothing when the request that it is asked for was cancelled. */
+  /** Asks the client; undefined if the request that it is asked for was cancelled. */
   async #ask(input: unknown, of: Id, signal: AbortSignal): Promise<Answer | undefined> {
     if (signal.aborted) return undefined;
     const { method, params } = (isObject(input) ? input : {}) as { method?: string; params?: Request['params'] };
@@ -184,7 +184,7 @@ export class ModernServer implements Link {
     const cancel = () => resolve(undefined);
     signal.addEventListener('abort', cancel, { once: true });
     this.#asked.set(id, resolve);
-    // in the old eras, an address to visit is named
+    // in the old eras, a URL to visit has an id
     const named = method === 'elicitation/create' && params?.mode === 'url' && { elicitationId: id };
     this.onmessage?.({ jsonrpc: '2.0', id, method: String(method), params: { ...params, ...named } }, of);
     return promise.finally(() => {
@@ -200,7 +200,7 @@ export class ModernServer implements Link {
     return this.#place.post(asked, { signal, notify: (message) => this.onmessage?.(message, request.id) });
   }
 
-  /** The server has said which resources it watches. */
+  /** The server has reported which resources it watches. */
   #honored(notifications: unknown): void {
     const given = isObject(notifications) ? notifications.resourceSubscriptions : undefined;
     const uris: unknown[] = Array.isArray(given) ? given : [];
@@ -213,7 +213,7 @@ export class ModernServer implements Link {
     }
   }
 
-  /** Listens for what the client was promised to be told, from now on. */
+  /** From now on, listens for what the client was promised notifications of. */
   #listen(): void {
     this.#listening?.abort();
     const abort = new AbortController();
@@ -231,7 +231,7 @@ export class ModernServer implements Link {
       method: 'subscriptions/listen',
       params: { _meta: this.#meta, notifications },
     };
-    // what comes of one that a newer one has replaced says nothing of what that asks for
+    // what arrives from a replaced listener says nothing about what the newer one asks for
     const { signal } = abort;
     const notify = (message: Notification) => {
       if (signal.aborted) return;

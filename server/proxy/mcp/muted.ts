@@ -1,21 +1,21 @@
 import type { Id } from './wire.ts';
 
-/** For how long a server may still say something of a request that it was told to give up. */
+/** How long a server may still say something about a request that it was told to give up. */
 const MUTED_MS = 5 * 60_000;
 
 /**
- * Masked requests that were given up at their server: one that follows the protocol does not answer them, and what it says
- * meanwhile may still be of them. They count until it has answered all the same, or for some minutes.
+ * Masked requests that were given up at their server: a server that follows the protocol does not answer them, but until then it
+ * may still send something about them. They count until the server answers anyway, or for some minutes.
  */
 export class Muted {
-  /** Until when, by the id that the server knows the request by; the oldest first. */
+  /** Until when each counts, by the id that the server knows the request by; oldest first. */
   readonly #until = new Map<Id, number>();
 
   add(id: Id): void {
     this.#until.set(id, Date.now() + MUTED_MS);
   }
 
-  /** The server has answered this request, and says nothing of it anymore. */
+  /** The server has answered this request, and will send nothing more about it. */
   answered(id: Id): void {
     this.#until.delete(id);
   }

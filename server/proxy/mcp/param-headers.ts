@@ -14,7 +14,7 @@ export interface Declared {
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 const MOST_DEPTH = 20;
 
-/** What the schema of a tool declares. An annotation where none may be is not one: clients drop such a tool. */
+/** What a tool's schema declares. An annotation in a place where none is allowed does not count: clients drop such a tool. */
 export function declaredBy(schema: unknown, path: readonly string[] = []): Declared[] {
   if (!isObject(schema) || path.length > MOST_DEPTH) return [];
   const name = schema['x-mcp-header'];
@@ -36,7 +36,7 @@ export function headersOf(declared: readonly Declared[], args: unknown): Record<
   );
 }
 
-/** What in these headers is not as the arguments are; undefined where all is. */
+/** What in these headers contradicts the arguments; undefined if nothing does. */
 export function mismatch(
   declared: readonly Declared[],
   args: unknown,
@@ -56,7 +56,7 @@ export function mismatch(
 
 const DECIMAL = /^-?\d{1,15}(?:\.\d{1,15})?$/;
 
-/** The argument as a text; undefined where it is absent, null, or nothing that a header could repeat. */
+/** The argument as a text; undefined if it is absent, null, or nothing that a header could repeat. */
 function valueAt(args: unknown, path: readonly string[]): string | undefined {
   let value: unknown = args;
   for (const key of path) value = isObject(value) && Object.hasOwn(value, key) ? value[key] : undefined;

@@ -12,8 +12,8 @@ const END_MS = 2000;
 const MOST_SERVER_DEPTH = 1000;
 
 /**
- * One end of newline-delimited JSON-RPC. A message that is longer than the limit fails alone: it is read over without
- * being kept, and the request that it is or answers is answered with an error, so that the others are not disturbed.
+ * One end of newline-delimited JSON-RPC. A message that exceeds the limit fails alone: it is skipped without being kept, and the
+ * request that it is or answers gets an error, so that the others are not disturbed.
  */
 export class Pipe implements Link {
   readonly #input: Readable;
@@ -28,7 +28,7 @@ export class Pipe implements Link {
   onerror?: (error: Error) => void;
   onclose?: () => void;
 
-  /** `strict` where the other side may be hostile: what has more than one reading is refused there. */
+  /** `strict` if the other side may be hostile: messages that can be read in more than one way are then refused. */
   constructor(input: Readable, output: Writable, options: { maxBytes: number; strict: boolean }) {
     this.#input = input;
     this.#output = output;
@@ -50,7 +50,7 @@ export class Pipe implements Link {
     try {
       await Promise.race([once(this.#output, 'drain', { signal }), once(this.#output, 'close', { signal })]);
     } finally {
-      // neither listens on
+      // neither keeps listening
       over.abort();
     }
   }
@@ -112,7 +112,7 @@ export class Pipe implements Link {
     this.#refuse(outline, why);
   }
 
-  /** Some servers print what is no message: that has no id, and is noted only. */
+  /** Some servers print lines that are not messages: those have no id, and are only reported. */
   #refuse({ id, method }: Outline, why: string): void {
     this.onerror?.(new Error(why));
     if (id === undefined) return;
@@ -127,7 +127,7 @@ function readLenient(line: Buffer): unknown {
   return JSON.parse(line.toString());
 }
 
-/** The server of a command, with its standard input and output. Ends with it. */
+/** The server started by a command, with its standard input and output. Ends with it. */
 export class Child implements Link {
   readonly #process: ChildProcess;
   readonly #pipe: Pipe;
@@ -138,7 +138,7 @@ export class Child implements Link {
 
   constructor(options: { command: string; args: readonly string[]; env: Record<string, string>; maxBytes: number }) {
     const { command, args, env, maxBytes } = options;
-    // on Windows commands such as npx are scripts, which Node's own spawn does not start
+    // on Windows, commands such as npx are scripts, which Node's own spawn does not start
     this.#process = spawn(command, args, { env, stdio: ['pipe', 'pipe', 'inherit'], windowsHide: true });
     const { stdin, stdout } = this.#process;
     this.#pipe = new Pipe(stdout as Readable, stdin as Writable, { maxBytes, strict: false });
@@ -160,7 +160,7 @@ export class Child implements Link {
     return this.#pipe.send(message);
   }
 
-  /** Closes its input, which ends a server; one that stays is ended by a signal. */
+  /** Closes its input, which ends a server; one that keeps running is ended by a signal. */
   async close(): Promise<void> {
     const child = this.#process;
     const gone = () => this.#ended || child.exitCode !== null || child.signalCode !== null;
@@ -185,7 +185,7 @@ export class Child implements Link {
   }
 }
 
-/** The `id` of a message that is too long to be kept, and whether it has a `method`: read as it goes by. */
+/** The `id` of a message that is too long to be kept, and whether it has a `method`: read as it passes. */
 export class Outline {
   #depth = 0;
   #string = false;
@@ -235,7 +235,7 @@ export class Outline {
   }
 
   #note(byte: number): void {
-    // of an id, this much; a longer text is none that is answered
+    // as much as is kept of an id; a longer one is not answered
     if (this.#token.length < 300) this.#token += String.fromCharCode(byte);
   }
 
@@ -246,7 +246,7 @@ export class Outline {
         const id: unknown = JSON.parse(Buffer.from(this.#token, 'latin1').toString());
         if (typeof id === 'string' || Number.isSafeInteger(id)) this.id = id as Id;
       } catch {
-        // not an id that anybody could be answered by
+        // not an id that could be answered
       }
     }
     this.#value = false;

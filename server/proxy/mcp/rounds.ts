@@ -6,22 +6,22 @@ import { Seal } from './seal.ts';
 /** How long a client may take to send the input that a server wants. */
 const OPEN_MS = 10 * 60_000;
 const MOST_OPEN = 10_000;
-/** So that one agent cannot end the calls of the others. */
+/** Keeps one agent from ending the calls of others. */
 const MOST_OPEN_OF_AGENT = 500;
-/** Longer states of a server are not carried: they come back in every request. */
+/** Longer server states are not carried, because every request repeats them. */
 const MOST_STATE = 64 * 1024;
 
-/** What a state stands for. */
+/** The content of a state. */
 interface Round {
-  /** The call, by a name that only the process knows which decided it. */
+  /** The call, by a name known only to the process that decided it. */
   call: string;
   agent: [id: string, role: string];
-  /** What the call is, by a hash. */
+  /** A hash of what the call is. */
   action: string;
   /** The server's own state. */
   state: string | null;
   expires: number;
-  /** An approval was used up for the call: nothing more is done by it once the call is over. */
+  /** An approval was used up for the call: nothing more is done under it once the call is over. */
   spent: boolean;
 }
 
@@ -30,18 +30,20 @@ export interface Asking {
   action: string;
 }
 
-/** What is to be done with a request that carries a state. */
+/** What to do with a request that carries a state. */
 export type Resumed =
   /** It continues a call that was decided. */
   | { admitted: Admitted; state: string | undefined }
-  /** Its call is not open here or not as it was, and used no approval: it is decided like any other, and its server has this state. */
+  /**
+   * Its call is not open here or has changed, and used no approval: it is decided like any other, and its server gets this state.
+   */
   | { state: string | undefined }
   | { refused: string };
 
 /**
- * The rounds of calls whose server wants input before it answers. Such a call is decided in its first round. Each later
- * one proves by its `requestState` that it continues that call: sealed by the proxy, it says whose call it
- * is, what is called, and until when. A seal proves no single use, so an open call is known here, and by one state alone.
+ * The rounds of calls whose server wants input before it answers. Such a call is decided in its first round. Each later round
+ * proves by its `requestState` that it continues that call: sealed by the proxy, it states whose call it is, what is called, and
+ * until when it is valid. A seal does not prove single use, so an open call is remembered here, under one state only.
  */
 export class Rounds {
   readonly #seal: Seal;
@@ -53,7 +55,7 @@ export class Rounds {
     this.#now = now;
   }
 
-  /** The state that the client sends with the input; undefined where the server's own is too long. */
+  /** The state that the client sends with the input; undefined if the server's own is too long. */
   suspend(admitted: Admitted, { agent, action }: Asking, state: unknown): string | undefined {
     if (state !== undefined && (typeof state !== 'string' || state.length > MOST_STATE)) return undefined;
     const call = randomBytes(16).toString('base64url');
@@ -76,8 +78,8 @@ export class Rounds {
   }
 
   /**
-   * Takes the call up again; of several requests with one state, one does. Where other rules decide it by now, it is decided
-   * like any other, or refused if it has used an approval.
+   * Resumes the call; of several requests with one state, only one does. If other rules decide it by now, it is decided like any
+   * other, or refused if it has used an approval.
    */
   resume(sealed: unknown, { agent, action }: Asking): Resumed {
     const round = this.#seal.open('round', sealed) as Round | undefined;

@@ -1,14 +1,14 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { deflateRawSync, inflateRawSync } from 'node:zlib';
 
-/** What is sealed for one use opens for no other. */
+/** What is sealed for one use cannot be opened for another. */
 export type SealedFor = 'round' | 'hold' | 'task' | 'server-task';
 
 const MOST_BYTES = 256 * 1024;
 
 /**
- * Seals what a client carries for the proxy (AES-256-GCM): it can neither be read nor made by others, and is opened by
- * every proxy with the same key. A seal proves no single use.
+ * Seals what a client carries for the proxy (AES-256-GCM): no one else can read or create it, and every proxy with the same key
+ * can open it. A seal does not prove single use.
  */
 export class Seal {
   readonly #secret: () => string;
@@ -26,7 +26,7 @@ export class Seal {
     return Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64url');
   }
 
-  /** The value; undefined for what was not sealed here, for this use, in this writing. */
+  /** The value; undefined if it was not sealed here, for this use, in this exact encoding. */
   open(use: SealedFor, text: unknown): unknown {
     try {
       const body = this.#opened(Buffer.from(use), text);
@@ -50,8 +50,8 @@ export class Seal {
   }
 
   /**
-   * A name for a text, always the same for the same text, and good for what it is `bound` to alone. That two names are of
-   * one text is all that can be told from them: the nonce is made from the text (as in RFC 5297).
+   * A name for a text, always the same for the same text, and valid only for what it is `bound` to. That two names stand for the
+   * same text is all that they reveal: the nonce is derived from the text (as in RFC 5297).
    */
   name(use: SealedFor, bound: string, text: string): string {
     const plain = Buffer.from(text);
@@ -63,7 +63,7 @@ export class Seal {
     return Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64url');
   }
 
-  /** The text of a name; undefined for what was not named here, for this use and what it is bound to. */
+  /** The text of a name; undefined if it was not named here, for this use and what it is bound to. */
   named(use: SealedFor, bound: string, name: unknown): string | undefined {
     return this.#opened(nameAad(use, bound), name)?.toString();
   }

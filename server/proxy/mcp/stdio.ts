@@ -37,18 +37,18 @@ interface StdioParts extends Omit<GateParts, 'seal'>, ClientParts {
 interface ClientParts {
   log: Log;
   onPolicyChange: (listener: () => void) => () => void;
-  /** What the states of open calls are sealed with. */
+  /** The secret that seals the states of open calls. */
   secret: () => string;
-  /** The longest message of either side. */
+  /** The maximum length of a message from either side. */
   maxMessageBytes: number;
   agent: () => Promise<Agent>;
   env: NodeJS.ProcessEnv;
 }
 
 /**
- * Wraps a server, started or at an address, for a client on standard input and output of any era: a request that says which
- * revision it follows stands for itself, and everything else belongs to the session that `initialize` begins. Resolves
- * when it is over: the client has closed its side and what it asked was answered, or the server has ended its session.
+ * Wraps a server, started or at an address, for a client of any era on standard input and output: a request that names the
+ * revision it follows stands alone, and everything else belongs to the session that `initialize` begins. Resolves when it is
+ * over: the client has closed its side and its requests were answered, or the server has ended its session.
  */
 export async function wrapStdio(parts: StdioParts): Promise<{ ended: Promise<void>; close: () => Promise<void> }> {
   const { log, maxMessageBytes: maxBytes } = parts;
@@ -95,7 +95,7 @@ async function placeOf(server: McpServer, parts: ClientParts): Promise<Place> {
   const { log, maxMessageBytes: maxBytes } = parts;
   if ('url' in server) return new (await import('./http-place.ts')).HttpPlace({ ...server, maxBytes });
   const inherited = Object.fromEntries(
-    // neither the proxy's key nor the agent's is the tool server's business
+    // the tool server gets neither the proxy's key nor the agent's
     Object.entries(parts.env).filter(([name, value]) => value !== undefined && !name.startsWith('SVC_')),
   ) as Record<string, string>;
   return new CommandPlace({
@@ -110,8 +110,8 @@ async function placeOf(server: McpServer, parts: ClientParts): Promise<Place> {
 }
 
 /**
- * Wraps several servers, which are one for the client, of any era; see `Join`. Resolves when the client has closed its side and what
- * it asked was answered.
+ * Wraps several servers, which the client, of any era, sees as one; see `Join`. Resolves when the client has closed its side and
+ * its requests were answered.
  */
 export async function joinStdio(
   parts: ClientParts & { members: readonly (Omit<GateParts, 'seal'> & { place: McpServer })[] },
@@ -151,7 +151,7 @@ export async function joinStdio(
   return { ended, close };
 }
 
-/** Hands the messages of the client on, until it has closed its side and what it asked was answered. */
+/** Passes on the client's messages, until it has closed its side and its requests were answered. */
 function serveClient(
   client: Pipe,
   parts: { alone: Alone; lane: Link; session: { readonly busy: boolean }; close: () => Promise<void>; log: Log },
@@ -169,7 +169,7 @@ function serveClient(
   });
 }
 
-/** The requests of a client that stand for themselves. */
+/** A client's requests that stand alone. */
 class Alone {
   readonly #client: Pipe;
   readonly #served: Served;
@@ -182,12 +182,12 @@ class Alone {
     this.#parts = parts;
   }
 
-  /** Something is to be answered; what only listens never is. */
+  /** Whether something remains to be answered; requests that only listen never are. */
   get busy(): boolean {
     return this.#open.values().some(({ listens }) => !listens);
   }
 
-  /** False for what belongs to a session. */
+  /** False for messages that belong to a session. */
   take(message: Message): boolean {
     if (!('method' in message)) return false;
     if (!('id' in message)) {

@@ -1,4 +1,4 @@
-/** A stream to a client, as far as is asked here. */
+/** A stream to a client, reduced to what is used here. */
 interface Out {
   readonly writableLength: number;
   readonly destroyed: boolean;
@@ -7,8 +7,8 @@ interface Out {
 }
 
 /**
- * Bounds what is kept for clients that do not read their streams, for each agent: past the limit, the stream of which the
- * most is unread is closed. So a slow reader costs other agents nothing, and its own other streams little.
+ * Bounds what is buffered, per agent, for clients that do not read their streams: beyond the limit, the stream with the most
+ * unread data is closed. So a slow reader costs other agents nothing, and its own other streams little.
  */
 export class Unread {
   readonly #most: number;
@@ -29,7 +29,7 @@ export class Unread {
     });
   }
 
-  /** To be called before each write to one of the owner's streams: a single message may be as long as it is. */
+  /** To be called before each write to one of the owner's streams: a single message may have any length. */
   makeRoom(owner: string): void {
     const own = [...(this.#streams.get(owner) ?? [])].filter(({ destroyed }) => !destroyed);
     let bytes = own.reduce((sum, { writableLength }) => sum + writableLength, 0);

@@ -18,23 +18,25 @@ import {
   VERSION_KEY,
 } from './wire.ts';
 
-/** How long it is believed that a server over HTTP is of the old eras: it may be replaced by a newer one. */
+/** How long a server over HTTP is assumed to be of the old eras: it may be replaced by a newer one. */
 const LEGACY_MS = 5 * 60_000;
-/** How long a process that has begun no session may take to say which era it is of. */
+/** How long a process that has begun no session may take to show which era it is of. */
 const PATIENCE_MS = 60_000;
 
 /**
- * A tool server of either era, for clients of either era: the same call has the same effect in all four pairings.
- * Which era the server is of is found out when it is first needed, and again when it turns out to have changed.
+ * A tool server of either era, for clients of either era: the same call has the same effect in all four combinations. The
+ * server's era is determined when it is first needed, and again when it turns out to have changed.
  */
 export class Upstream {
   readonly #place: Place;
   readonly #log: Log;
   readonly #legacy: LegacyServers;
-  /** Is the server of the stateless revision? Until when that is believed; it is only `assumed` where it has not said so. */
+  /**
+   * Whether the server is of the stateless revision, and until when to believe that; it is only `assumed` if it has not said so.
+   */
   #modern: { is: boolean; until: number; assumed: boolean } | undefined;
   #probing: Promise<boolean> | undefined;
-  /** It has refused a session; a server may well serve both eras. */
+  /** It has refused a session; a server may well support both eras. */
   #sessionless = false;
 
   constructor(place: Place, parts: { log: Log }) {
@@ -44,8 +46,8 @@ export class Upstream {
   }
 
   /**
-   * One request of the stateless revision, answered as that revision says whatever the era of the server; `owner` keeps
-   * what belongs to different agents apart. Resolves with nothing when `signal` has fired. Rejects with an Unreachable.
+   * One request of the stateless revision, answered according to that revision whatever the era of the server; `owner` keeps
+   * apart what belongs to different agents. Resolves to undefined when `signal` has fired. Rejects with an Unreachable.
    */
   async exchange(request: Request, on: On & { owner: string }): Promise<Answer | undefined> {
     if (!(await this.#isModern(on.signal))) {
@@ -58,7 +60,7 @@ export class Upstream {
     try {
       return await this.#place.post(request, on);
     } catch (error) {
-      // an answer that is no message of the revision: the server may have been replaced by an older one
+      // the answer is not a message of the revision: the server may have been replaced by an older one
       const { status } = error as Unreachable;
       if (status === undefined || status >= 500 || !this.#modern?.is) throw error;
       this.#modern = undefined;
@@ -67,12 +69,12 @@ export class Upstream {
     }
   }
 
-  /** Which arguments of the tool that is called a client repeats as headers. Rejects with an Unreachable. */
+  /** The arguments of the called tool that a client repeats as headers. Rejects with an Unreachable. */
   async declared(call: Request, signal: AbortSignal): Promise<readonly Declared[]> {
     return (await this.#isModern(signal)) ? this.#place.declared(call, signal) : [];
   }
 
-  /** All tools that the server lists, page by page, up to a number. Rejects with an Unreachable. */
+  /** All tools that the server lists, page by page, up to a limit. Rejects with an Unreachable. */
   async tools(signal: AbortSignal): Promise<unknown[]> {
     const tools: unknown[] = [];
     let cursor: unknown;
@@ -125,7 +127,7 @@ export class Upstream {
     return Promise.race([this.#probing, aborted(signal)]);
   }
 
-  /** One that begins no session may only have been slow to start when it was assumed to be an old one: it is asked again. */
+  /** A server that begins no session may just have been slow to start when it was assumed to be old: it is asked again. */
   async #isModernAfterAll(signal: AbortSignal): Promise<boolean> {
     if (this.#place.silenceMs === undefined) return false;
     if (this.#modern?.assumed) this.#modern = undefined;
@@ -133,8 +135,8 @@ export class Upstream {
   }
 
   /**
-   * Asks as 2026-07-28 says ("Backward Compatibility"): anything but an answer of that revision says an older one. Nothing
-   * where a process says nothing, from which that is assumed.
+   * Asks as 2026-07-28 prescribes ("Backward Compatibility"): anything but an answer of that revision indicates an older one.
+   * Undefined if a process stays silent, from which that is assumed.
    */
   async #probe(silenceMs: number | undefined): Promise<boolean | undefined> {
     const signal = AbortSignal.timeout(silenceMs ?? 30_000);
@@ -150,7 +152,7 @@ export class Upstream {
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error;
       const { status = 0 } = error;
-      // a process that ends when it is asked what it does not know is an old one, too
+      // a process that ends when it gets a request it does not know is an old one, too
       if (silenceMs !== undefined) return undefined;
       if (status < 400 || status >= 500 || status === 401 || status === 403) throw error;
       return false;
@@ -179,13 +181,16 @@ function aborted(signal: AbortSignal): Promise<never> {
   });
 }
 
-/** Is the server of the stateless revision alone, as far as is `known`, or when it is `asked`? */
+/** Whether the server only supports the stateless revision, as far as `known`, or when `asked`. */
 interface Era {
   known: () => boolean;
   asked: () => Promise<boolean>;
 }
 
-/** A session that finds its server out by the client's `initialize`: one that refuses it may be of the stateless revision. */
+/**
+ * A session that learns its server's era from the client's `initialize`: a server that refuses it may be of the stateless
+ * revision.
+ */
 class Session implements Link {
   readonly #place: Place;
   readonly #log: Log;
@@ -266,7 +271,7 @@ class Session implements Link {
     await server.start();
   }
 
-  /** Begins again with a server of the stateless revision, where it is one. */
+  /** Starts again with a server of the stateless revision, if it is one. */
   async #change(): Promise<boolean> {
     const first = this.#first;
     if (!first || this.#server instanceof ModernServer) return false;

@@ -1,7 +1,7 @@
 /**
- * The messages of MCP as the proxy reads them: JSON-RPC 2.0, of which everything that is not named here passes unread.
- * The eras: up to 2025-11-25 a session begins with `initialize`; from 2026-07-28 each request stands for itself and says
- * in its `_meta` who asks and what the client can do.
+ * MCP messages as the proxy reads them: JSON-RPC 2.0, of which everything not named here passes unread. The eras: up to
+ * 2025-11-25 a session begins with `initialize`; from 2026-07-28 each request stands alone and states in its `_meta` who makes it
+ * and what the client can do.
  */
 
 export type Id = string | number;
@@ -32,21 +32,21 @@ export interface Failure {
 export type Answer = Success | Failure;
 export type Message = Request | Notification | Answer;
 
-/** One side of a session: the transports of the SDK are such, and so are the proxy's own. */
+/** One side of a session, such as the SDK's transports and the proxy's own. */
 export interface Link {
   start(): Promise<void>;
   send(message: Message, options?: { relatedRequestId?: Id }): Promise<void>;
   close(): Promise<void>;
-  /** Tells the transport what `initialize` has settled. */
+  /** Passes on to the transport what `initialize` has settled. */
   setProtocolVersion?: (version: string) => void;
-  /** `of`: the request that the message belongs to, where that is known. */
+  /** `of`: the request that the message belongs to, if known. */
   onmessage?: (message: Message, of?: Id) => void;
   onerror?: (error: Error) => void;
   onclose?: () => void;
 }
 
 export const MODERN = '2026-07-28';
-/** The newest first. */
+/** Newest first. */
 export const LEGACY = ['2025-11-25', '2025-06-18', '2025-03-26', '2024-11-05', '2024-10-07'];
 
 const PREFIX = 'io.modelcontextprotocol/';
@@ -79,8 +79,8 @@ export function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 /**
- * What a parsed JSON value is as a message, with the members of JSON-RPC alone; undefined for what is none. A server that
- * ignores case would take `Method` or `Params` for the member that was decided on.
+ * A parsed JSON value as a message, with only the members of JSON-RPC; undefined if it is not a message. A server that ignores
+ * case would mistake `Method` or `Params` for the member that was decided on.
  */
 export function asMessage(value: unknown): Message | undefined {
   if (!isObject(value) || value.jsonrpc !== '2.0') return undefined;
@@ -98,13 +98,13 @@ export function asMessage(value: unknown): Message | undefined {
   return { jsonrpc, ...(id !== undefined && { id }), method, ...(params !== undefined && { params }) } as Message;
 }
 
-/** The revision that a message claims to follow by itself; undefined for one that belongs to a session. */
+/** The revision that a message itself claims to follow; undefined if it belongs to a session. */
 export function claimedVersion(message: unknown): unknown {
   const meta = isObject(message) && isObject(message.params) ? message.params._meta : undefined;
   return isObject(meta) ? meta[VERSION_KEY] : undefined;
 }
 
-/** The result without what only clients of the stateless revision know. */
+/** The result without the parts that only clients of the stateless revision know. */
 export function legacyResult({ resultType: _type, ttlMs: _ttl, cacheScope: _scope, ...result }: Result): Result {
   return result;
 }
