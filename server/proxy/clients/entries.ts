@@ -13,23 +13,26 @@ import type { McpClient } from './table.ts';
 /** How a wrapped entry starts the proxy. */
 export interface Program {
   command: string;
-  /** Before `mcp`. */
+  /** The arguments before `mcp`. */
   args: readonly string[];
-  /** The settings of the proxy that each entry gets; names begin with SVC_. No secrets: they are in files. */
+  /** The proxy settings that each entry gets; names begin with SVC_. No secrets: those are in files. */
   env: Readonly<Record<string, string>>;
 }
 
 /** One MCP server in a client's file. */
 export interface Entry {
-  /** Of the members that lead to it. */
+  /** The path of members that lead to it. */
   path: readonly string[];
   name: string;
-  /** As it is written. */
+  /** As it is written in the file. */
   text: string;
   value: Record<string, unknown>;
-  /** `other`: nothing that can be wrapped; `why` says so. */
+  /** `other`: not something that can be wrapped; `why` states the reason. */
   kind: 'stdio' | 'http' | 'other';
-  /** It has the form of one that `install` writes. Whether `install` wrote it, and it is as written, is another question. */
+  /**
+   * Whether it has the form that `install` writes. Whether `install` wrote it, and it is still as written, is a separate
+   * question.
+   */
   wrapped: boolean;
   why?: string;
 }
@@ -40,8 +43,8 @@ const isTexts = (value: unknown): value is string[] =>
   Array.isArray(value) && value.every((one) => typeof one === 'string');
 
 /**
- * The servers in a client's file. Throws a Failure for a file that the client would not read, or would read in another
- * way than this program.
+ * The servers in a client's file. Throws a Failure for a file that the client would not read, or would read differently than this
+ * program.
  */
 export function readEntries(text: string, client: Pick<McpClient, 'roots' | 'comments'>): Entry[] {
   const root = parse(text, client.comments);
@@ -72,7 +75,7 @@ function entryOf(text: string, path: readonly string[], node: Node): Entry {
   if (found.name === '' || found.name.length > 200) return other('its name has not 1 to 200 characters');
   const { command, args, env, type } = found.value;
   const url = urlOf(found.value);
-  // which of them counts differs from client to client: one that takes the address would go around the proxy
+  // clients differ in which of them counts: one that takes the address would bypass the proxy
   const addresses = ['url', 'serverUrl', 'httpUrl'].filter((key) => Object.hasOwn(found.value, key));
   if (addresses.length + (command === undefined ? 0 : 1) > 1) return other('it has several commands or addresses');
   if (typeof command === 'string') {
@@ -97,7 +100,7 @@ function entryOf(text: string, path: readonly string[], node: Node): Entry {
   return { ...found, kind: 'http', wrapped: false };
 }
 
-/** The address of a remote server, by the names that clients have for it. */
+/** The address of a remote server, under any of the names that clients use for it. */
 export function urlOf(value: Record<string, unknown>): string | undefined {
   const url = value.url ?? value.serverUrl ?? value.httpUrl;
   return typeof url === 'string' && /^https?:\/\//.test(url) && URL.canParse(url) ? url : undefined;
@@ -109,11 +112,11 @@ function isWrapped({ args, env }: Record<string, unknown>): boolean {
   return at >= 0 && args[at + 1]?.startsWith('--name=') === true;
 }
 
-/** With these, a program is another one than its command says. */
+/** Variables that make a program run something other than its command says. */
 const LOADERS = /^(?:NODE_|LD_|DYLD_)/;
 
 /**
- * What in this entry is not as `install` wrote it and decides what a client starts; undefined where nothing is. The
+ * What in this entry differs from what `install` wrote and determines what a client starts; undefined if nothing does. The
  * server's own arguments and environment belong to their owner.
  */
 export function deviation({ value }: Entry, written: string): string | undefined {
@@ -127,16 +130,16 @@ export function deviation({ value }: Entry, written: string): string | undefined
   const names = [...new Set([...Object.keys(env), ...Object.keys(before)])];
   const name = names.find((one) => (one.startsWith('SVC_') || LOADERS.test(one)) && env[one] !== before[one]);
   if (name !== undefined) return `${name} in its environment`;
-  // by these some clients choose what they start, or fill in more of the environment
+  // some clients use these to choose what they start, or to fill in more of the environment
   return ['type', 'transport', 'url', 'serverUrl', 'httpUrl', 'envFile', 'cwd', 'shell', 'inputs', 'sandbox'].find(
     (member) => JSON.stringify(value[member]) !== JSON.stringify(then[member]),
   );
 }
 
 /**
- * The file with one of its servers wrapped. Of an entry with a command, only `command`, `args` and the proxy's own `env`
- * change; one with an address is replaced. `headersFile` is where the headers of an address are kept, `urlFile` the address
- * itself where it is a secret.
+ * The file with one of its servers wrapped. For an entry with a command, only `command`, `args` and the proxy's own `env` change;
+ * one with an address is replaced. `headersFile` is where the headers for an address are kept, `urlFile` the address itself if it
+ * is a secret.
  */
 export function wrapEntry(
   text: string,
@@ -163,8 +166,8 @@ export function wrapEntry(
 }
 
 /**
- * The file with one wrapped server as it was: by what was kept of it, or else by what the wrapped entry says. Of one that
- * somebody has turned into something else, nothing is taken over.
+ * The file with one wrapped server restored: from what was kept of it, or else from what the wrapped entry says. If someone has
+ * turned the entry into something else, none of that is carried over.
  */
 export function unwrapEntry(
   text: string,
@@ -197,7 +200,7 @@ function splice(text: string, entry: Entry, replacement: string): string {
   return text.slice(0, node.offset) + replacement + text.slice(node.offset + node.length);
 }
 
-/** Formatted as the rest of the file is; in a file of one line, in that line. */
+/** Formatted like the rest of the file; in a single-line file, on that line. */
 function set(text: string, path: readonly string[], value: unknown): string {
   if (!text.trim().includes('\n')) return applyEdits(text, modify(text, [...path], value, {}));
   const indent = /\n(\t| {1,8})\S/.exec(text)?.[1] ?? '  ';
@@ -209,7 +212,9 @@ function set(text: string, path: readonly string[], value: unknown): string {
   return applyEdits(text, modify(text, [...path], value, { formattingOptions }));
 }
 
-/** Throws a Failure on a fault of syntax, and on an object with two members of one name: which one counts is anybody's guess. */
+/**
+ * Throws a Failure on a syntax error, and on an object with two members of the same name, because it is unclear which one counts.
+ */
 function parse(text: string, comments: boolean): Node | undefined {
   const errors: ParseError[] = [];
   const root = parseTree(text, errors, {
@@ -234,7 +239,7 @@ function parse(text: string, comments: boolean): Node | undefined {
   return root;
 }
 
-/** The paths that a root stands for. */
+/** The paths that a root expands to. */
 function expand(root: Node, path: readonly string[]): string[][] {
   const star = path.indexOf('*');
   if (star < 0) return [[...path]];

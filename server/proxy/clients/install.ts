@@ -42,7 +42,7 @@ Exit codes: 0 done, 1 something could not be done (the rest was), 2 wrong usage.
 
 type Mode = 'install' | 'uninstall' | 'status';
 
-/** What became of one server in one client's file. */
+/** The result for one server in one client's file. */
 interface Outcome {
   client: string;
   file: string;
@@ -52,7 +52,7 @@ interface Outcome {
   detail?: string;
 }
 
-/** What is kept of an entry, to put it back exactly as it was. */
+/** What is kept of an entry in order to restore it exactly. */
 interface Kept {
   file: string;
   path: readonly string[];
@@ -60,7 +60,7 @@ interface Kept {
   wrapped: string;
 }
 
-/** Runs one of the three commands; resolves to the exit code. Throws a UsageError or a Failure where nothing was done. */
+/** Runs one of the three commands; resolves to the exit code. Throws a UsageError or a Failure if nothing was done. */
 export async function manage(
   mode: Mode,
   argv: string[],
@@ -115,7 +115,7 @@ export async function manage(
 interface Target {
   client: McpClient;
   file: string;
-  /** It was asked for by name, so that its absence is a fault. */
+  /** It was requested by name, so its absence is an error. */
   named: boolean;
 }
 
@@ -130,7 +130,7 @@ function chosen(ids: readonly string[] | undefined, place: Place): Target[] {
   });
 }
 
-/** A file that no client of the table has; all the names that clients have for their servers are looked for. */
+/** A file of no client in the table; all names that clients use for their servers are searched. */
 function otherFile(file: string): Target {
   const roots = [['mcpServers'], ['servers'], ['context_servers']];
   const client = { id: 'file', title: file, roots, comments: true, typed: false, file: () => file };
@@ -194,7 +194,7 @@ function handle(
         if (urlFile) secrets.push({ file: urlFile, content: `${url}\n` });
         text = wrapEntry(text, plain, program, { typed: client.typed, headersFile, urlFile });
         const wrapped = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
-        // of an entry that was wrapped before, what it was at first is what counts
+        // for an entry that was wrapped before, its first original is what counts
         const original = entry.wrapped && known ? known.original : plain.text;
         keeping = [
           ...keeping.filter((one) => one !== known),
@@ -221,7 +221,7 @@ function handle(
   }
   if (text === before.text) return { outcomes };
   if (dryRun) {
-    // of the file itself nothing: clients keep more than servers in it
+    // nothing else of the file: clients keep more than servers in it
     const patches = shown.map(({ at, from, to }) => {
       const title = `${before.target} ${at.join('.')}`;
       return createTwoFilesPatch(title, title, from, to, 'now', 'then', { context: 100 });
@@ -236,7 +236,7 @@ function handle(
   mkdirSync(backups, { recursive: true, mode: 0o700 });
   const stamp = new Date().toISOString().replace(/[:.]/g, '-');
   writeAtomically(path.join(backups, `${client.id}-${stamp}-${path.basename(file)}`), before.bytes);
-  // first what is needed to put it back, then the change
+  // first what is needed to restore it, then the change
   writeKept(dir, mergeKept(kept, keeping));
   if (!readFileSync(before.target).equals(before.bytes)) {
     throw new Failure('the client changed its file just now: close the client, and try again');
@@ -248,7 +248,7 @@ function handle(
   return { outcomes };
 }
 
-/** Is this certainly what `install` wrote, so that a client starts this proxy by it, and nothing else? */
+/** Whether this is certainly what `install` wrote, so that a client starts this proxy with it, and nothing else. */
 function standing(entry: Entry, known: Kept | undefined, dir: string): Pick<Outcome, 'state' | 'detail'> {
   if (!entry.wrapped) return { state: 'not governed' };
   if (!known) {
@@ -268,7 +268,7 @@ function standing(entry: Entry, known: Kept | undefined, dir: string): Pick<Outc
   };
 }
 
-/** The entry before and after, as it may be printed. */
+/** The entry before and after, in printable form. */
 function bothPrintable(entry: Entry, after: string, client: McpClient, program: Program | undefined) {
   const now = readEntries(after, client).find((one) => one.path.join('\0') === entry.path.join('\0')) as Entry;
   const { SVC_URL: url = '', ...files } = program?.env ?? {};
@@ -284,7 +284,7 @@ function bothPrintable(entry: Entry, after: string, client: McpClient, program: 
   return { from: text(entry), to: text(now) };
 }
 
-/** The addresses that clients have for a server of this name behind the proxy of this directory. What cannot be read has none. */
+/** The addresses that clients have for a server of this name behind this directory's proxy. Unreadable files have none. */
 export function addressesOf(name: string, place: Place, dir: string): string[] {
   const kept = readKept(dir);
   return chosen(undefined, place).flatMap(({ client, file }) => {
@@ -317,9 +317,8 @@ function isOf(one: Kept, file: string, at: readonly string[]): boolean {
 }
 
 /**
- * A client's file. Where it is a link, as managers of settings make them, the file behind it is the one that is changed.
- * Throws a Failure where that is not this person's own plain file: what others can change is not trusted, and what
- * belongs to another would change hands.
+ * A client's file. If it is a link, as settings managers create them, the file behind it is changed. Throws a Failure if that is
+ * not this person's own plain file: what others can change is not trusted, and what belongs to someone else would change owners.
  */
 function readFile(file: string): { target: string; bytes: Buffer; text: string; mark: string; mode: number } {
   const target = realpathSync(file);
@@ -370,7 +369,7 @@ async function prepare(
   const control = url ?? (env.SVC_URL || DEFAULT_URL);
   if (!/^https?:\/\//.test(control) || !URL.canParse(control))
     throw new UsageError('--url: must be an http or https address');
-  // it is in each client's file, and in the log
+  // it appears in each client's file, and in the log
   if (holdsSecret(control)) throw new UsageError('--url: must hold no user, password, query or key: keys are in files');
   if (!dryRun) mkdirSync(dir, { recursive: true, mode: 0o700 });
   const proxyKey = await keyFile('SVC_PROXY_KEY', 'key', 'a proxy key (svc_key_…)', dir, env, dryRun);
@@ -382,7 +381,7 @@ async function prepare(
   };
 }
 
-/** The file of a key: as set, or in the proxy's directory, where a key that is given or typed in is put. */
+/** The file of a key: the configured one, or one in the proxy's directory, where a key that is given or typed in is stored. */
 async function keyFile(
   name: 'SVC_PROXY_KEY' | 'SVC_AGENT_KEY',
   kind: 'key' | 'agent',
@@ -407,7 +406,7 @@ async function keyFile(
   return file;
 }
 
-/** Asks at the terminal, without showing what is typed; undefined where there is none. */
+/** Asks at the terminal, without showing what is typed; undefined if there is no terminal. */
 async function ask(question: string): Promise<string | undefined> {
   if (!process.stdin.isTTY) return undefined;
   process.stderr.write(question);
@@ -421,7 +420,7 @@ async function ask(question: string): Promise<string | undefined> {
   }
 }
 
-/** Where `npx` has unpacked the program, it may be thrown away: a copy is started instead. */
+/** A program unpacked by `npx` may be deleted at any time, so a copy is started instead. */
 function lasting(script: string, dir: string, dryRun: boolean): string {
   const cached = /^(.*[\\/]_npx[\\/][^\\/]+[\\/])node_modules[\\/]/.exec(script);
   if (!cached) return script;
@@ -433,7 +432,7 @@ function lasting(script: string, dir: string, dryRun: boolean): string {
   return path.join(app, script.slice(cached[1]!.length));
 }
 
-/** Files of each server of each file: one that two shared would send the credential of one to the other. */
+/** Separate files for each server in each file: if two servers shared one, it would send one server's credential to the other. */
 function secretFiles(dir: string, client: string, file: string, at: readonly string[]) {
   const hash = createHash('sha256')
     .update(JSON.stringify([client, file, at]))

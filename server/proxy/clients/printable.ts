@@ -1,14 +1,14 @@
-/** Stands for what is not printed. */
+/** Replaces what is not printed. */
 const HIDDEN = '[hidden]';
 
-/** What follows an option of such a name, or is the value of such a name, is a secret. */
+/** What follows an option with such a name, or is the value of such a name, is a secret. */
 const SECRET_NAME = /key|token|secret|passw|pwd|pass$|auth|bearer|cred|header|cookie|session|sig|code|user|env/i;
 const SECRET_OPTION = /^-[eHupk]$/;
 const TOKEN_START = /^(?:sk|pk|rk|ghp|gho|ghs|ghu|github_pat|glpat|xox[a-z]|npm|svc|eyJ|AKIA|AIza|ya29)(?=[-_A-Z0-9.])/;
 
 /**
- * The entry of a server as it may be printed on a terminal and pasted into a ticket: names, and of values only what is
- * plainly no secret. In doubt a value is hidden. `plain` are words that are known to be none, such as the proxy's own files.
+ * A server's entry in a form that may be printed on a terminal and pasted into a ticket: names, and only values that are plainly
+ * not secret. If in doubt, a value is hidden. `plain`: words that are known not to be secret, such as the proxy's own files.
  */
 export function printable(value: Readonly<Record<string, unknown>>, plain: ReadonlySet<string>): unknown {
   return Object.fromEntries(
@@ -34,7 +34,7 @@ export function printableAddress(text: string): string {
   return `${protocol}//${user}${host}${path}${search && `?${HIDDEN}`}${hash && `#${HIDDEN}`}`;
 }
 
-/** May the address give access to anyone who reads it? */
+/** Whether the address may give access to anyone who reads it. */
 export function holdsSecret(text: string): boolean {
   return printableAddress(text) !== new URL(text).href;
 }
@@ -63,7 +63,7 @@ function word(text: string, plain: ReadonlySet<string>): string {
   return (isPath || isOption || isName) && !parts.some(isTokenLike) ? text : HIDDEN;
 }
 
-/** Long words of letters and digits, and the beginnings that services give to their keys. */
+/** Long words of letters and digits, and the prefixes that services give their keys. */
 function isTokenLike(part: string): boolean {
   if (TOKEN_START.test(part)) return true;
   return /[\w~+=-]{16,}/.test(part) && /\d/.test(part) && /[A-Za-z]/.test(part);

@@ -6,11 +6,11 @@ export interface McpClient {
   title: string;
   /** The members that hold the servers by name; `*` stands for every member. */
   roots: readonly (readonly string[])[];
-  /** The client's own reader takes comments and trailing commas. */
+  /** The client's own parser accepts comments and trailing commas. */
   comments: boolean;
-  /** An entry says `type`, which must be `stdio` for a command. */
+  /** An entry has a `type`, which must be `stdio` for a command. */
   typed: boolean;
-  /** The file of this person; undefined where the client does not exist for the system. */
+  /** This person's file; undefined if the client does not exist for the operating system. */
   file: (place: Place) => string | undefined;
 }
 
@@ -22,7 +22,7 @@ export interface Place {
 
 const joinOf = ({ platform }: Place) => (platform === 'win32' ? path.win32.join : path.posix.join);
 
-/** The folder in which programs keep a person's settings, of the system (and not of the program). */
+/** The folder in which programs keep a person's settings on this system (not that of one program). */
 function settings(place: Place, ...rest: string[]): string {
   const join = joinOf(place);
   const { env, home } = place;
@@ -37,10 +37,10 @@ const inHome =
     joinOf(place)(place.home, ...rest);
 const MCP_SERVERS = [['mcpServers']];
 
-/** Looked up in each client's own documentation, which is named beside it. */
+/** Looked up in each client's own documentation, which is linked next to it. */
 export const CLIENTS: readonly McpClient[] = [
   {
-    // https://modelcontextprotocol.io/quickstart/user; there is no release for Linux, its builds use this place
+    // https://modelcontextprotocol.io/quickstart/user; there is no release for Linux, but its builds use this place
     id: 'claude-desktop',
     title: 'Claude Desktop',
     roots: MCP_SERVERS,
@@ -85,7 +85,7 @@ export const CLIENTS: readonly McpClient[] = [
     file: inHome('.codeium', 'windsurf', 'mcp_config.json'),
   },
   {
-    // https://zed.dev/docs/ai/mcp and https://zed.dev/docs/configuring-zed: on macOS too below ~/.config
+    // https://zed.dev/docs/ai/mcp and https://zed.dev/docs/configuring-zed: below ~/.config on macOS, too
     id: 'zed',
     title: 'Zed',
     roots: [['context_servers']],

@@ -42,12 +42,12 @@ Exit codes: 0 done, 1 the sign-in failed, or tokens could not be revoked (they a
 
 export interface LoginParts {
   env: NodeJS.ProcessEnv;
-  /** Opens an address in the person's browser. */
+  /** Opens a URL in the person's browser. */
   open?: (address: URL) => void;
   out?: (text: string) => void;
 }
 
-/** Signs in, or out. Throws a Failure or a UsageError. What it prints and throws holds no code and no token. */
+/** Signs in or out. Throws a Failure or a UsageError. Nothing that it prints or throws contains a code or a token. */
 export async function login(mode: 'login' | 'logout', argv: string[], parts: LoginParts): Promise<void> {
   const { values, positionals } = parseArgs({
     args: argv,
@@ -91,7 +91,7 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
     const state: LoginState = {
       url: url.href,
       ...(route && { route: values.route! }),
-      // with a configured issuer the server is not asked for one
+      // with a configured issuer, the server is not asked for one
       ...(issuer !== undefined && { issuer, discovery: { authorizationServerUrl: issuer } }),
       ...(id !== undefined && {
         client: { client_id: id, ...(secret && { client_secret: secret }), ...(issuer !== undefined && { issuer }) },
@@ -114,7 +114,7 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
       ...(challenge.resourceMetadataUrl && { resourceMetadataUrl: challenge.resourceMetadataUrl }),
     };
     const answered = back.answer(provider.state());
-    // anyone who waits for it hears of it
+    // whoever awaits it gets the error
     answered.catch(() => {});
     await explained(() => auth(provider, options));
     const answer = await answered;
@@ -163,8 +163,8 @@ function serverUrl(given: string | undefined, [name, ...more]: string[], env: No
 }
 
 /**
- * Forgets a sign-in, whatever the authorization server says, after asking it to revoke the tokens (RFC 7009). Says what
- * became of them; throws a Failure where they may still work.
+ * Forgets a sign-in, whatever the authorization server says, after asking it to revoke the tokens (RFC 7009). Reports what became
+ * of them; throws a Failure if they may still work.
  */
 async function logout(logins: Logins, place: LoginPlace, out: (text: string) => void): Promise<void> {
   const { origin } = place.url;
@@ -198,7 +198,7 @@ async function revoke({ url, discovery, client, tokens }: LoginState): Promise<R
   const { client_id, client_secret } = client ?? {};
   const methods = metadata?.revocation_endpoint_auth_methods_supported ??
     metadata?.token_endpoint_auth_methods_supported ?? ['client_secret_basic'];
-  // the refresh token first: with it goes the whole grant
+  // the refresh token first: revoking it revokes the entire grant
   const open = [
     ['refresh_token', tokens?.refresh_token],
     ['access_token', tokens?.access_token],
@@ -217,7 +217,7 @@ async function revoke({ url, discovery, client, tokens }: LoginState): Promise<R
     try {
       const response = await safeFetch(url)(new URL(endpoint), { method: 'POST', headers, body });
       await response.body?.cancel();
-      // a token that is not known there is answered 200 (RFC 7009 §2.2)
+      // for a token that is not known there, the response is 200 (RFC 7009 §2.2)
       if (!response.ok) return { why: `${by} did not revoke them (${response.status})` };
     } catch (error) {
       if (error instanceof Failure) return { why: error.message };
@@ -227,7 +227,7 @@ async function revoke({ url, discovery, client, tokens }: LoginState): Promise<R
   return { by };
 }
 
-/** What the server says when it is asked without a token: where its metadata is, and which scope it wants. */
+/** What the server responds without a token: where its metadata is, and which scope it requires. */
 async function challengeOf(url: URL, fetchFn: ReturnType<typeof safeFetch>) {
   try {
     const response = await fetchFn(url, { headers: { accept: 'application/json, text/event-stream' } });
@@ -239,7 +239,7 @@ async function challengeOf(url: URL, fetchFn: ReturnType<typeof safeFetch>) {
   }
 }
 
-/** Errors of the library may hold what the other side has said; their names do not. */
+/** The library's errors may contain what the other side has said; their names do not. */
 async function explained<T>(run: () => Promise<T>): Promise<T> {
   try {
     return await run();
@@ -256,8 +256,8 @@ async function explained<T>(run: () => Promise<T>): Promise<T> {
 }
 
 /**
- * A page on the loopback address for the browser to come back to (RFC 8252, section 7.3). It takes the one answer that
- * belongs to this sign-in: any page that the person has open can call it, and must not spoil that.
+ * A page on the loopback address for the browser to return to (RFC 8252, section 7.3). It accepts only the one answer that
+ * belongs to this sign-in: any page that the person has open can call it, and must not spoil the sign-in.
  */
 async function listenForBrowser(port: number) {
   const { promise, resolve, reject } = Promise.withResolvers<URLSearchParams>();
@@ -302,7 +302,7 @@ async function listenForBrowser(port: number) {
   };
 }
 
-/** Without a shell: the address comes from elsewhere. */
+/** Without a shell, because the URL comes from elsewhere. */
 function openBrowser(address: URL): void {
   const [command, args] =
     process.platform === 'darwin'

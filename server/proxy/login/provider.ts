@@ -14,20 +14,20 @@ import { type LoginState, type Logins, sameIssuer } from './store.ts';
 /** Half an answer of an authorization server is of no use. */
 const ANSWER_MS = 20_000;
 
-/** What the library of the protocol asks for during a sign-in or a renewal; it keeps what it learns in the store. */
+/** What the protocol's library needs during a sign-in or a renewal; what it learns is kept in the store. */
 export class Provider implements OAuthClientProvider {
   readonly redirectUrl: string;
   readonly clientMetadata: OAuthClientMetadata;
-  /** Of a route: its token is for its own address, also where that publishes no metadata (RFC 8707). */
+  /** For a route: its token is for the route's own address, even if that publishes no metadata (RFC 8707). */
   readonly validateResourceURL?: (server: string | URL, named?: string) => Promise<URL>;
   readonly #logins: Logins;
   readonly #show: (authorization: URL) => void;
   readonly #state = randomBytes(32).toString('base64url');
   #verifier = '';
-  /** As it is and will be stored. */
+  /** The current state, as it will be stored. */
   login: LoginState;
 
-  /** `show` is called with the address that the person has to open; without it, the sign-in must be there already. */
+  /** `show` is called with the URL that the person has to open; without it, there must already be a sign-in. */
   constructor(
     logins: Logins,
     login: LoginState,
@@ -35,7 +35,7 @@ export class Provider implements OAuthClientProvider {
   ) {
     this.#logins = logins;
     this.login = login;
-    // without one, the library takes the client for one that needs no person
+    // without one, the library assumes a client that works without a person
     this.redirectUrl = interactive?.redirectUrl ?? 'http://127.0.0.1/callback';
     this.#show = () => {
       throw new Failure('the sign-in is over');
@@ -57,8 +57,8 @@ export class Provider implements OAuthClientProvider {
   }
 
   /**
-   * Asked for before the client registers, or sends anything that it has, at the authorization server that was found:
-   * where another one is configured, it gets nothing.
+   * Called before the client registers at the authorization server that was found, or sends it anything: if another one is
+   * configured, it gets nothing.
    */
   clientInformation(found?: { issuer: string }): StoredOAuthClientInformation | undefined {
     const { issuer } = this.login;
@@ -78,13 +78,13 @@ export class Provider implements OAuthClientProvider {
     return this.login.tokens;
   }
 
-  /** From here on the sign-in is on the disk. */
+  /** From here on, the sign-in is on disk. */
   saveTokens(tokens: StoredOAuthTokens): void {
     const { expires_in } = tokens;
     const { expiresAt: _before, ...login } = this.login;
     this.login = {
       ...login,
-      // a server that gives no new refresh token means the old one to stay (RFC 6749, section 6)
+      // if the server returns no new refresh token, the old one remains valid (RFC 6749, section 6)
       tokens: {
         ...(this.login.tokens?.refresh_token && { refresh_token: this.login.tokens.refresh_token }),
         ...tokens,
@@ -128,7 +128,7 @@ export class Provider implements OAuthClientProvider {
 
 async function resourceOf(server: string | URL, named?: string): Promise<URL> {
   const url = new URL(server);
-  // a query may hold a secret, and is no part of what a server is
+  // a query may contain a secret, and is not part of a server's identity
   url.hash = '';
   url.search = '';
   if (named === undefined) return url;
@@ -138,7 +138,7 @@ async function resourceOf(server: string | URL, named?: string): Promise<URL> {
   throw new Failure(`${url.origin} says that it is ${said.origin}: no token is asked for`);
 }
 
-/** Requests of a sign-in. A redirect is not followed: it would carry codes and tokens elsewhere. */
+/** Makes the requests of a sign-in. Redirects are not followed: they would carry codes and tokens elsewhere. */
 export function safeFetch(server: string): FetchLike {
   return async (input, init) => {
     const url = new URL(input instanceof Request ? input.url : input);

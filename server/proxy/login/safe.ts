@@ -1,8 +1,8 @@
 import { Failure } from '../failure.ts';
 
 /**
- * An address that a sign-in goes to, or its token, must be https. Plain http is for this machine, and only where the server
- * is on this machine too: one elsewhere must not make the proxy call what listens here.
+ * An address that a sign-in goes to, or its token, must be https. Plain http is allowed only on this machine, and only if the
+ * server is on this machine too: a server elsewhere must not make the proxy call what listens here.
  */
 export function isSafe(address: URL, server: URL): boolean {
   const here = isLoopback(server);
@@ -10,7 +10,7 @@ export function isSafe(address: URL, server: URL): boolean {
   return address.protocol === 'http:' && here && isLoopback(address);
 }
 
-/** Throws a Failure where it is not. */
+/** Throws a Failure if it is not. */
 export function assertSafe(address: URL, server: string): void {
   if (isSafe(address, new URL(server))) return;
   throw new Failure(

@@ -10,7 +10,7 @@ import type {
 import { writeAtomically } from '../files.ts';
 import { lockDirectory } from '../lock.ts';
 
-/** What a sign-in is for: a server's address; of a route also the route and the authorization server of its table. */
+/** What a sign-in is for: a server's address; for a route, also the route and its configured authorization server. */
 export interface LoginPlace {
   url: URL;
   route?: { path: string; issuer: string } | undefined;
@@ -18,24 +18,24 @@ export interface LoginPlace {
 
 /** A sign-in at an MCP server or an API: what the proxy may do there for the person who signed in. */
 export interface LoginState {
-  /** The server's address. INVARIANT: tokens are sent to it, and to the authorization server below, alone. */
+  /** The server's address. INVARIANT: tokens are sent only to it and to the authorization server below. */
   url: string;
-  /** The route that alone uses it. */
+  /** The route, if the sign-in is only for that. */
   route?: string;
-  /** The one authorization server that it may be of; absent where the server may choose. */
+  /** The only authorization server that it may be from; absent if the server may choose. */
   issuer?: string;
   discovery?: OAuthDiscoveryState;
   client?: StoredOAuthClientInformation;
   tokens?: StoredOAuthTokens;
-  /** Milliseconds since the epoch; absent where the server did not say. */
+  /** Milliseconds since the epoch; absent if the server did not say. */
   expiresAt?: number;
 }
 
 const LOCK_MS = 20_000;
 
 /**
- * The sign-ins of one proxy directory, one folder for each server's address. Only their owner can read them: with what
- * stands beside them, the proxy's own key, somebody else could do as much.
+ * The sign-ins of one proxy directory, one folder per server address. Only their owner can read them: with the proxy's own key,
+ * which is stored next to them, someone else could do just as much.
  */
 export class Logins {
   readonly #dir: string;
@@ -44,7 +44,10 @@ export class Logins {
     this.#dir = path.join(dir, 'logins');
   }
 
-  /** Only what was kept for this very place: of a route, the same address and issuer under another path is another place. */
+  /**
+   * Returns only what was stored for exactly this place: for a route, the same address and issuer under another path are another
+   * place.
+   */
   read(place: LoginPlace): LoginState | undefined {
     let state: LoginState;
     try {
@@ -71,7 +74,7 @@ export class Logins {
     rmSync(path.dirname(this.#file(place)), { recursive: true, force: true });
   }
 
-  /** Runs this while no other process does for the same server: a refresh token that is used twice may end the sign-in. */
+  /** Runs this while no other process does so for the same server: a refresh token that is used twice may end the sign-in. */
   async alone<T>(place: LoginPlace, run: () => Promise<T>): Promise<T> {
     const dir = path.dirname(this.#file(place));
     mkdirSync(dir, { recursive: true, mode: 0o700 });
@@ -99,7 +102,7 @@ function placeOf({ url, route, issuer }: LoginState): LoginPlace {
   return { url: new URL(url), ...(route !== undefined && { route: { path: route, issuer: issuer! } }) };
 }
 
-/** Issuers are compared as texts (RFC 8414 §3.3), but for a slash at the end, which a URL without a path gets when printed. */
+/** Issuers are compared as text (RFC 8414 §3.3), except for a trailing slash, which a URL without a path gets when printed. */
 export function sameIssuer(one: string, other: string): boolean {
   return one.replace(/\/$/, '') === other.replace(/\/$/, '');
 }

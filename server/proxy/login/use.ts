@@ -3,10 +3,10 @@ import { CredentialError } from '../credentials.ts';
 import { assertSafe } from './safe.ts';
 import { type LoginPlace, Logins } from './store.ts';
 
-/** A token is renewed this long before its end. */
+/** How long before its end a token is renewed. */
 const EARLY_MS = 60_000;
 
-/** The sign-in at one place, as it is on the disk now. Its tokens are in no log. */
+/** The sign-in at one place, as it is on disk now. Its tokens appear in no log. */
 export class SignIn {
   readonly #place: LoginPlace;
   readonly #logins: Logins;
@@ -22,8 +22,7 @@ export class SignIn {
   }
 
   /**
-   * The access token, renewed when it is about to end or is the one that was `refused`; undefined where there is none that
-   * could work.
+   * The access token, renewed if it is about to end or is the one that was `refused`; undefined if there is none that could work.
    */
   async token(refused?: string): Promise<string | undefined> {
     const { url } = this.#place;
@@ -46,7 +45,7 @@ export class SignIn {
     }
   }
 
-  /** The token, or a CredentialError that says what to do. */
+  /** The token; rejects with a CredentialError that says what to do. */
   async required(refused?: string): Promise<string> {
     const token = await this.token(refused).catch((error) => {
       throw new CredentialError(`the sign-in at ${this.#place.url.origin} cannot be read (${(error as Error).name})`);
@@ -56,7 +55,7 @@ export class SignIn {
     throw new CredentialError(`${this.#place.url.origin}: ${what}: ${this.#hint}`);
   }
 
-  /** The new access token. Processes that have the same sign-in renew it once: the others find it renewed. */
+  /** The new access token. Processes that share a sign-in renew it once: the others find it renewed. */
   async #renew(before: string): Promise<string | undefined> {
     return this.#logins.alone(this.#place, async () => {
       const login = this.#logins.read(this.#place);
@@ -74,8 +73,8 @@ export class SignIn {
 }
 
 /**
- * `fetch` with the access token of the sign-in at this address, which is renewed when it ends or is refused. Without a
- * sign-in it is `fetch` alone. The token is sent to this address's origin and nowhere else.
+ * `fetch` with the access token of the sign-in at this address, which is renewed when it ends or is refused. Without a sign-in it
+ * is plain `fetch`. The token is sent to this address's origin and nowhere else.
  */
 export function signedIn(server: URL, dir: string, log: Log): typeof fetch {
   const signIn = new SignIn({ url: server }, dir, log);
@@ -86,7 +85,7 @@ export function signedIn(server: URL, dir: string, log: Log): typeof fetch {
   });
 }
 
-/** `fetch` for a route with a sign-in: without a token that works nothing is sent; it rejects with a CredentialError. */
+/** `fetch` for a route with a sign-in: without a working token, nothing is sent, and it rejects with a CredentialError. */
 export function signedInRoute(server: URL, signIn: SignIn, log: Log): typeof fetch {
   return fetchWith(server, {
     async token(refused) {
