@@ -102,7 +102,7 @@ export type Ruling = { eventId: string } & (
       spent: boolean;
       /** The trace context that is passed on with it. */
       trace: Trace;
-      /** Would the very same rules permit it now? */
+      /** Whether the exact same rules would permit it now. */
       stands: () => boolean;
       /** To be called once, when it is over and before the agent can know, so that the next decision takes it into account. */
       done: Done;
@@ -548,7 +548,7 @@ export class Enforcer {
     try {
       await this.#holds.cancel(id, 'the decision could not be recorded');
     } catch (err) {
-      // no agent has heard of it, and it ends by itself
+      // no agent knows of it, and it ends by itself
       this.#log.error({ err, hold: id }, 'a hold without a record could not be cancelled');
     }
   }

@@ -195,7 +195,7 @@ function readParameters(text: string, bad: (why: string) => Refusal): URLSearchP
   return parameters;
 }
 
-/** Names without regard to case, dots for `_`, and `a[]` or `a[x]` for a list or an object of the name `a`. */
+/** A name ignoring case, with dots and spaces as `_`, and `a[]` or `a[x]` as the list or object `a`. */
 function baseOf(name: string): string {
   if (/^[a-z0-9_-]*$/.test(name)) return name;
   return name.normalize('NFKC').toLowerCase().replace(/[ .]/g, '_').split('[', 1)[0]!;

@@ -41,7 +41,7 @@ export class Sender {
     this.#running = this.#run();
   }
 
-  /** The control plane has just responded to something: what it was unreachable for is retried now. */
+  /** The control plane has just responded to something: what failed while it was unreachable is retried now. */
   nudge(): void {
     this.#answered.call();
   }

@@ -267,7 +267,7 @@ export class Upstreams {
         status,
         forwarding.said.concat(this.#answerHeaders(upstream, call, forwarding.url)) as string[],
       );
-      // a stream's head must not wait for its first part; of a known length, head and body go in one write
+      // a stream's head must not wait for its first part; if the length is known, head and body go in one write
       if (length === undefined) {
         response.flushHeaders();
         tail = tailOf(upstream);

@@ -9,7 +9,7 @@ import { signedIn } from './login/use.ts';
 import { joinStdio, wrapStdio } from './mcp/stdio.ts';
 import type { McpOptions } from './options.ts';
 
-/** By then a desktop client has what it asks for first. */
+/** By then a desktop client has the answers to its first requests. */
 const COLLECT_MS = 5_000;
 
 /** A running wrapper: `ended` resolves when the session is over, or rejects if there is nothing to decide by. */

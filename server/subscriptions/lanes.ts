@@ -85,7 +85,7 @@ export class LaneClaims {
   /**
    * Yields lanes that have something due, each as soon as it is durably claimed. Of concurrent claimers, only one gets a given
    * lane, and none waits for another. Lanes that were ready first come first. Failing lanes take turns by tenant: however many
-   * lanes of one tenant hang, another tenant's lane waits for no more than one of that tenant's attempts. Where more than 256
+   * lanes of one tenant hang, another tenant's lane waits for no more than one of that tenant's attempts. If more than 256
    * tenants have failing lanes and at least 256 of these lanes are ready, turns are determined for 256 tenants at a time.
    */
   async *claim(claim: LaneClaim): AsyncGenerator<ClaimedLane> {

@@ -11,7 +11,7 @@ import { Failure } from '../failure.ts';
 import { assertSafe } from './safe.ts';
 import { type LoginState, type Logins, sameIssuer } from './store.ts';
 
-/** Half an answer of an authorization server is of no use. */
+/** The time limit of a request: half a response from an authorization server is of no use. */
 const ANSWER_MS = 20_000;
 
 /** What the protocol's library needs during a sign-in or a renewal; what it learns is kept in the store. */

@@ -301,7 +301,7 @@ export class Exchange implements Served {
   }
 
   /**
-   * Of the resources or tasks that a client wants to watch, the ones it may watch, each of which is decided; with the server's
+   * Decides each of the resources or tasks that a client wants to watch. Resolves to those that it may watch, with the server's
    * own names.
    */
   async #watchable(

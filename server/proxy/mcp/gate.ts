@@ -250,7 +250,7 @@ export class Gate {
   }
 
   /**
-   * The list without what the agent could not request whatever the arguments; if the server enforces, each tool as it was
+   * The list without what the agent could not request with any arguments; if the server enforces, each tool as it was
    * approved. `asked`: the parameters of the client's request.
    */
   async listed(method: string, result: Result, caller: Caller, asked: Params | undefined): Promise<Result> {

@@ -90,7 +90,7 @@ export class LegacyServers {
   }
 }
 
-/** A request that the server has not answered. */
+/** A request that is open at the server. */
 interface Open {
   request: Request;
   on: On;
@@ -357,7 +357,7 @@ class LegacyServer {
     else this.#notice(message);
   }
 
-  /** The server wants to know something from the client, which is asked with the answer to the request that this is for. */
+  /** Keeps a question of the server for the client, which is asked with the answer to the request that it is for. */
   #asked(message: Request): void {
     const reply = (answer: Answer) => this.#send(answer).catch(() => {});
     if (message.method === 'ping') {

@@ -32,8 +32,8 @@ const LISTEN_AGAIN_MS = 5000;
 
 /**
  * A server of the stateless revision, as one session of the old eras sees it: `initialize` is answered with what the server
- * reports about itself, input that it wants for a request is requested from the client while the request is open, and its
- * notifications are listened for.
+ * reports about itself, the client is asked for the input that the server wants for a request while that request is open, and the
+ * server's notifications are listened for.
  */
 export class ModernServer implements Link {
   readonly #place: Pick<Place, 'post'>;
@@ -152,7 +152,7 @@ export class ModernServer implements Link {
     );
   }
 
-  /** The answer to a request, after as many rounds as the server requests input for it. */
+  /** The answer to a request, after as many rounds of input as the server requests. */
   async #rounds(request: Request, signal: AbortSignal): Promise<Answer | undefined> {
     let more: Record<string, unknown> = {};
     for (let round = 0; round < MOST_ROUNDS; round++) {

@@ -325,8 +325,8 @@ export class Session {
   }
 
   /**
-   * Sends what the server says or asks on its own initiative. Over HTTP it goes with the answer to a request. It does not say
-   * which one it is for, and the last is the most likely; a client need not have another stream.
+   * Sends what the server says or asks on its own initiative. Over HTTP it goes with the answer to a request, because a client
+   * need not have another stream. The message does not say which request it is for; the last is the most likely.
    */
   #tell(message: Request | Notification): void {
     const own = /\/list_changed$|^notifications\/resources\/updated$/.test(message.method);

@@ -216,7 +216,7 @@ function relatedTask(part: unknown): unknown {
   return key === RELATED_TASK && isObject(value) ? (value.taskId ?? null) : null;
 }
 
-/** The same with this name for the task that it belongs to, or with none. */
+/** The same part with this name for its task, or without a task. */
 function renamed(part: unknown, taskId: string | undefined): unknown {
   const { _meta, ...rest } = part as { _meta: Record<string, unknown> };
   return { ...rest, _meta: { ...unrelated(_meta), ...(taskId !== undefined && { [RELATED_TASK]: { taskId } }) } };

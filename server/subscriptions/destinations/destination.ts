@@ -19,7 +19,7 @@ export interface Message {
 export interface Destination {
   request(message: Message): { body: string; headers: Record<string, string> };
   /**
-   * Does the host belong to this type? A notify target of a hold is only a URL, so its host determines the protocol.
+   * Whether the host belongs to this type. A notify target of a hold is only a URL, so its host determines the protocol.
    */
   isHost?(host: string): boolean;
   /** An error message in the answer that is useful to add to the failure reason. */
