@@ -33,7 +33,7 @@ export interface BundleRun {
  * same, or has the same content and was only signed again.
  *
  * INVARIANT: of a proxy's report, only which of the tenant's own bundles it names is stored. However often it names another one,
- * it has `MOST_BUNDLES` rows.
+ * it has at most `MOST_BUNDLES` rows.
  */
 export async function noteBundle(
   em: EntityManager,

@@ -60,7 +60,7 @@ export interface Attempt
   unholdable?: string;
   /** The protocol method of the request, for spans. */
   asks?: { mcp?: string; http?: string };
-  /** The permit under which it is in progress; a stop cuts it. */
+  /** The event of the permit under which it is in progress; a stop cuts it. */
   cuts?: string;
   /**
    * Called if it is permitted without masks, while its record is written to disk, for work that takes time. Nothing that the tool
@@ -83,7 +83,7 @@ export type Done = (
 export interface Cut {
   /** For the agent. */
   reason: string;
-  /** The record of it. */
+  /** The record of the cut. */
   eventId: string;
 }
 
@@ -460,7 +460,7 @@ export class Enforcer {
     }
   }
 
-  /** What cannot be prepared fails again when it is done, and is answered there. */
+  /** If the request cannot be prepared, making it fails again, and that failure is answered. */
   #while(meanwhile: () => void): void {
     try {
       meanwhile();

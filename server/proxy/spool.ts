@@ -95,10 +95,10 @@ const sync = (fd: number) =>
 /**
  * The events of one proxy on disk, from the decision to the control plane's acknowledgement.
  *
- * Segment files, each named after its first event's number, hold lines `<crc32> <json>`. `append` resolves when its line is on
- * disk (everything waiting shares one flush); a segment is deleted when all its events are acknowledged. An event's content never
- * changes once it was handed out in a batch, even across a crash: an outcome is a line of its own, and an event that is sent
- * before its outcome is known gets a line that says so. That makes sending it again harmless.
+ * Segment files, each named after its first event's number, hold lines with checksums, see `Line`. `append` resolves when its
+ * line is on disk (everything waiting shares one flush); a segment is deleted when all its events are acknowledged. An event's
+ * content never changes once it was handed out in a batch, even across a crash: an outcome is a line of its own, and an event
+ * that is sent before its outcome is known gets a line that says so. That makes sending it again harmless.
  *
  * INVARIANT: numbers have no gaps: `decided = acknowledged + pending`, at every moment and across every restart.
  */
@@ -199,7 +199,7 @@ export class Spool {
    * Stores an event under the next number. When it resolves, the event is on disk. With `open`, the event waits for its outcome
    * before it is sent. Rejects with a SpoolError if it could not be stored; it then has no number and leaves no trace.
    *
-   * `input` is sent with the event. If there is only room for the event, it is dropped.
+   * `input` is sent with the event. If there is only room for the event, `input` is left out.
    *
    * `alone`: the process has nothing else to do meanwhile. A quick disk is then waited for synchronously: handing the flush to
    * another thread and back takes a third as long as the flush, and at times ten times as long.

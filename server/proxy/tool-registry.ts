@@ -27,7 +27,7 @@ interface Seen {
 
 /**
  * What the tool servers behind this proxy report about their tools, alongside what the bundle says was approved. New definitions
- * are reported in the background: no call waits for the control plane or is decided by its response.
+ * are reported in the background: no call waits for a report, and none is decided by the response.
  */
 export class ToolRegistry {
   readonly #control: ControlPlane;

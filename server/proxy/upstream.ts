@@ -543,8 +543,8 @@ function framingOf({ request, method }: Call, bytes: Buffer | undefined): string
 }
 
 /**
- * Passes a body on. Node's `pipeline` would close the client's connection along with the upstream's, and lose the response. The
- * rest of the body is then read and dropped: the client may look for a response only at its end.
+ * Passes a body on. Node's `pipeline` would close the client's connection along with the upstream's, and lose the response. What
+ * arrives of the body after that is read and dropped: the client may look for a response only at its end.
  */
 function pour(request: IncomingMessage, sent: http.ClientRequest): void {
   // a part that arrives before it has closed causes an error of its own

@@ -4,8 +4,8 @@ import type { Id } from './wire.ts';
 const MUTED_MS = 5 * 60_000;
 
 /**
- * Masked requests that were given up at their server: a server that follows the protocol does not answer them, but until then it
- * may still send something about them. They count until the server answers anyway, or for some minutes.
+ * Masked requests that were given up at their server: a server that follows the protocol does not answer them, but what it still
+ * sends may be about them. They count until the server answers anyway, or for some minutes.
  */
 export class Muted {
   /** Until when each counts, by the id that the server knows the request by; oldest first. */
