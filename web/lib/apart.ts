@@ -9,7 +9,7 @@ interface Counts {
   facets: Readonly<Record<Facet, readonly { value: string; count: number }[]>>;
 }
 
-/** A value that is more frequent, or rarer, in a selection of decisions than beside it. Both shares are from 0 to 1. */
+/** A value that is more frequent, or rarer, in a selection of decisions than outside it. Both shares are from 0 to 1. */
 export interface Difference {
   field: Facet;
   value: string;
@@ -17,20 +17,20 @@ export interface Difference {
   there: number;
 }
 
-/** Fewer say nothing. */
+/** Smaller samples prove nothing. */
 export const LEAST = 10;
 /** Differences below this share are not worth a line. */
 const LEAST_SHARE = 0.1;
-/** A difference counts that chance makes in about one of a thousand. */
+/** In standard errors: chance produces a difference this large in about one of a thousand comparisons. */
 const ERRORS = 3.3;
 const MOST = 8;
 /** So that a field with many values leaves room for others. */
 const MOST_OF_FIELD = 2;
 
 /**
- * The values that set a selection apart from other decisions, the clearest first; undefined where there are too few of either
- * to tell. `within`: the other counts include the selection, which is taken off them. What a field's counts do not name is
- * taken at the number that makes the difference smallest.
+ * The values that set a selection apart from other decisions, clearest first; undefined if either side has too few to compare.
+ * `within`: the other counts include the selection, which is subtracted from them. A value missing from a field's counts is
+ * assumed to have the count that makes the difference smallest.
  */
 export function setApart(
   selection: Counts,
@@ -47,7 +47,7 @@ export function setApart(
       const [mine, all] = [of(selection, value), of(others, value)];
       const share = (count: number) => Math.min(1, count / selection.matching);
       const rest = (count: number) => Math.min(1, Math.max(0, count) / there);
-      // the least and the most that each can be
+      // the least and the most that each share can be
       const here = [share(mine.least), share(mine.most)] as const;
       const beside = within
         ? ([rest(all.least - mine.most), rest(all.most - mine.least)] as const)
@@ -68,11 +68,13 @@ export function setApart(
 
 const byClearness = (a: Difference, b: Difference) => Math.abs(b.here - b.there) - Math.abs(a.here - a.there);
 
-/** How many of these decisions were looked at. */
+/** How many of these decisions are in the sample. */
 const inSample = ({ records, counted }: Counts, count: number) =>
   records === 0 ? 0 : count * Math.min(1, counted / records);
 
-/** How many decisions have a value. Of one that is not named: at most as many as the rarest named one, or as are left. */
+/**
+ * How many decisions have a value. If it is not listed: at most the count of the rarest listed value, and at most the remainder.
+ */
 function countOf({ matching, facets }: Counts, field: Facet, value: string): { least: number; most: number } {
   const named = facets[field];
   const count = named.find((one) => one.value === value)?.count;

@@ -9,7 +9,7 @@ import { type Answers, trpc } from './trpc.ts';
 
 type Hold = Answers['escrow']['get'];
 
-/** Until when somebody may set a hold aside; the server has it come back before it ends, whatever was chosen. */
+/** How long a hold may be set aside; whatever was chosen, the server brings it back before it ends. */
 export const SPANS = {
   hour: (now: number) => now + 3_600_000,
   morning: nextMorning,
@@ -17,7 +17,7 @@ export const SPANS = {
 } as const satisfies Record<string, (now: number, zone: Zone) => number | undefined>;
 export type Span = keyof typeof SPANS;
 
-/** Sets holds aside for the signed-in person, on the server: for everybody else they wait as before. */
+/** Sets holds aside for the signed-in person, on the server: for everyone else they wait as before. */
 export function useAside() {
   const me = useMe();
   const [zone] = useZone();
@@ -28,14 +28,14 @@ export function useAside() {
   const open = (hold: Hold) =>
     hold.status === 'held' && me.has('approver') && !hold.votes?.some(({ user_id }) => user_id === me.id);
   return {
-    /** Whether this person is asked for, and may set it aside; not how much time it has left. */
+    /** Whether this person's vote is wanted and they may set it aside, regardless of how much time is left. */
     open,
-    /** What may be chosen now; none where it ends too soon. */
+    /** The choices available now; none if the hold ends too soon. */
     spans: (hold: Hold): Span[] => {
       const latest = latestReturn(hold, now);
       if (!open(hold) || latest === undefined) return [];
       return (Object.keys(SPANS) as Span[]).filter(
-        // the end of the hold would come first
+        // the hold would end first
         (span) => span !== 'morning' || (SPANS[span](now, zone) ?? 0) <= latest,
       );
     },

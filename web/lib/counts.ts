@@ -4,18 +4,18 @@ import { trpc } from './trpc.ts';
 
 export type CountsFilter = Omit<Filter, 'last' | 'since' | 'until'>;
 
-/** How finely they are counted over time, and whether by field, too. */
+/** How finely decisions are counted over time, and whether also by field. */
 export interface CountsAbout {
   buckets?: number | undefined;
   facets?: 'all' | 'none' | undefined;
 }
 
-/** So often they are counted again. */
+/** How often they are counted again. */
 export const AGAIN_MS = 30_000;
-/** So often the time that is counted moves on; what came meanwhile is counted too. */
+/** How often the counted time span moves forward; what arrived in the meantime is then counted too. */
 export const MOVES_MS = 600_000;
 
-/** The counts of the decisions of the last hours or days: the same for each part of a page, so that they are asked for once. */
+/** The counts of the decisions of the last hours or days: the same for each part of a page, so there is only one request. */
 export const countsOptions = (
   filter: CountsFilter,
   last: Last,
@@ -32,10 +32,10 @@ export const countsOptions = (
     { staleTime: AGAIN_MS },
   );
 
-/** The bars of a week are two hours long, those of a day a quarter of an hour. */
+/** With these, the bars of a week span two hours, those of a day a quarter of an hour. */
 const BARS = 100;
 
-/** What the page of decisions counts: all that its list shows. */
+/** What the decisions page counts: everything its list shows. */
 export const listCountsOptions = (filter: Omit<Filter, 'last'>, zone: Zone) =>
   trpc.events.counts.queryOptions({ ...filter, buckets: BARS, utc_offset: offsetOf(zone) }, { staleTime: AGAIN_MS });
 

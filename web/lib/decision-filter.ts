@@ -2,17 +2,17 @@ import { type Decision, FILTER_FIELDS, type FilterField, MOST_LEFT_OUT, notOf } 
 import type { Last } from './moment.ts';
 
 type ValueOf<K extends FilterField> = K extends 'decision' ? Decision : string;
-/** What an address says of the decisions that are shown. */
+/** What the URL says about which decisions are shown. */
 export type Filter = { since?: string; until?: string; last?: Last } & {
   [K in FilterField]?: ValueOf<K>;
 } & { [K in FilterField as `not_${K}`]?: ValueOf<K>[] };
 
-/** The change of filters that shows only the decisions with a value; undefined: with any. */
+/** The change of filters that shows only the decisions with a value; undefined: with any value. */
 export function only(filter: Filter, field: FilterField, value: string | undefined): Partial<Filter> {
   return { ...shownAgain(filter, field, value), [field]: value };
 }
 
-/** The change of filters that leaves out the decisions with a value, too. */
+/** The change of filters that also leaves out the decisions with a value. */
 export function not(filter: Filter, field: FilterField, value: string): Partial<Filter> {
   const values = [...new Set<string>([...(filter[notOf(field)] ?? []), value])].sort();
   return { [field]: filter[field] === value ? undefined : filter[field], [notOf(field)]: values };

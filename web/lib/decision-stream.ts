@@ -10,8 +10,8 @@ const PAGE = 60;
 const MAX_ROWS = 2_000;
 
 /**
- * The decisions that fit, the newest first: what there was, and what comes, in order and each once. A hint says that
- * there is more; from the place where the last look ended the log is then read on.
+ * The decisions that match, newest first: the existing ones and new ones as they arrive, in order and each once. A hint only says
+ * that there is more; the log is then read on from where the last read ended.
  */
 export function useStream(filters: Filters) {
   const [rows, setRows] = useState<DecisionRow[]>();
@@ -65,7 +65,7 @@ export function useStream(filters: Filters) {
           if (!page.has_more && !again) break;
         }
       } catch {
-        // the next hint, or the reconnection's, reads on from the same place
+        // the next hint, or a reconnect, reads on from the same place
       } finally {
         reading = false;
       }

@@ -9,7 +9,7 @@ export function handSuite(policyId: string, drafted: DraftedSuite): void {
   waiting = { policyId, drafted };
 }
 
-/** It stays until `suiteTaken`, since a component may be made twice before it is there. */
+/** It stays until `suiteTaken`, since a component may be created twice before it is mounted. */
 export function suiteFor(policyId: string): DraftedSuite | undefined {
   return waiting?.policyId === policyId ? waiting.drafted : undefined;
 }

@@ -5,17 +5,16 @@ import { problemOf } from './problem.ts';
 const FORM = 'form';
 
 /**
- * A form with server-side validation. `refused` takes the error of a call, assigns each fault to the field
- * that its pointer names, focuses the first one, and puts everything else into `fault`, which `FormFoot`
- * shows. A field's fault is cleared when the field changes, `fault` with the next submit. The mutation must be quiet,
- * or the error is shown twice.
+ * A form with server-side validation. `refused` takes the error of a call, assigns each error to the field that its pointer
+ * names, focuses the first such field, and puts everything else into `fault`, which `FormFoot` shows. A field's error is cleared
+ * when the field changes, `fault` with the next submit. The mutation must be quiet, or the error is shown twice.
  */
 export function useServerForm<Values extends Record<string, unknown>>({
   pointers = {},
   ...input
 }: UseFormInput<Values> & {
   initialValues: Values;
-  /** The JSON pointers of fields whose place in the request is not `/name`. */
+  /** JSON pointers for fields whose place in the request is not `/name`. */
   pointers?: Partial<Record<keyof Values & string, string>>;
 }) {
   const form = useForm<Values>(input);
@@ -41,5 +40,5 @@ export function useServerForm<Values extends Record<string, unknown>>({
 /** The trimmed value of a field; undefined if empty. */
 export const filled = (text: string): string | undefined => text.trim() || undefined;
 
-/** What somebody typed, as the server takes a reason: on one line. */
+/** Typed text in the form that the server accepts for a reason: on one line. */
 export const asReason = (text: string): string => text.trim().replace(/\s+/g, ' ');

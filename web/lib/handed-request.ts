@@ -1,4 +1,4 @@
-/** The request of a decision that another page gives to the form "Try it" of a policy, once. It is kept in memory alone. */
+/** A decision's request that another page hands to a policy's "Try it" form, once. It is kept only in memory. */
 export type HandedRequest = Record<string, unknown>;
 
 let waiting: { policyId: string; request: HandedRequest } | undefined;
@@ -7,7 +7,7 @@ export function handRequest(policyId: string, request: HandedRequest): void {
   waiting = { policyId, request };
 }
 
-/** It stays until `requestTaken`, since a component may be made twice before it is there. */
+/** It stays until `requestTaken`, since a component may be created twice before it is mounted. */
 export function requestFor(policyId: string | undefined): HandedRequest | undefined {
   return policyId !== undefined && waiting?.policyId === policyId ? waiting.request : undefined;
 }

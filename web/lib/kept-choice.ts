@@ -1,6 +1,9 @@
 import { useSyncExternalStore } from 'react';
 
-/** A choice that this browser keeps, the first one until somebody chooses. All that shows it hears of a change. */
+/**
+ * A choice that this browser remembers; the first option until the user chooses. Everything that shows it is notified of a
+ * change.
+ */
 export function keptChoice<T extends string>(key: string, choices: readonly [T, ...T[]]) {
   const listeners = new Set<() => void>();
   const subscribe = (listener: () => void) => {

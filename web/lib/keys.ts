@@ -1,29 +1,29 @@
 import { useEffect, useRef } from 'react';
 import { keptChoice } from './kept-choice.ts';
 
-/** Whether single keys do something at all: who dictates, or presses keys without meaning to, turns them off. */
+/** Whether single-key shortcuts are enabled: people who dictate, or who press keys unintentionally, turn them off. */
 const singleKeys = keptChoice('svc-keys', ['on', 'off']);
 export const useSingleKeys = singleKeys.use;
 
-/** What a key does, in words for the list of keys, and how. Two keys with a space between are pressed one after the other. */
+/** What a key does, as text for the list of keys, and the function. Two keys separated by a space are pressed in sequence. */
 export type Keys = Readonly<Record<string, readonly [does: string, press: () => unknown]>>;
 
-/** The keys of what is on the page now. */
+/** The keys of what is currently on the page. */
 const bound = new Set<{ keys: Keys; inDialog: boolean }>();
 
-/** The keys that do something on this page, with what each does: the list cannot say more or less. */
+/** The keys that do something on this page, with what each does: the list always matches. */
 export const keysHere = (): [key: string, does: string][] =>
   [...bound].flatMap(({ keys }) => Object.entries(keys).map(([key, [does]]): [string, string] => [key, does]));
 
 /** Opens the list of keys; set by the frame of the pages. */
 export const keysList: { open: () => void } = { open: () => undefined };
 
-/** How long after the first of two keys the second one belongs to it. */
+/** How soon after the first key of a sequence the second must follow. */
 const TOGETHER_MS = 1_000;
 let first: { key: string; at: number } | undefined;
 
 /**
- * INVARIANT: a key that follows the first of two does nothing by itself, also where the two together mean nothing: it was not
+ * INVARIANT: a key that follows the first key of a sequence never acts by itself, even if the sequence means nothing: it was not
  * pressed for what it does alone.
  */
 function press(event: KeyboardEvent): void {
@@ -46,8 +46,8 @@ function press(event: KeyboardEvent): void {
 }
 
 /**
- * Single keys that do something on this page. They are off while somebody types in a field, while a dialog is open other than
- * the one that they are for, and with a modifier, which belongs to the browser; a key that is kept down counts once.
+ * Single keys that do something on this page. They are ignored while the user types in a field, while any dialog other than their
+ * own is open, and with a modifier, which belongs to the browser; a key that is held down counts once.
  */
 export function useKeys(keys: Keys, { inDialog = false }: { inDialog?: boolean } = {}): void {
   const own = useRef({ keys, inDialog });

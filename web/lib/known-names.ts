@@ -3,10 +3,10 @@ import type { KnownNames } from './name-kinds.ts';
 import { queryClient } from './query.ts';
 import { trpc } from './trpc.ts';
 
-/** For so long, what was asked for while somebody types is not asked again. */
+/** While the user types, a repeated lookup within this time is not sent again. */
 const KEPT = { staleTime: 60_000, retry: false };
 
-/** The tenant's names. What cannot be answered now is not offered. */
+/** The tenant's names. If a lookup fails, nothing is offered. */
 export const NAMES: KnownNames = {
   tools: async (part) => {
     const input = { ...(part && { q: part.slice(0, 100) }), limit: 50 };
@@ -48,7 +48,7 @@ export type NameKind = 'agent' | 'role' | 'tool' | 'tool_server' | 'proxy';
 const LISTS: Record<NameKind, (part: string) => Promise<readonly string[]>> = {
   agent: async (part) => (await NAMES.agents(part)).map(({ id }) => id),
   role: async (part) => (await NAMES.agents(part)).flatMap(({ roles }) => roles),
-  // those that somebody has approved stand first
+  // approved tools come first
   tool: async (part) => {
     const [approved, others] = [new Set<string>(), new Set<string>()];
     for (const { name, status } of await NAMES.tools(part)) (status === 'approved' ? approved : others).add(name);
@@ -62,8 +62,8 @@ const LISTS: Record<NameKind, (part: string) => Promise<readonly string[]>> = {
 };
 
 /**
- * Names of one kind that may be meant, each once. Agents and tools chose some: one that can be taken for another, which a browser
- * would not mark, is not offered.
+ * Names of one kind that may be meant, each once. Agents and tools chose some of them: a name that can be mistaken for another,
+ * which a browser would not mark, is not offered.
  */
 export async function namesLike(kind: NameKind, part: string): Promise<string[]> {
   const all = await LISTS[kind](part.trim());

@@ -1,10 +1,10 @@
 import { type ComponentType, type ReactNode, useEffect, useState } from 'react';
 
 /**
- * A component whose code does not come with that of its page. `soon`: it is asked for at once, while the page asks for its
- * data. Until it is there, `meanwhile` is.
+ * A component whose code is loaded separately from that of its page. `soon`: loading starts at once, while the page requests its
+ * data. Until it is loaded, `meanwhile` is shown.
  *
- * It is not React's `lazy`: what a `Suspense` shows in its place stays for 300 ms, however soon the code is there.
+ * It is not React's `lazy`: a `Suspense` fallback stays for 300 ms, however soon the code arrives.
  */
 export function later<Props extends object>(
   load: () => Promise<ComponentType<Props>>,
@@ -18,19 +18,19 @@ export function later<Props extends object>(
         Loaded = component;
       },
       (error) => {
-        // the next one tries again
+        // the next attempt tries again
         loading = undefined;
         throw error;
       },
     );
     return loading;
   };
-  // its fault is that of whoever needs it
+  // the error surfaces where the component is used
   if (soon) begin().catch(() => undefined);
   return function Later(props) {
     const [there, stand] = useState(Loaded !== undefined);
     useEffect(() => {
-      // the code may have come since this was rendered without it
+      // the code may have arrived since this was rendered without it
       if (there) return;
       let gone = false;
       const say = (state: () => boolean) => gone || stand(state);

@@ -23,7 +23,7 @@ type Message = { who: string } & (
   /** The session is over. */
   | { say: 'end' }
 );
-/** A message of this tab's own person. */
+/** A message, without the person: this tab adds its own. */
 type Said = Message extends infer One ? (One extends unknown ? Omit<One, 'who'> : never) : never;
 
 /** The queries that each hint invalidates. */
@@ -35,7 +35,7 @@ const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: 
       ...[...ids].flatMap((id) => [trpc.escrow.get.queryFilter({ id }), trpc.machines.escrow.queryFilter({ id })]),
       trpc.escrow.groups.pathFilter(),
       trpc.escrow.similar.pathFilter(),
-      // the long list places these few holds by itself
+      // the long list updates these few holds in place
       {
         ...trpc.escrow.list.pathFilter(),
         predicate: ({ queryKey }: { queryKey: readonly unknown[] }) => !isPaged(queryKey),
@@ -68,13 +68,13 @@ const STALE: Record<string, (ids: ReadonlySet<string>) => readonly { queryKey?: 
   stops: () => [trpc.stops.pathFilter(), trpc.escrow.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter(), trpc.people.pathFilter()],
 };
-/** So many changes at once are read one by one; where there are more, the lists are read again. */
+/** Up to this many changes at once are fetched one by one; beyond that, the whole lists are refetched. */
 export const MOST_SINGLE = 10;
-/** The key of a list whose pages a page of the dashboard keeps up to date by itself ends with this. */
+/** Query keys end with this if a dashboard page keeps the list's pages up to date by itself. */
 export const PAGES = 'pages';
 const isPaged = (queryKey: readonly unknown[]) => queryKey.at(-1) === PAGES;
 
-/** What goes into `meta` of a query whose every request is recorded as a look of the person: it is asked once. */
+/** For the `meta` of a query that is recorded as a look by the person each time it is requested: it is fetched only once. */
 export const RECORDED = { recorded: true };
 const EVERYTHING = { predicate: ({ meta }: { meta?: Record<string, unknown> | undefined }) => !meta?.recorded };
 
@@ -134,8 +134,8 @@ function act(hint: Hint): void {
 }
 
 function askAgain(filter: object): void {
-  // A pending answer may be older than the hint. Its request is not cancelled, because it may be for a person
-  // who wants the next page; the query is refetched afterwards.
+  // A pending response may be older than the hint. Its request is not cancelled, because a person may be waiting for it, such as
+  // for the next page; the query is refetched afterwards.
   for (const { promise, queryKey } of queryClient.getQueryCache().findAll({ ...filter, fetchStatus: 'fetching' })) {
     promise?.then(() => queryClient.invalidateQueries({ queryKey, exact: true })).catch(() => undefined);
   }
@@ -192,7 +192,7 @@ export function startLive(who: string): () => void {
   if (navigator.locks) {
     navigator.locks.request(`${CHANNEL} ${who}`, { signal: gone.signal }, listen).catch(() => undefined);
   } else void listen();
-  // a laptop that slept, or a network that vanished, breaks no connection; it only falls silent
+  // a laptop that slept, or a network that vanished, does not close the connection; it only falls silent
   const look = setInterval(() => {
     if (state !== 'live' || Date.now() - heardAt < SILENCE_MS) return;
     become('connecting');
@@ -229,7 +229,7 @@ export function endLive(): void {
   channel.close();
 }
 
-/** Another person signed in: this page shows data that is not theirs, and actions here would be theirs. */
+/** Another person signed in: this page shows data that is not theirs, and actions here would run as them. */
 function leave(): void {
   window.location.assign('/');
 }

@@ -1,7 +1,7 @@
 /** Whether times are shown, and read, in the reader's time zone or in UTC. */
 export type Zone = 'local' | 'utc';
 
-/** A part of time as the list of decisions takes it; without `until`, up to now. */
+/** A time range as the list of decisions takes it; without `until`, up to now. */
 export interface Range {
   since: string;
   until?: string | undefined;
@@ -16,9 +16,9 @@ const AGO = /^(?:last\s+)?(\d{1,5})\s*(m|min|minutes?|h|hours?|d|days?|w|weeks?)
 const UNIT_MS = { m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 } as const;
 
 /**
- * The range that somebody means who types `tue 14:00`, `last tuesday 14:00-16:30`, `yesterday`, `2026-11-17 9:15`, `14:00` or
- * `3h`: a day, or an hour from the time of day, or the time up to now. Days are those gone by, in the reader's zone. Undefined for
- * what says none.
+ * The range meant by typed text such as `tue 14:00`, `last tuesday 14:00-16:30`, `yesterday`, `2026-11-17 9:15`, `14:00` or `3h`:
+ * a day, an hour from the time of day, or the time up to now. Days are past days, in the reader's zone. Undefined if the text
+ * names no range.
  */
 export function readRange(typed: string, now: number, zone: Zone): Range | undefined {
   const text = typed.trim().toLowerCase();
@@ -34,7 +34,7 @@ export function readRange(typed: string, now: number, zone: Zone): Range | undef
   if (!day) return undefined;
   const at = (days: number, seconds: number) => moment(zone, day[0], day[1], day[2] + days, seconds);
   if (from === undefined) return { since: iso(at(0, 0)), until: iso(at(1, 0)) };
-  // a time of day alone is that of today if it has come, and else of yesterday
+  // a time of day alone means today if it has passed, otherwise yesterday
   const shift = word === undefined && at(0, from) > now ? -1 : 0;
   const end = to === undefined ? at(shift, from) + 3_600_000 : at(to > from ? shift : shift + 1, to);
   return { since: iso(at(shift, from)), until: iso(end) };
@@ -47,7 +47,7 @@ function moment(zone: Zone, year: number, month: number, day: number, seconds: n
   return zone === 'utc' ? utc : new Date(year, month, day, 0, 0, seconds).getTime();
 }
 
-/** Seconds from midnight; undefined where there is none, null where there is no such time. */
+/** Seconds from midnight; undefined if not given, null if there is no such time. */
 function timeOfDay([hours, minutes = '0', seconds = '0', half]: (string | undefined)[]): number | undefined | null {
   if (hours === undefined) return undefined;
   let hour = Number(hours);
@@ -80,25 +80,25 @@ function dayOf(word: string | undefined, last: boolean, now: Date, zone: Zone): 
   return [year, month, day - (back === 0 && last ? 7 : back)];
 }
 
-/** The ranges up to now that one click gives. */
+/** The ranges up to now that are one click away. */
 export const LAST = { '1h': 3_600_000, '24h': 86_400_000, '7d': 604_800_000, '30d': 2_592_000_000 } as const;
 export type Last = keyof typeof LAST;
 
-/** The range that an address names; `{}` for the last day, which is meant where nothing is said. */
+/** The range that an address names; `{}` for the last day, which is the default. */
 export function readLast(last: unknown): { last?: Last } {
   return typeof last === 'string' && last !== '24h' && Object.hasOwn(LAST, last) ? { last: last as Last } : {};
 }
 
-/** Where such a range begins: on a full minute, so that the same address soon asked again is the same question. */
+/** Where such a range begins: on a full minute, so that opening the same address again soon makes the same query. */
 export function sinceOf(last: Last, now: number): string {
   return new Date(Math.floor((now - LAST[last]) / 60_000) * 60_000).toISOString();
 }
 
 const MORNING = 8;
-/** Who works until then calls the coming day tomorrow. */
+/** Someone still up before this hour calls the coming day tomorrow. */
 const NIGHT_ENDS = 4;
 
-/** The next morning of the reader's zone: of tomorrow, and in the small hours of the day that comes. */
+/** The next morning in the reader's zone: tomorrow's, or in the small hours, that of the same date. */
 export function nextMorning(now: number, zone: Zone): number {
   const date = new Date(now);
   const utc = zone === 'utc';
@@ -120,7 +120,7 @@ export function fullTime(at: string | Date, zone: Zone): string {
   return `${day} ${part(date.getHours())}:${part(date.getMinutes())}:${part(date.getSeconds())} ${hours}`;
 }
 
-/** The time of day, to the minute and with its day where that is not the day of `now`: `Tue 11-17 16:04`, or `2025-11-17 16:04`. */
+/** The time of day, to the minute, with its day unless that is the day of `now`: `Tue 11-17 16:04`, or `2025-11-17 16:04`. */
 export function dayClockTime(at: string | Date, zone: Zone, now: number): string {
   const full = fullTime(at, zone);
   if (full.slice(0, 10) === fullTime(new Date(now), zone).slice(0, 10)) return full.slice(11, 19);
@@ -130,7 +130,9 @@ export function dayClockTime(at: string | Date, zone: Zone, now: number): string
 
 const WEEKDAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
 
-/** The day with its name, such as `Tuesday, 2026-11-17`. A list asks for that of each row, and `Intl` takes milliseconds for each. */
+/**
+ * The day with its name, such as `Tuesday, 2026-11-17`. A list needs it for each row, and `Intl` takes milliseconds each time.
+ */
 export function dayTime(at: string | Date, zone: Zone): string {
   const date = new Date(at);
   const day = WEEKDAYS[zone === 'utc' ? date.getUTCDay() : date.getDay()];

@@ -1,7 +1,7 @@
 import { useIntersection } from '@mantine/hooks';
 import { useRef } from 'react';
 
-/** Whether somebody has come near an element: what is far down a page, and costs the server much, is asked for then. */
+/** Whether the user has scrolled near an element: what is far down a page and expensive for the server is requested only then. */
 export function useNear() {
   const { ref, entry } = useIntersection({ rootMargin: '200px' });
   const near = useRef(false);

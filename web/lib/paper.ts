@@ -1,4 +1,4 @@
-/** Prints every page in the light scheme, whatever the screen has. */
+/** Prints every page in the light scheme, whatever the screen uses. */
 export function printLight(): void {
   const root = document.documentElement;
   const SCHEME = 'data-mantine-color-scheme';

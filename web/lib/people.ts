@@ -2,7 +2,7 @@ import { useQuery } from '@tanstack/react-query';
 import { visible } from '../../server/lib/visible.ts';
 import { type Answers, trpc } from './trpc.ts';
 
-/** What has an id, with its name. */
+/** Something that has an id, with its name. */
 export interface Named {
   id: string;
   name: string;
@@ -15,11 +15,11 @@ interface Index {
   user: Named[];
   api_key: Named[];
   agent_key: Named[];
-  /** A person by name, and a key by what it is called, as a key. */
+  /** The display text: a person by name; a key by its name, marked as a key. */
   said: ReadonlyMap<string, string>;
 }
 const NONE: Index = { user: [], api_key: [], agent_key: [], said: new Map() };
-/** An answer is gone through once, however many rows name somebody. */
+/** A response is indexed once, however many rows name people. */
 const indexes = new WeakMap<Directory, Index>();
 
 function indexOf(directory: Directory): Index {
@@ -40,15 +40,15 @@ function indexOf(directory: Directory): Index {
   return index;
 }
 
-/** People and keys with their names, also of those that ended. */
+/** People and keys with their names, including ended ones. */
 export function usePeopleAndKeys(): Index {
   const { data } = useQuery(trpc.people.directory.queryOptions({}, long));
   return data ? indexOf(data) : NONE;
 }
 
 /**
- * Who did something: a person by name, and a key by what it is called, as a key, so that it cannot pass for a person. An id
- * without a name (operators, keys of long ago) is shown as it is.
+ * Who did something: a person by name; a key by its name, marked as a key, so that it cannot pass for a person. An id without a
+ * name (operators, keys of long ago) is shown as it is.
  */
 export function usePeople(): (id: string) => string {
   const { said } = usePeopleAndKeys();

@@ -6,10 +6,10 @@ type Problem = Omit<ProblemBody, 'code' | 'type'> & { code: ErrorCode | 'UNREACH
 
 const answered = (error: unknown) => (error as { data?: { problem?: ProblemBody } } | null)?.data?.problem;
 
-/** What the server says of its own title. */
+/** The detail that the server gave for its own title. */
 export const detailOf = (error: unknown): string | undefined => answered(error)?.detail;
 
-/** The problem in the server's answer, or a problem for a missing answer. Its title says what happened. */
+/** The problem in the server's response, or one for a missing response. Its title states what happened. */
 export function problemOf(error: unknown): Problem {
   const problem = answered(error);
   if (problem) return headlined(problem);
@@ -20,10 +20,10 @@ export function problemOf(error: unknown): Problem {
   return { ...none, title: 'The server did not answer', detail };
 }
 
-/** Their titles say little of what happened. */
+/** Their titles alone say little about what happened. */
 const GENERAL: readonly ErrorCode[] = ['VALIDATION_FAILED', 'FORBIDDEN', 'NOT_FOUND', 'CONFLICT', 'INVALID_STATUS'];
 
-/** With what is wrong as the headline, instead of that something is. */
+/** Uses the detail, which says what is wrong, as the headline in place of a general title. */
 function headlined(problem: ProblemBody): Problem {
   const { detail, ...rest } = problem;
   if (!GENERAL.includes(problem.code)) return problem;

@@ -2,7 +2,7 @@ import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query';
 import { toastProblem } from './errors.tsx';
 import { isSignedOut } from './problem.ts';
 
-/** Called when an answer says that the session ended; set by the router. */
+/** Called when a response says that the session ended; set by the router. */
 export const onSignedOut: { go: () => void } = { go: () => undefined };
 
 declare module '@tanstack/react-query' {

@@ -1,4 +1,4 @@
-/* Types of its own: a test reads this file without the program whose answers it is for. */
+/* Types of its own: a test reads this file without the program whose responses it handles. */
 
 interface DecisionLike {
   id: string;
@@ -41,15 +41,15 @@ export type Item<D, H extends HoldLike, S> = { at: string; key: string; gapMs: n
 const ENDS = ['released', 'rejected', 'expired', 'cancelled', 'consumed'] as const;
 type HoldEnd = (typeof ENDS)[number];
 
-/** A pause of an agent that is worth a line. */
+/** A pause of an agent that is long enough to be worth a line. */
 export const GAP_MS = 60_000;
 
 type DistributiveOmit<T, K extends PropertyKey> = T extends unknown ? Omit<T, K> : never;
 
 /**
- * What happened, in its order: decisions, what became of their holds and through whom, and stops. While there are later decisions
- * that are not loaded yet, what happened after the last one that is stays out: it would stand in the wrong place. `sum` is what the
- * session has used by then, in the currency of the hold, by the stated values.
+ * What happened, in order: decisions, what became of their holds and through whom, and stops. While later decisions are still to
+ * be loaded, anything after the last loaded one is left out: it would appear in the wrong place. `sum` is what the session has
+ * used by then, in the currency of the hold, by the stated values.
  */
 export function storyOf<D extends DecisionLike, H extends HoldLike, S extends StopLike>(
   pages: readonly Page<D, H, S>[],

@@ -9,7 +9,7 @@ export type SettingsPatch = Omit<Inputs['settings']['change'], 'reason'>;
 export const toastWaits = (): void =>
   toastDone('Another person must approve this', 'The change waits under Settings; nothing has changed yet.');
 
-/** Updates the cache from the answer to a change, and reports whether it is in force or pending. */
+/** Updates the cache from the response to a change, and reports whether it is in force or pending. */
 export function keepSettings({ waiting, ...settings }: Answers['settings']['change'], done = 'Saved'): void {
   queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
   if (waiting) toastWaits();

@@ -1,6 +1,6 @@
 /**
- * The server-sent events of one answer (HTML Living Standard, section 9.2), until it ends or the signal aborts. Unlike an
- * EventSource it does not reconnect, and a refusal throws the server's problem.
+ * The server-sent events of one response (HTML Living Standard, section 9.2), until it ends or the signal aborts. Unlike an
+ * EventSource it does not reconnect, and an error response throws the server's problem.
  */
 export async function* eventsOf(url: string, signal: AbortSignal): AsyncGenerator<{ event: string; data: unknown }> {
   const response = await fetch(url, { headers: { accept: 'text/event-stream' }, signal });

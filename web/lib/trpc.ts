@@ -8,7 +8,7 @@ import { queryClient } from './query.ts';
 export const api = createTRPCClient<AppRouter>({
   links: [
     splitLink({
-      // a batch is answered when its slowest call is: what is counted must not keep the list waiting
+      // a batch is answered when its slowest call is: counts must not delay the list
       condition: ({ path }) => path === 'events.counts' || path === 'rules.unused',
       true: httpLink({ url: '/trpc' }),
       // the server accepts at most 20 calls per batch

@@ -2,8 +2,8 @@ import { useQuery } from '@tanstack/react-query';
 import { type Answers, trpc } from './trpc.ts';
 
 /**
- * What the audit log says of the last verification of a chain: who, when, and what was found. Null when there was none;
- * of what keys verify it tells the failures.
+ * What the audit log says about the last verification of a chain: who, when, and what was found. Null if there was none; of
+ * verifications by keys, the log has only the failures.
  */
 export function useLastVerified(chain: 'forensics' | 'audit'): {
   record: Answers['chain']['audit']['records'][number] | null | undefined;

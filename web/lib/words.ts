@@ -2,14 +2,14 @@ import { oneLine } from '../../server/lib/visible.ts';
 
 /** Formats numbers and terms for people. */
 export function money(value: number, currency: string | null | undefined): string {
-  // an agent may name a currency that does not exist, or that is a text which changes how the number reads
+  // an agent may name a currency that does not exist, or one whose text changes how the number reads
   if (!/^[A-Za-z]{3}$/.test(currency ?? '')) {
     return `${value.toLocaleString()}${currency ? ` “${oneLine(currency, 12)}”` : ''}`;
   }
   const code = currency!.toUpperCase();
   let format = formats.get(code);
   if (!format) {
-    // to make one takes milliseconds; an agent may name any of 17,576
+    // creating one takes milliseconds; an agent may name any of 17,576
     if (formats.size >= 100) formats.clear();
     format = new Intl.NumberFormat(undefined, { style: 'currency', currency: code });
     formats.set(code, format);
@@ -21,7 +21,7 @@ const formats = new Map<string, Intl.NumberFormat>();
 export const count = (n: number, one: string, many = `${one}s`): string =>
   `${n.toLocaleString()} ${n === 1 ? one : many}`;
 
-/** A sentence in parts, of which those between backticks are code. What stands in quotes is not looked at: it may be of others. */
+/** Splits a sentence into parts; those between backticks are code. Quoted text is left alone: it may be untrusted. */
 export const codeIn = (text: string): { text: string; code: boolean }[] =>
   text
     .split(/("(?:[^"\\]|\\.)*"|`[^`]+`)/)
