@@ -3,8 +3,8 @@ import { CopyButton } from './copy.tsx';
 import { HostileLines } from './hostile.tsx';
 
 /**
- * Machine-readable text with a copy button. What cannot be seen in it has a code; the copy is the text itself. Where it is
- * higher than `maxHeight` it says so, and how much there is: nobody takes the beginning for all of it.
+ * Machine-readable text with a copy button. Invisible characters are shown as codes; the copy is the text itself. If it is higher
+ * than `maxHeight` it says so, and how much there is, so that no one takes the beginning for the whole.
  */
 export function CodeBlock({
   text,

@@ -29,7 +29,7 @@ export function ConfirmDialog({
   action: string;
   danger?: boolean;
   typed?: string;
-  /** A reason is one line of 500 characters, or of `most`. A `comment` may have several lines, and 2,000. */
+  /** A reason is one line of up to 500 characters, or `most`. A `comment` may have several lines, up to 2,000. */
   reason?: {
     label: string;
     required?: boolean;
@@ -40,7 +40,7 @@ export function ConfirmDialog({
   };
   /** The width. */
   size?: string;
-  /** The focus begins on the button of the action: only for a dialog that another key has opened. */
+  /** Focus starts on the action button: only for a dialog opened by a different key. */
   focusAction?: boolean | undefined;
   onConfirm: (reason: string) => Promise<unknown>;
 }) {
@@ -55,7 +55,7 @@ export function ConfirmDialog({
         </strong>
       }
       closeButtonProps={{ 'aria-label': 'Close' }}
-      // the focus is back on the button that opened the dialog, unless the action removed it
+      // focus returns to the button that opened the dialog, unless the action removed it
       onExitTransitionEnd={() => setTimeout(rescueFocus, 50)}
     >
       <Body {...{ onClose, children, action, danger, typed, reason, focusAction, onConfirm }} />
@@ -63,7 +63,7 @@ export function ConfirmDialog({
   );
 }
 
-/** Who types, and is in no field, would open the dialog by the first letter of a word, and confirm it by the space after. */
+/** Typing outside any field would open the dialog with the first letter of a word, and confirm it with the space that follows. */
 const noSpace = (event: KeyboardEvent) => {
   if (event.key === ' ') event.preventDefault();
 };
@@ -101,7 +101,7 @@ function Body({
               required={reason.required}
               {...form.getInputProps('why')}
               minRows={2}
-              // what is confirmed stays in sight above a long one
+              // what is being confirmed stays in view above a long reason
               maxRows={5}
               autosize
               maxLength={reason.most ?? (reason.comment ? 2000 : 500)}

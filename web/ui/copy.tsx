@@ -38,7 +38,7 @@ export function Id({ value, length = 18 }: { value: string; length?: number }) {
   );
 }
 
-/** Copies the address of this page, without what only this visit has chosen, such as the vote of a mailed link. */
+/** Copies the address of this page, without parameters meant only for this visit, such as the vote of a mailed link. */
 export function CopyLink() {
   const clipboard = useClipboard({ timeout: 1500 });
   const Shape = clipboard.copied ? IconCheck : IconLink;

@@ -19,8 +19,8 @@ export interface Column<Row> {
 const ACTIONS = 'Actions';
 
 /**
- * Rows of equal things. While they load there are skeletons, without any there is the empty state, and a fault says
- * itself with its request id. On narrow screens each row becomes a block with labels.
+ * A table of similar items. While they load it shows skeletons, without any the empty state, and if loading fails the error with
+ * its request id. On narrow screens each row becomes a block with labels.
  */
 export function DataTable<Row>({
   label,
@@ -51,11 +51,11 @@ export function DataTable<Row>({
   selected?: string;
   /** The row was added since the page was opened. */
   isNew?: (row: Row) => boolean;
-  /** What a row belongs to, such as its day: a heading above the first of the rows that follow each other with it. */
+  /** The group of a row, such as its day: a heading appears above the first of consecutive rows with the same one. */
   group?: (row: Row) => string;
-  /** Columns keep their widths whatever is in them, for texts that others wrote; those without a width share the rest. */
+  /** Columns keep their widths whatever they contain, for texts that others wrote; those without a width share the rest. */
   fixed?: boolean;
-  /** So many rows are shown until somebody asks for the others; for lists that come as a whole. */
+  /** How many rows are shown until the user asks for the rest; for lists that arrive whole. */
   first?: number;
 }) {
   const [whole, showWhole] = useState(false);

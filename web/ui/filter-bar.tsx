@@ -15,36 +15,36 @@ interface Choice {
 /** A field of a `FilterBar`: typed text, one of its choices, or a moment. */
 export interface FilterField {
   label: string;
-  /** Undefined while it narrows nothing. */
+  /** Undefined while it does not narrow the list. */
   value: string | undefined;
   set: (value: string | undefined) => void;
   width?: number;
-  /** An empty choice narrows nothing. */
+  /** An empty choice does not narrow the list. */
   choices?: readonly (Choice | { group: string; items: Choice[] })[] | undefined;
   moment?: boolean;
   /** See `TextFilter`. */
   suggestions?: readonly string[] | undefined;
-  /** It says how the list is shown, and narrows nothing. */
+  /** It affects how the list is shown and does not narrow it. */
   view?: boolean;
-  /** It is folded away while no such field is used. */
+  /** It is folded away while no such field is in use. */
   rare?: boolean;
   /** It is set elsewhere on the page, so it has no input here. */
   elsewhere?: boolean;
 }
 
-/** The choices of a field: nothing in particular, in these words, or one of its values. */
+/** The choices of a field: no restriction, labeled `none`, or one of its values. */
 export const choicesOf = (none: string, values: readonly string[], word = (value: string) => value): Choice[] => [
   { value: '', label: none },
   ...values.map((value) => ({ value, label: word(value) })),
 ];
 
-/** Whether the window is as narrow as that of a phone; style sheets change at the same width. */
+/** Whether the window is as narrow as a phone's; style sheets change at the same width. */
 export const usePhone = () =>
   useMediaQuery('(max-width: 48em)', undefined, { getInitialValueInEffect: false }) ?? false;
 
 /**
- * What narrows a list. On a phone the fields are behind one button, so that rows are on the first screen. What is set stays
- * in sight there, within a height that no text of it changes, and one press removes it.
+ * The filters of a list. On a phone the fields are behind one button, so that the first screen shows rows. Active filters stay in
+ * view there, at a height that no text of theirs changes, and one press removes a filter.
  */
 export function FilterBar({
   label,
@@ -56,11 +56,11 @@ export function FilterBar({
   /** The accessible name. */
   label: string;
   fields: readonly FilterField[];
-  /** Given while something is set. */
+  /** Present while a filter is set. */
   clear: (() => void) | undefined;
   /** The fields share the width evenly. */
   even?: boolean;
-  /** What stands after the fields. */
+  /** Shown after the fields. */
   children?: ReactNode;
 }) {
   const phone = usePhone();
@@ -130,7 +130,7 @@ export function FilterBar({
   );
 }
 
-/** A field by itself. */
+/** A single field. */
 export function FilterInput({
   field: { label, value, set, width, choices, moment, suggestions },
 }: {

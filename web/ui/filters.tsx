@@ -6,8 +6,8 @@ import { exactly } from '../../server/domain/sought.ts';
 import { EmptyState } from './states.tsx';
 
 /**
- * What somebody types in a filter. It is applied when the typing pauses, which is one step of the browser's history and not one
- * for each letter. `shown` is the value as a text, and `read` the value of one.
+ * The state of a filter's text field. The text is applied when typing pauses, as one step of the browser's history rather than
+ * one per letter. `shown` is the value as text, and `read` turns text into a value.
  */
 export function useTyped(
   value: string | undefined,
@@ -24,7 +24,7 @@ export function useTyped(
   const tell = useDebouncedCallback((next: string) => set(read(next)), 350);
   // the address can also change through the back button
   useEffect(() => {
-    // not while somebody types on after what was applied
+    // not while the user types on after the text was applied
     if (tell.isPending() && value === applied.current) return;
     applied.current = value;
     tell.cancel();
@@ -32,7 +32,7 @@ export function useTyped(
   }, [value, shown, tell]);
   return {
     text,
-    /** `unfinished`: as yet it says nothing. */
+    /** `unfinished`: the text has no value yet. */
     type: (next: string, unfinished = false) => {
       setText(next);
       if (unfinished) tell.cancel();
@@ -46,7 +46,7 @@ export function useTyped(
   };
 }
 
-/** A text filter that is applied when the typing pauses. */
+/** A text filter that is applied when typing pauses. */
 export function TextFilter({
   label,
   value,
@@ -61,8 +61,8 @@ export function TextFilter({
   width?: number;
   placeholder?: string;
   /**
-   * Values that are offered while somebody types. With them, a text that is none of them is how the value begins, in capitals
-   * or not: the filter then ends in `*`.
+   * Values that are suggested while the user types. With them, a text that is none of them is taken as the beginning of the
+   * value, ignoring case: the filter then ends in `*`.
    */
   suggestions?: readonly string[] | undefined;
 }) {

@@ -39,7 +39,7 @@ export function FormFoot({
   );
 }
 
-/** Why somebody changes what protects others: required by the server, and in the audit log. */
+/** Why the user changes what protects others: required by the server, and in the audit log. */
 export const ReasonField = (props: TextareaProps) => (
   <Textarea
     label="Reason"

@@ -5,8 +5,8 @@ import { codeIn } from '../lib/words.ts';
 import './hostile.css';
 
 /**
- * The pieces of a text: what cannot be seen, or turns the direction of writing, is a chip with its code. In a name, letters that
- * can be taken for others are marked as well.
+ * The pieces of a text: invisible characters, and those that change the writing direction, become chips with their code. In a
+ * name, letters that can be mistaken for others are marked as well.
  */
 function Pieces({ text, name = false }: { text: string; name?: boolean | undefined }) {
   const all = name ? namePieces(text) : pieces(text).map(({ text, code }) => ({ text, kind: code ? 'code' : 'text' }));
@@ -26,9 +26,9 @@ const CHIP = { className: 'chip', title: 'A character that would otherwise be in
 const LOOKALIKE = { className: 'lookalike', title: 'Can be taken for another letter' };
 
 /**
- * A text that an agent, a tool or a tenant wrote: nothing in it is invisible and nothing of it is markup. Its direction does
- * not reach what stands around it. It takes as much room as it needs; where that could move something else, it stands in a
- * `Line` or `Clamped`. `name`: people know something by it, so no other may look the same.
+ * Text written by an agent, a tool or a tenant: nothing in it is invisible and nothing of it is markup. Its direction does not
+ * affect the text around it. It takes as much room as it needs; where that could move something else, use a `Line` or `Clamped`.
+ * `name`: people recognize something by it, so no other name may look the same.
  */
 export function Hostile({ text, name }: { text: string; name?: boolean | undefined }) {
   return (
@@ -38,7 +38,7 @@ export function Hostile({ text, name }: { text: string; name?: boolean | undefin
   );
 }
 
-/** A sentence of ours with code in it, and with texts of others. */
+/** A sentence of ours that contains code and untrusted text. */
 export function Sentence({ text }: { text: string }) {
   return (
     <bdi className="hostile">
@@ -58,12 +58,12 @@ export function Sentence({ text }: { text: string }) {
   );
 }
 
-/** Exactly one line, whatever is in it: what does not fit is cut off, and nothing else moves. */
+/** Exactly one line, whatever it contains: what does not fit is cut off, and nothing else moves. */
 export function Line({ children, className = '' }: { children: ReactNode; className?: string }) {
   return <div className={`one-line ${className}`}>{children}</div>;
 }
 
-/** A name that an agent or a tool chose, in the middle of our words: it looks different from them, and has little room. */
+/** A name that an agent or a tool chose, within our own text: it looks different from that, and has little room. */
 export function Name({ text }: { text: string }) {
   return (
     <bdi className="hostile name" title={visible(text)}>
@@ -73,8 +73,8 @@ export function Name({ text }: { text: string }) {
 }
 
 /**
- * A text of others in exactly so many lines, whatever its length, until somebody asks for all of it. The button has its
- * place even when it is not needed: nothing moves by what the text is.
+ * Untrusted text in a fixed number of lines, whatever its length, until the user asks for all of it. Space for the button is
+ * always reserved: the layout does not depend on the text.
  */
 export function Clamped({
   text,
@@ -124,7 +124,7 @@ export function Clamped({
   );
 }
 
-/** Lines of JSON or plain text: each text in quotes keeps its direction to itself. */
+/** Lines of JSON or plain text: the direction of each quoted text does not affect the rest. */
 export function HostileLines({ text }: { text: string }) {
   return text.split('\n').map((line, n) => (
     // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
@@ -140,7 +140,7 @@ export function HostileLines({ text }: { text: string }) {
   ));
 }
 
-/** A definition as lines of plain text, for comparing: nothing in it is invisible. */
+/** A definition as lines of plain text, for comparison: nothing in it is invisible. */
 export function definitionText(definition: ToolDefinition | undefined): string {
   if (!definition) return '';
   const { name, title, description, inputSchema, outputSchema, annotations } = definition;

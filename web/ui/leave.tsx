@@ -7,16 +7,16 @@ type Place = { pathname: string; search: object };
 const isElsewhere = (from: Place, to: Place) =>
   from.pathname !== to.pathname || JSON.stringify(from.search) !== JSON.stringify(to.search);
 
-/** Asks before somebody leaves what they wrote and did not save. Where the tab is closed, the browser asks. */
+/** Asks before the user leaves with unsaved changes. If the tab is closed, the browser asks. */
 export function AskBeforeLeaving({
   dirty,
   leaves = isElsewhere,
   children,
 }: {
   dirty: () => boolean;
-  /** Whether this change of the address leaves what was written: one within the page, as to its content, does not. */
+  /** Whether this change of the address abandons the unsaved changes: one within the page, such as of its content, does not. */
   leaves?: (from: Place, to: Place) => boolean;
-  /** What is lost. */
+  /** What would be lost. */
   children: ReactNode;
 }) {
   const blocker = useBlocker({

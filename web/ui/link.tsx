@@ -5,16 +5,19 @@ import type { AnchorHTMLAttributes, ReactNode, Ref } from 'react';
 type Html = Omit<AnchorHTMLAttributes<HTMLAnchorElement>, 'style' | 'color'> & { ref?: Ref<HTMLAnchorElement> };
 
 interface Look {
-  /** As what is around it: within text color alone does not make a link, so this is for a title that stands for itself. */
+  /**
+   * The color of the surrounding text: within text, color alone does not identify a link, so this is for a title that stands
+   * alone.
+   */
   c?: 'inherit';
   fw?: 600;
   size?: 'sm';
   display?: 'block';
-  /** With the font of what is around it. */
+  /** The font of the surrounding text. */
   inherit?: boolean;
 }
 
-/** A list has hundreds of them. An anchor of the component library takes several times as long to render. */
+/** A list has hundreds of links. An anchor of the component library takes several times as long to render. */
 const Plain = ({ c, fw, size, display, inherit, className = '', ...html }: Look & Html) => (
   <a
     className={`link ${className}`}
@@ -36,10 +39,10 @@ export const DocsLink = ({ path, children }: { path: string; children: ReactNode
   </Anchor>
 );
 
-/** A link to a page of the dashboard with the look of a button. */
+/** A link to a page of the dashboard that looks like a button. */
 export const ButtonLink = createLink((props: ButtonProps & Html) => <Button component="a" {...props} />);
 
-/** The name of a row as a button, for a row whose details open on the same page. */
+/** The name of a row as a button, for rows whose details open on the same page. */
 export const RowButton = (props: { onClick: () => void; 'aria-label'?: string; children: ReactNode }) => (
   <button type="button" className="link" data-color="inherit" data-weight={600} data-display="block" {...props} />
 );

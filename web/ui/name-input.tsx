@@ -4,7 +4,7 @@ import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { useId, useState } from 'react';
 import { type NameKind, namesLike } from '../lib/known-names.ts';
 
-/** A field for the name of something: what is known by such a name is offered, and any other is accepted. */
+/** A field for a name: known names are suggested, and any other is accepted. */
 export function NameInput({ kind, onFocus, ...props }: TextInputProps & { kind: NameKind | undefined }) {
   const list = useId();
   const [near, setNear] = useState(false);

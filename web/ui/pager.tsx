@@ -32,7 +32,7 @@ export function Pager(props: {
 export function More(props: {
   query: { hasNextPage: boolean; isFetchingNextPage: boolean; fetchNextPage: () => unknown };
   label: string;
-  /** How many of how many are shown, where that is known. */
+  /** How many are shown of how many, if known. */
   shown?: number;
   total?: number;
 }) {

@@ -1,7 +1,7 @@
 import { Group, Paper, Title } from '@mantine/core';
 import type { ReactNode } from 'react';
 
-/** A frame around a list that fills it: a heading, and beside it the way to all of it. */
+/** A frame filled by a list: a heading, and next to it a link to the whole list. */
 export function Panel({
   id,
   title,

@@ -15,7 +15,7 @@ export function EmptyState({
 }: {
   icon?: typeof IconAlertTriangle;
   title: string;
-  /** It replaces a whole page. */
+  /** Whether it replaces a whole page. */
   page?: boolean;
   children?: ReactNode;
   action?: ReactNode;

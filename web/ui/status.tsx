@@ -79,7 +79,7 @@ export const DecisionTag = ({ decision }: { decision: Decision }) => tagOf(DECIS
 export const HoldTag = ({ status }: { status: keyof typeof HOLD }) => tagOf(HOLD[status]);
 export const PolicyTag = ({ status }: { status: keyof typeof POLICY }) => tagOf(POLICY[status]);
 
-/** The status of the newest version, and of the one in force where that is another. */
+/** The status of the newest version, and of the enforced one if that is another. */
 export function PolicyTags({
   policy: { status, version, live_version },
 }: {

@@ -1,4 +1,4 @@
-/** Only the styles of components that the shell and most pages use; a page that needs another one imports it itself. */
+/** Only the styles of components that the shell and most pages use; a page that needs others imports them itself. */
 import '@mantine/core/styles/baseline.css';
 import '@mantine/core/styles/default-css-variables.css';
 import '@mantine/core/styles/global.css';

@@ -1,6 +1,6 @@
 import { type CSSVariablesResolver, createTheme, type MantineColorsTuple } from '@mantine/core';
 
-/** The nonce of this page, for the style elements that are made while it runs (see server/api/static.ts). */
+/** The nonce of this page, for style elements created at run time (see server/api/static.ts). */
 export const styleNonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? '';
 // where the scroll lock of dialogs looks for it
 Object.assign(globalThis, { __webpack_nonce__: styleNonce });
@@ -67,7 +67,7 @@ export const theme = createTheme({
   components: {
     Paper: { defaultProps: { withBorder: true, p: 'md' } },
     Button: { defaultProps: { size: 'sm' } },
-    // a dialog is a paper, and has its padding besides
+    // a dialog is a Paper, and adds that padding to its own
     Modal: {
       defaultProps: {
         centered: true,
@@ -76,10 +76,10 @@ export const theme = createTheme({
         closeButtonProps: { 'aria-label': 'Close' },
       },
     },
-    // the banner is that of the page
+    // the page already has a banner
     ModalHeader: { defaultProps: { role: 'presentation' } },
     DrawerHeader: { defaultProps: { role: 'presentation' } },
-    // the reason why a form was refused is read out
+    // the reason why a form was refused is read aloud
     InputError: { defaultProps: { role: 'alert' } },
     Drawer: { defaultProps: { padding: 'xs', closeButtonProps: { 'aria-label': 'Close' } } },
     Notification: { defaultProps: { closeButtonProps: { 'aria-label': 'Close this message' } } },

@@ -22,7 +22,7 @@ export function Clock({ at }: { at: string }) {
   );
 }
 
-/** The same for lists that do not name their days. */
+/** The same for lists that are not grouped by day. */
 export function DayClock({ at }: { at: string }) {
   const [zone] = useZone();
   const now = useNow(60_000);
@@ -33,7 +33,7 @@ export function DayClock({ at }: { at: string }) {
   );
 }
 
-/** The time left, with seconds in the last hour; on paper, when it ends. */
+/** The time left, with seconds in the last hour; on paper, the time when it ends. */
 export function Countdown({ until, over = 'over' }: { until: string; over?: string }) {
   const [zone] = useZone();
   const now = useNow(1_000);

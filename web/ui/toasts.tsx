@@ -2,14 +2,14 @@ import { notificationsStore } from '@mantine/notifications';
 import { type ComponentType, useEffect, useState } from 'react';
 
 const load = () => import('./messages.tsx');
-/** After the first view; and before a server is likely to vanish, which is what many messages are about. */
+/** After the first view has loaded, and before the server is likely to become unreachable, which many messages are about. */
 const AHEAD_MS = 5_000;
 
 /** The messages that come and go in a corner. Their code is not part of the first view. */
 export function Toasts() {
   const [Messages, show] = useState<ComponentType>();
   useEffect(() => {
-    // where their code does not come, the next message asks for it again
+    // if their code cannot be loaded, the next message tries again
     const stop = notificationsStore.subscribe(() => {
       load().then(
         (loaded) => show(() => loaded.default),

@@ -155,7 +155,7 @@ export function complete(context: CompletionContext): CompletionResult | null {
   };
 }
 
-/** Within quotes, or in a comment: no word of the language is meant there. */
+/** Within a string or a comment: no word of the language is meant there. */
 function inText({ state, pos }: CompletionContext): boolean {
   const line = state.doc.lineAt(pos);
   const rest = line.text.slice(0, pos - line.from).replace(/"(?:[^"\\]|\\.)*"/g, '');

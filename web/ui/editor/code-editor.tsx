@@ -31,7 +31,7 @@ export interface Problem {
   fix?: { title: string; line: number; column: number; length: number; text: string } | undefined;
 }
 
-/** How far tests reach a line. A line may have several. */
+/** How well tests cover a line. A line may have several. */
 export interface ReachMark {
   line: number;
   tone: 'ok' | 'wait' | 'bad';
@@ -67,11 +67,11 @@ export default function CodeEditor({
   onSave?: () => void;
   handle?: React.Ref<EditorHandle>;
   readOnly?: boolean;
-  /** The text is a test suite, in which this finds the problems; undefined when the text has changed meanwhile. */
+  /** The text is a test suite, and this function finds its problems; undefined if the text has changed in the meantime. */
   suite?: (text: string) => Promise<Problem[] | undefined>;
-  /** Beside the lines, until the text changes them. */
+  /** Shown next to the lines, until the text changes them. */
   marks?: readonly ReachMark[];
-  /** The line that is in view at first. */
+  /** The line that is initially in view. */
   startAt?: number;
 }) {
   const box = useRef<HTMLDivElement>(null);
@@ -91,7 +91,7 @@ export default function CodeEditor({
       const { policyId: id, suite } = latest.current;
       const found = await (suite ?? ((source) => policyProblems(source, id)))(text);
       if (!found) return [];
-      // a later text, or the same under another id, is checked by a later call
+      // a later text, or the same one under another id, is checked by a later call
       if (view.current?.state.doc.eq(state.doc) && id === latest.current.policyId) {
         setProblems(found);
         checked.current = state.doc;
@@ -164,7 +164,7 @@ export default function CodeEditor({
     return () => editor.destroy();
   }, [readOnly, isSuite]);
 
-  // only the names of the rules follow the id, which may be typed beside a text that is not saved
+  // only the names of the rules depend on the id, which can be edited next to a text that is not saved
   useEffect(() => {
     if (policyId !== checkedAs.current) view.current?.dispatch({ effects: renamed.of(null) });
     checkedAs.current = policyId;
@@ -184,7 +184,7 @@ export default function CodeEditor({
   };
   const repair = ({ line, column, length, text }: NonNullable<Problem['fix']>) => {
     const editor = view.current;
-    // the place is that of the text that was checked
+    // the position refers to the text that was checked
     if (!editor || readOnly || !checked.current?.eq(editor.state.doc)) return;
     const from = editor.state.doc.line(line).from + column - 1;
     editor.dispatch({ changes: { from, to: from + length, insert: text }, selection: { anchor: from + text.length } });
@@ -255,8 +255,8 @@ export default function CodeEditor({
 const renamed = StateEffect.define<null>();
 
 /**
- * What is typed over a selection. A browser would give it the look of what was there, by attributes that the policy for
- * content does not let in.
+ * Handles typing over a selection. The browser would style the new text like the old, using attributes that the content security
+ * policy does not allow.
  */
 function typeOver(event: InputEvent, view: EditorView): boolean {
   const { from, to, empty } = view.state.selection.main;
@@ -271,7 +271,7 @@ function typeOver(event: InputEvent, view: EditorView): boolean {
 
 const WORST = ['ok', 'wait', 'bad'] as const;
 
-/** The worst mark of a line, with the words of all of them. Readers of screens find the same in a list on the page. */
+/** The worst mark of a line, with the text of all of them. Screen readers find the same in a list on the page. */
 class ReachMarker extends GutterMarker {
   readonly #tone: ReachMark['tone'];
   readonly #title: string;

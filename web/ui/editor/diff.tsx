@@ -6,7 +6,7 @@ import { Loading } from '../states.tsx';
 
 const TextDiff = later(async () => (await import('./merge-view.tsx')).default, { meanwhile: <Loading /> });
 
-/** What changed from one text to another. Narrow screens get one column. */
+/** The changes from one text to another. Narrow screens get one column. */
 export function Diff({
   before,
   after,
@@ -16,7 +16,7 @@ export function Diff({
   before: string;
   after: string;
   label: string;
-  /** It is no Cedar, and nothing of it may be colored as if it were. */
+  /** The text is not Cedar and must not be colored as if it were. */
   plain?: boolean;
 }) {
   const wide = useMediaQuery('(min-width: 62em)') ?? true;

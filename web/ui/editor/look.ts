@@ -37,7 +37,7 @@ export const look = [
     },
     '.cm-completionDetail': { fontStyle: 'normal', opacity: '0.85' },
     '.cm-diagnostic': { padding: '6px 10px' },
-    // the library's own marks are pictures in data: addresses, which the policy for content does not let in
+    // the library's own marks are images in data: URLs, which the content security policy does not allow
     '.cm-lintRange-error, .cm-lintRange-warning': {
       backgroundImage: 'none',
       textDecoration: 'underline wavy var(--bad-solid) 1px',

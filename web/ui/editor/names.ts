@@ -5,13 +5,13 @@ import { argumentsOf } from '../../../server/policy/language/argument-kinds.ts';
 import type { TagKind } from '../../../server/policy/language/head.ts';
 import { KIND_WORDS, type KnownNames } from '../../lib/name-kinds.ts';
 
-/** `text` is what is written within the quotes, when that is not the label alone; one that `goesOn` does not close them. */
+/** `text` is inserted within the quotes if it is not just the label; an offer that `goesOn` does not close them. */
 type Offer = Completion & { text?: string; goesOn?: true };
 
-/** A name within quotes: tools chose some, and nothing in one may end the text that it stands in. */
+/** A name within quotes: tools chose some, and nothing in a name may end the string that it is in. */
 const escaped = (name: string) => JSON.stringify(name).slice(1, -1);
 
-/** What stands in quotes before the cursor. */
+/** The quoted text before the cursor. */
 const OPEN = '((?:[^"\\\\\\n]|\\\\.)*)$';
 const at = (before: string) => new RegExp(`${before}"${OPEN}`);
 
@@ -36,8 +36,8 @@ const STATUS: Record<string, string> = {
 };
 
 /**
- * The names of the tenant, where one stands in quotes. Tools and agents chose some: one that could be taken for another is not
- * offered.
+ * Completes the tenant's names within quotes. Tools and agents chose some of them: a name that could be mistaken for another is
+ * not offered.
  */
 export async function completeNames(context: CompletionContext, names: KnownNames): Promise<CompletionResult | null> {
   const result = async (pattern: RegExp, offered: (typed: string, match: string) => Promise<Offer[]>) => {
@@ -55,7 +55,7 @@ export async function completeNames(context: CompletionContext, names: KnownName
           ...one,
           apply: (text ?? escaped(one.label)) + (closed || goesOn ? '' : '"'),
         })),
-      // another name may come to mind with another letter
+      // another letter may match other names
       ...(options.length < MANY && { validFor: /^[^"\\]*$/ }),
     };
   };
@@ -66,7 +66,7 @@ export async function completeNames(context: CompletionContext, names: KnownName
         detail: `on ${nameRead(server)}${status === 'approved' ? '' : ', not approved'}`,
         info: `A tool: ${STATUS[status] ?? status}${labels.length > 0 ? `; labels: ${labels.map(nameRead).join(', ')}` : ''}.`,
         type: 'function',
-        // one that somebody has approved stands first, also for a name that several servers have
+        // an approved tool comes first, also when several servers have the name
         boost: status === 'approved' ? 50 : 0,
       }))
       .sort((a, b) => b.boost - a.boost);
@@ -166,7 +166,7 @@ export async function completeNames(context: CompletionContext, names: KnownName
   return null;
 }
 
-/** From so many on, the server is asked again with each letter: it may have more. */
+/** With this many results, the server is asked again for each letter: it may have more. */
 const MANY = 50;
 
 interface Argument {
