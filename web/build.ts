@@ -6,13 +6,13 @@ import { brotliCompress, constants, gzip } from 'node:zlib';
 
 const here = import.meta.dirname;
 const root = path.dirname(here);
-/** Where the server finds the built dashboard. */
+/** Where the server looks for the built dashboard. */
 const dist = path.join(here, 'dist');
 const stampFile = path.join(dist, '.stamp.json');
 
 /**
- * Builds the dashboard into web/dist, unless what is there was built from the very same sources. Several processes may
- * do so at once: each builds apart and puts its whole result in place.
+ * Builds the dashboard into web/dist, unless what is there was built from exactly the same sources. Several processes may do so
+ * at once: each builds separately and moves its whole result into place.
  */
 export async function buildDashboard(log: (line: string) => void = () => undefined): Promise<void> {
   const last = readStamp();
@@ -43,7 +43,7 @@ export async function buildDashboard(log: (line: string) => void = () => undefin
   }
 }
 
-/** What the dashboard was built from: everything in web/, and what it took from elsewhere in the project. */
+/** What the dashboard was built from: everything in web/, and what it imports from elsewhere in the project. */
 interface Stamp {
   modules: string[];
   stamp: string;
@@ -68,7 +68,7 @@ function stampOf(modules: readonly string[]): string {
   return hash.digest('hex');
 }
 
-/** A compressed copy beside each text, so that no request pays for compressing. */
+/** A compressed copy next to each text file, so that no request pays for compression. */
 async function compress(dir: string): Promise<void> {
   const files = globSync('assets/*.{js,css,svg}', { cwd: dir }).map((file) => path.join(dir, file));
   await Promise.all(
@@ -88,7 +88,7 @@ function replace(outDir: string): void {
       renameSync(outDir, dist);
       return;
     } catch (error) {
-      // another process put its own there between the two steps
+      // another process put its result there between the two steps
       if (tries >= 5) throw error;
     }
   }

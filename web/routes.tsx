@@ -37,13 +37,13 @@ const lazy = lazyRouteComponent;
 
 const root = createRootRoute({ component: Outlet, notFoundComponent: NotFound });
 
-/** Where someone comes who is not signed in; `next` is where they wanted to go. */
+/** Where visitors who are not signed in land; `next` is where they wanted to go. */
 const signIn = createRoute({
   getParentRoute: () => root,
   path: '/sign-in',
   validateSearch: (search: Record<string, unknown>): { next?: string; error?: string; request_id?: string } => ({
     next: localPath(search.next),
-    // where a sign-in through the identity provider failed; the page shows only what it knows
+    // why a sign-in through the identity provider failed; the page shows only the codes that it knows
     error: typeof search.error === 'string' ? search.error : undefined,
     request_id:
       typeof search.request_id === 'string' && /^req_\w{1,40}$/.test(search.request_id) ? search.request_id : undefined,
@@ -51,13 +51,13 @@ const signIn = createRoute({
   component: lazy(() => import('./pages/sign-in.tsx'), 'SignIn'),
 });
 
-/** The link of a mail with which this tab was opened. The router drops what no page of its own reads, such as the tenant. */
+/** The mailed link that opened this tab. The router drops parameters that no page of its own reads, such as the tenant. */
 let entered =
   tenantIn(window.location.href) === undefined
     ? undefined
     : window.location.pathname + window.location.search + window.location.hash;
 
-/** Where a link leads that is for another tenant than the one somebody is signed in to. */
+/** Where a link leads that is for a different tenant than the person is signed in to. */
 const otherOrganization = createRoute({
   getParentRoute: () => root,
   path: '/other-organization',
@@ -66,9 +66,9 @@ const otherOrganization = createRoute({
     entered = undefined;
     const meant = next && tenantIn(next);
     if (!meant) throw redirect({ to: '/', replace: true });
-    // without a session the page leads to the sign-in by itself
+    // without a session the page itself leads to the sign-in
     const me = await queryClient.ensureQueryData(meOptions()).catch(() => undefined);
-    // whoever signed in to that tenant since then is led on
+    // if the person has signed in to that tenant since, they continue there
     if (me?.tenant_id === meant) throw redirect({ href: withoutTenant(next), replace: true });
   },
   component: lazy(() => import('./pages/other-organization.tsx'), 'OtherOrganization'),
@@ -95,7 +95,7 @@ const app = createRoute({
     }
     const next = entered ?? takeNext();
     if (!next) return;
-    // what the link of a mail leads to is in the tenant that it names, and nowhere else
+    // the target of a mailed link is in the tenant that it names, and nowhere else
     const meant = tenantIn(next);
     if (meant !== undefined && meant !== tenant) {
       throw redirect({ to: '/other-organization', search: { next }, replace: true });
@@ -107,21 +107,21 @@ const app = createRoute({
 const below = { getParentRoute: () => app } as const;
 
 /**
- * What a page reads of its address, and nothing else: whatever other parameters an address has are as if they were not
- * there. The router would pass them on, and the server refuses what it does not know.
+ * What a page reads from its address, and nothing else: any other parameters are treated as absent. The router would pass them
+ * on, and the server refuses what it does not know.
  */
 function only<T extends object>(read: (search: Record<string, unknown>) => T) {
   return (search: Record<string, unknown>): T => {
     const found = read(search);
     const others = Object.keys(search).filter((name) => !Object.hasOwn(found, name));
-    // in the order of the page, so that what says the same is the same address, and no step of the browser's history
+    // in the page's order, so that the same state has the same address and adds no step to the browser's history
     return { ...found, ...Object.fromEntries(others.map((name) => [name, undefined])) };
   };
 }
 
 /**
- * Asks for what a page is about while its code comes: when it is opened, or when the pointer nears its link. The page asks for the
- * same and finds it, and shows what is wrong. Nothing whose requests are recorded as a look of the person belongs here.
+ * Prefetches a page's data while its code loads: when it is opened, or when the pointer nears its link. The page makes the same
+ * query, finds its result, and shows any error. Never prefetch a query that is recorded as a look by the person.
  */
 function ask(...all: readonly { queryKey: QueryKey }[]): void {
   for (const options of all) void queryClient.prefetchQuery(options);
@@ -133,7 +133,7 @@ const overview = createRoute({
   ...below,
   path: '/',
   validateSearch: only(readOverviewSearch),
-  // what takes longest there
+  // the slowest query there
   loader: ({ location }) => {
     const { last = '24h' } = readOverviewSearch(location.search as Record<string, unknown>);
     ask(countsOptions({}, last, { now: Date.now(), zone: zoneNow(), facets: 'none' }));
@@ -151,7 +151,7 @@ const decisions = createRoute({
   validateSearch: only(readSearch),
   loader: ({ location }) => {
     const { last, ...filter } = filterOf(readSearch(location.search as Record<string, unknown>));
-    // the last hours begin when the page is there
+    // a range up to now begins when the page is loaded
     if (!last) ask(listCountsOptions(filter, zoneNow()));
   },
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),

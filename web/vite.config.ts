@@ -1,7 +1,7 @@
 import react from '@vitejs/plugin-react';
 import type { UserConfig } from 'vite';
 
-/** Stands in the built page where the server writes a new nonce into each answer: see server/api/static.ts. */
+/** A placeholder in the built page; the server replaces it with a new nonce in each response: see server/api/static.ts. */
 export const NONCE_PLACEHOLDER = 'NONCE-OF-THIS-ANSWER';
 
 export default {
@@ -10,10 +10,10 @@ export default {
   html: { cspNonce: NONCE_PLACEHOLDER },
   build: {
     target: 'es2023',
-    // the browsers that know light-dark(): what it is compiled to for others does not follow the chosen scheme
+    // browsers that support light-dark(): what it is compiled to for others does not follow the chosen scheme
     cssTarget: ['chrome123', 'firefox120', 'safari17.5'],
     manifest: true,
-    // nothing is inlined: the policy for content knows no data: addresses
+    // nothing is inlined: the content security policy does not allow data: URLs
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 700,

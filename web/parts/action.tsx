@@ -9,8 +9,8 @@ interface Action {
 }
 
 /**
- * What an action is, on one line that we write: the tool, its server and the type of the action. Each of the three is a name
- * that others chose; none can look like the words between them, or take the room of another one.
+ * What an action is, on one line that we write: the tool, its server and the type of the action. All three are names that others
+ * chose; none can pass for our words between them, or take another's room.
  */
 export function ActionTitle({ action: { action_type, tool_name, tool_server } }: { action: Action }) {
   if (tool_name === null) {
@@ -36,13 +36,13 @@ export function ActionTitle({ action: { action_type, tool_name, tool_server } }:
   );
 }
 
-/** The same for the title of a tab, and for names that are read aloud: what could be taken for the words between stands in quotes. */
+/** The same for tab titles and names that are read aloud: what could be mistaken for the words between is in quotes. */
 export function actionText({ action_type, tool_name, tool_server }: Action): string {
   if (tool_name === null) return named(action_type);
   return `${named(tool_name)}${tool_server === null ? '' : ` on ${named(tool_server)}`} (${named(action_type)})`;
 }
 
-/** A name in a plain text of ours. Quotation marks of its own stand there by their code. */
+/** A name in plain text of ours. Quotation marks within it are replaced by their codes. */
 export const named = (text: string): string => (/^[\w.:/@-]+$/.test(text) ? text : `“${nameRead(text)}”`);
 
 interface Target {
@@ -53,8 +53,8 @@ interface Target {
 }
 
 /**
- * Who wants to act, and on what: on one line, for lists. Each has a box of its own and its share of the line; none can look
- * like another one, or take its room.
+ * Who wants to act, and on what: on one line, for lists. Each has a box of its own and its share of the line; none can pass for
+ * another, or take its room.
  */
 export function ActionTarget({ action: { agent_id, agent_role, method, resource } }: { action: Target }) {
   return (
@@ -81,7 +81,7 @@ export function ActionTarget({ action: { agent_id, agent_role, method, resource 
   );
 }
 
-/** The same where somebody decides: each on a line of its own that we name, with all of it on request. */
+/** The same for places where people decide: each value on a line of its own that we label, with its full text on request. */
 export function ActionTargetLines({ action: { agent_id, agent_role, method, resource } }: { action: Target }) {
   const lines = [
     ['Agent', agent_id],
@@ -105,7 +105,7 @@ export function ActionTargetLines({ action: { agent_id, agent_role, method, reso
   );
 }
 
-/** What the agent says of it, marked as its words. */
+/** What the agent says about it, marked as the agent's words. */
 export function AgentSays({ text }: { text: string }) {
   return (
     <Line className="dim">

@@ -7,7 +7,7 @@ import { When } from '../ui/time.tsx';
 
 const MOST_TOOLS = 50;
 
-/** What waits for a decision beside policies: versions of lists, and tools. Undefined while it is not known. */
+/** What is waiting for a decision in addition to policies: versions of lists, and tools. Undefined while unknown. */
 function useAlsoWaiting() {
   const lists = useQuery(trpc.lists.list.queryOptions({}));
   const tools = useQuery(trpc.tools.list.queryOptions({ review: true, limit: MOST_TOOLS }));
@@ -20,7 +20,7 @@ function useAlsoWaiting() {
   };
 }
 
-/** The same in a few words; nothing where nothing waits. */
+/** The same in a few words; nothing if nothing is waiting. */
 export function AlsoWaitingLine() {
   const waiting = useAlsoWaiting();
   if (!waiting) return null;

@@ -3,15 +3,15 @@ import { dayTime, fullTime, useZone, type Zone } from '../lib/time.ts';
 import type { Tone } from '../ui/status.tsx';
 import './histogram.css';
 
-/** One bar: where it begins, and how many there are of each kind, in their order. */
+/** One bar: where it begins, and its count of each kind, in the order of the kinds. */
 export interface Bar {
   at: string;
   counts: readonly number[];
 }
 
 /**
- * Counts over time as bars. A click on a bar, or a pull over several, narrows the range to them; by keyboard the arrows move, with
- * Shift they take in more, and Enter narrows.
+ * Counts over time as bars. Clicking a bar, or dragging over several, narrows the range to them; on the keyboard the arrows move,
+ * Shift with an arrow extends the selection, and Enter narrows.
  */
 export function Bars({
   bars: buckets,
@@ -28,15 +28,15 @@ export function Bars({
   /** How long a bar is. */
   seconds: number;
   kinds: readonly { label: string; tone: Tone }[];
-  /** Others are being counted. */
+  /** New counts are being loaded. */
   pending: boolean;
   narrow: (range: { since: string; until: string }) => void;
-  /** What is said of bars that are empty. */
+  /** The text for empty bars. */
   nothing: string;
-  /** What else is said of one bar. */
+  /** Additional text for one bar. */
   more?: (n: number) => string | undefined;
   caption: ReactNode;
-  /** What has the same axis of time: it stands between the bars and the axis. */
+  /** Content that shares the time axis: it appears between the bars and the axis. */
   children?: ReactNode;
 }) {
   const [zone] = useZone();
@@ -136,7 +136,7 @@ export function Bars({
         {[0, 0.25, 0.5, 0.75].map((part) => (
           <span key={part}>{axis(buckets[Math.floor(part * buckets.length)]!.at, seconds, zone)}</span>
         ))}
-        {/* the last bar ends later where it is still growing */}
+        {/* the last bar ends later while it is still growing */}
         <span>{axis(new Date(Math.min(Date.parse(end(last)), Date.now())).toISOString(), seconds, zone)}</span>
       </div>
     </figure>

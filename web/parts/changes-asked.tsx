@@ -6,7 +6,7 @@ import { PageLink } from '../ui/link.tsx';
 import { Notice } from '../ui/notice.tsx';
 import { When } from '../ui/time.tsx';
 
-/** What a reviewer asked for, until a newer version answers it. */
+/** The changes that a reviewer requested, until a newer version answers them. */
 export function ChangesAsked({ policy, link = false }: { policy: Answers['policies']['get']; link?: boolean }) {
   const name = usePeople();
   const me = useMe();

@@ -8,7 +8,7 @@ import { DayClock } from '../ui/time.tsx';
 
 type Listed = Answers['events']['list']['events'][number];
 
-/** A few decisions in two lines each; the name of one opens it among those that the filter shows. */
+/** A few decisions in two lines each; the name of one opens it in the list that the filter shows. */
 export function DecisionLines({
   events,
   filter = {},
@@ -21,7 +21,7 @@ export function DecisionLines({
   filter?: Filter;
   name?: (event: Listed) => string;
   about?: (event: Listed) => ReactNode;
-  /** They come while somebody waits for them. */
+  /** They arrive while the user is waiting for them. */
   arriving?: boolean;
   label?: string;
 }) {

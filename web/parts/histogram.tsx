@@ -15,7 +15,7 @@ export function Histogram({
   narrow,
 }: {
   counts: Counts;
-  /** Others are being counted. */
+  /** New counts are being loaded. */
   pending: boolean;
   narrow: (range: { since: string; until: string }) => void;
 }) {
@@ -32,7 +32,7 @@ export function Histogram({
   );
 }
 
-/** What was counted, and how well. */
+/** What was counted, and how accurately. */
 function Summary({ counts: { records, counted, matching, estimated } }: { counts: Counts }) {
   const all = records.toLocaleString();
   const number = matching.toLocaleString();

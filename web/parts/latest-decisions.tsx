@@ -8,7 +8,7 @@ import { Panel } from '../ui/panel.tsx';
 import { Shown } from '../ui/states.tsx';
 import { DecisionLines } from './decision-lines.tsx';
 
-/** The newest decisions that fit a filter, and the way to all of them. */
+/** The newest decisions that match a filter, and a link to all of them. */
 export function LatestDecisions({
   title,
   all,

@@ -12,10 +12,13 @@ import { Shown } from '../ui/states.tsx';
 import { DECISION } from '../ui/status.tsx';
 import type { TestedDecision } from './make-test.tsx';
 
-/** Asks what a test of a decision is to expect and in which suite, and opens that suite in the editor with the test. */
+/**
+ * Asks what a test made from a decision should expect and which suite it goes into, and opens that suite in the editor with the
+ * test.
+ */
 export default function MakeTestDialog(props: { decision: TestedDecision; wrong: boolean; onClose: () => void }) {
   const policies = useQuery(trpc.policies.list.queryOptions({ limit: 200 }));
-  // it may stand over the details of the decision, which have a header already
+  // it may be shown over the details of the decision, which already have a header
   return (
     <Modal.Root opened onClose={props.onClose}>
       <Modal.Overlay />

@@ -6,15 +6,15 @@ import { useMe } from '../lib/session.ts';
 
 const MakeTestDialog = later(async () => (await import('./make-test-dialog.tsx')).default);
 
-/** A decision that a test can be made of. */
+/** A decision that a test can be made from. */
 export interface TestedDecision {
   event_id: string;
   decision: Decision;
-  /** Whose suite gets the test, if the person picks no other. */
+  /** The policy whose suite gets the test, unless the person picks another. */
   policyId: string | undefined;
 }
 
-/** Makes a test of a decision, as it was or as it should have been. Nothing for people who may not see requests. */
+/** Makes a test from a decision, as it was or as it should have been. Renders nothing for people who may not see requests. */
 export function MakeTest({ decision, compact = false }: { decision: TestedDecision; compact?: boolean }) {
   const me = useMe();
   const [open, setOpen] = useState<'right' | 'wrong'>();

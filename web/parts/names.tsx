@@ -1,21 +1,21 @@
 import { Hostile } from '../ui/hostile.tsx';
 import { PageLink } from '../ui/link.tsx';
 
-/** The name of an agent, which leads to its page. */
+/** The name of an agent, linked to its page. */
 export const AgentLink = ({ id, plain = false }: { id: string; plain?: boolean }) => (
   <PageLink to="/agents/agent" search={{ id }} {...(plain && { c: 'inherit', inherit: true })}>
     <Hostile text={id} name />
   </PageLink>
 );
 
-/** The id of a session, which leads to what happened in it: of one agent, where it is known. */
+/** The id of a session, linked to what happened in it: for one agent, if known. */
 export const SessionLink = ({ id, agent }: { id: string; agent?: string | undefined }) => (
   <PageLink to="/sessions/session" search={{ id, ...(agent !== undefined && { agent }) }}>
     <Hostile text={id} />
   </PageLink>
 );
 
-/** The name of a tool, which leads to its page: that of its definition on a server, or what is known of the name. */
+/** The name of a tool, linked to its page: that of its definition on a server, or of the name on any server. */
 export const ToolLink = ({
   name,
   server,
@@ -34,7 +34,7 @@ export const ToolLink = ({
   </PageLink>
 );
 
-/** A rule of a policy leads to the rules of its policy; those of the server itself have none. */
+/** A rule, linked to the rules of its policy; the server's own rules have no link. */
 export const RuleLink = ({ id, plain = false }: { id: string; plain?: boolean }) => {
   const policy = id.slice(0, Math.max(0, id.indexOf('#')));
   if (policy === '') return <Hostile text={id} />;

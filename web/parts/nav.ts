@@ -24,9 +24,9 @@ interface Entry {
   to: string;
   label: string;
   icon: typeof IconFileText;
-  /** The lowest role that sees it; a viewer where none is named. */
+  /** The lowest role that sees it; viewer if none is named. */
   least?: Role;
-  /** After g it leads there; none that does something by itself on a page. */
+  /** `g` followed by this key leads there; it must not do anything by itself on a page. */
   key?: string;
   /** The counter shown next to it. */
   count?: 'holds' | 'reviews';

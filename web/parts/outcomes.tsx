@@ -13,7 +13,7 @@ import './outcomes.css';
 
 const KINDS = Object.keys(DECISION) as Decision[];
 
-/** The counts of the decisions of the last hours or days that fit. */
+/** The counts of the matching decisions of the last hours or days. */
 export function useCounts(
   filter: CountsFilter,
   last: Last,
@@ -24,7 +24,7 @@ export function useCounts(
   return useQuery({ ...options, enabled, placeholderData: keepPreviousData, refetchInterval: AGAIN_MS });
 }
 
-/** What was decided over time: a bar, a pull over several, and each kind of decision lead to the decisions themselves. */
+/** What was decided over time: clicking a bar, dragging over several, or clicking a kind of decision leads to the decisions. */
 export function Outcomes({ filter, last, facets }: { filter: CountsFilter; last: Last } & Pick<CountsAbout, 'facets'>) {
   const query = useCounts(filter, last, { facets });
   const navigate = useNavigate();

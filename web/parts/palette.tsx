@@ -22,7 +22,7 @@ interface Option {
   open: (navigate: Navigate) => unknown;
 }
 
-/** What each kind is called, and where its page is. */
+/** The label of each kind, and where its page is. */
 const KINDS: { [K in Found['kind']]: [word: string, open: (found: Found, navigate: Navigate) => unknown] } = {
   policy: ['Policy', ({ id }, go) => go({ to: '/policies/$id', params: { id } })],
   rule: [
@@ -39,7 +39,7 @@ const KINDS: { [K in Found['kind']]: [word: string, open: (found: Found, navigat
   audit: ['Audit record', ({ id }, go) => go({ to: '/audit', search: { record: id } })],
 };
 
-/** What a thing is called, and what more there is to say of it. A hold has no name: the tool is told, and whose action it is. */
+/** The label and details of a result. A hold has no name: the tool is shown, and whose action it is. */
 function wordsOf({ kind, id, detail, agent_id = '', created_at }: Found): Pick<Option, 'label' | 'detail'> {
   if (kind === 'policy') return { label: <Hostile text={id} />, detail: statusWord('policy', detail) };
   const [, status, tool] = (kind === 'hold' && /^(\w+)(?:: (.*))?$/s.exec(detail)) || [];
@@ -59,7 +59,7 @@ function wordsOf({ kind, id, detail, agent_id = '', created_at }: Found): Pick<O
   return { label: <Hostile text={tool ?? id} name />, detail: whose };
 }
 
-/** Pages, and whatever else has a name or an id: typed, chosen with the arrows, opened with Enter. */
+/** Pages, and everything else with a name or an id: typed, chosen with the arrows, opened with Enter. */
 export default function Palette({ onClose }: { onClose: () => void }) {
   const me = useMe();
   const navigate = useNavigate();

@@ -7,7 +7,7 @@ import { TextFilter } from '../ui/filters.tsx';
 
 const MOST = 50;
 
-/** A choice of one member; among many, a field to find them by name or address. */
+/** Selects one member; if there are many, with a search field for names and addresses. */
 export function PersonSelect({
   description,
   none,
@@ -15,7 +15,7 @@ export function PersonSelect({
 }: Omit<NativeSelectProps, 'data' | 'value'> & {
   value?: string;
   description: ReactNode;
-  /** What stands for nobody, where that can be chosen. */
+  /** The label for no one, where that can be chosen. */
   none?: string;
 }) {
   const [q, setQ] = useState<string>();

@@ -1,7 +1,7 @@
 import { Text } from '@mantine/core';
 import { Tag } from '../ui/status.tsx';
 
-/** Where a pipeline took a version from. */
+/** Where a pipeline got a version from. */
 export interface VersionSource {
   repo?: string | undefined;
   commit?: string | undefined;
@@ -22,8 +22,8 @@ const FIELDS = [
 ] as const;
 
 /**
- * What the token of a pipeline proved, apart from what was only stated with the text. Only a proven address is a link: a
- * stated one could lead anywhere.
+ * What a pipeline's token proved, kept apart from what was only stated with the text. Only a proven address is a link: a stated
+ * one could lead anywhere.
  */
 export function PolicySource({ source }: { source: VersionSource }) {
   const part = (proven: boolean) =>

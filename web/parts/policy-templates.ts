@@ -1,4 +1,4 @@
-/** A call as an agent asks for it. */
+/** A call as an agent requests it. */
 export interface ExampleCall {
   agent_role: string;
   tool_name: string;
@@ -19,9 +19,9 @@ export interface Template {
   tests: string;
   /** A call that the text denies, to see it work. */
   denied: ExampleCall;
-  /** One that it allows, where it allows any by itself. */
+  /** A call that the text allows, if it allows any by itself. */
   allowed?: ExampleCall;
-  /** One that a single person releases, where there is such. */
+  /** A call that a single person releases, if there is one. */
   held?: ExampleCall;
 }
 
@@ -129,7 +129,7 @@ const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
   },
 ];
 
-/** Each template with its files; `file` answers the text of one in `web/templates`. */
+/** Each template with its files; `file` returns the text of one in `web/templates`. */
 export const templatesOf = (file: (path: string) => string): readonly Template[] => [
   ...TOLD.map((one) => ({ ...one, source: file(`${one.id}/policy.cedar`), tests: file(`${one.id}/tests.yaml`) })),
   {
@@ -150,7 +150,7 @@ export function suiteFor({ id, tests }: Pick<Template, 'id' | 'tests'>, policyId
   return tests.replaceAll(`${id}#`, `${policyId}#`);
 }
 
-/** A rule to begin with for one tool: nothing of its name can be anything but a text in the policy. */
+/** A starting rule for one tool: its name cannot become anything but text in the policy. */
 export function toolTemplate(server: string, tool: string): Template {
   const name =
     tool
@@ -172,7 +172,7 @@ when { resource in ToolServer::${cedarText(server)} };
   };
 }
 
-/** A text as Cedar writes it. What cannot be seen is written out, as the language demands. */
+/** A string as Cedar writes it. Invisible characters are escaped, as the language demands. */
 function cedarText(text: string): string {
   const escaped = Array.from(text, (one) =>
     /^[ !#-[\]-~]$/.test(one) ? one : `\\u{${one.codePointAt(0)!.toString(16)}}`,

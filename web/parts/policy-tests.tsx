@@ -34,7 +34,7 @@ const MUTATION = {
   move_number: 'number changed',
 } as const satisfies Record<Mutations['survivors'][number]['mutation'], string>;
 
-/** What the tests of a version found: the counts, each test, and how far the tests reach. */
+/** What a version's tests found: the counts, each test, and how much of the text the tests cover. */
 export function TestRun({ run, goTo }: { run: Run; goTo?: (line: number) => void }) {
   const [fault] = [...run.errors, ...run.tests_errors];
   if (fault) return <Text>The tests cannot run until this is fixed: {fault.message}.</Text>;
@@ -95,7 +95,7 @@ function Results({ results, goTo }: { results: Run['results']; goTo?: (line: num
   );
 }
 
-/** How far the tests reach: each statement, and each condition that was not both true and false. */
+/** The coverage: each statement, and each condition that was not both true and false. */
 export function Reach({ coverage, goTo }: { coverage: Coverage; goTo?: (line: number) => void }) {
   const place = (line: number) =>
     goTo ? (
@@ -132,7 +132,7 @@ export function Reach({ coverage, goTo }: { coverage: Coverage; goTo?: (line: nu
   );
 }
 
-/** The marks of an editor: how far the tests reach each line of a policy. */
+/** The marks of an editor: how well the tests cover each line of a policy. */
 export function marksOf({ statements }: Coverage): ReachMark[] {
   return statements.flatMap(({ rule_id, line, reach, conditions }) => [
     { line, tone: REACH[reach][1], title: `${rule_id}: ${REACH[reach][0]}` },
@@ -143,7 +143,7 @@ export function marksOf({ statements }: Coverage): ReachMark[] {
   ]);
 }
 
-/** The changes of a policy that its tests do not notice. */
+/** The changes to a policy that its tests do not notice. */
 export function Survivors({ run }: { run: Mutations }) {
   const [fault] = [...run.errors, ...run.tests_errors];
   if (fault) return <Text mt="sm">No change can be tried until this is fixed: {fault.message}.</Text>;

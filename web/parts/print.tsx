@@ -15,8 +15,7 @@ export function PrintButton() {
 }
 
 /**
- * What only the printed page has: ids and hashes in full, the one that is to be compared as a QR code, and where and by
- * whom it was printed.
+ * What only the printed page has: ids and hashes in full, the one to compare as a QR code, and where and by whom it was printed.
  */
 export function PrintSheet({
   values,

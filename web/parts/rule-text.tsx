@@ -18,7 +18,7 @@ const OUTCOME = {
   masked: ['?', 'masked', 'quiet'],
 } as const;
 
-/** The text of a rule with what each of its conditions was, as far as that is known; its name and place are the children. */
+/** The text of a rule with the outcome of each of its conditions, if known; its name and place are the children. */
 export function RuleText({ rule, children }: { rule: Rule; children: ReactNode }) {
   const [word, tone] = EFFECT[rule.effect];
   return (
@@ -64,7 +64,7 @@ function Clause({ text, condition: { outcome } }: { text: string; condition: Con
   );
 }
 
-/** Nothing in the text of a policy is invisible. */
+/** Makes everything in the text of a policy visible. */
 const lines = (text: string) => text.split('\n').map(visible).join('\n');
 
 /** The text with its conditions, which do not overlap, in their places. */

@@ -17,13 +17,13 @@ const EFFECT = {
 } as const;
 const HOLDS = ['holds', 'wait'] as const;
 
-/** What a rule does, in a word. What a guardrail adds stands in its text. */
+/** What a rule does, in a word. What a guardrail adds is in its text. */
 export function EffectTag({ effect, holds }: { effect: Rule['effect']; holds: boolean }) {
   const [word, tone] = effect === 'permit' && holds ? HOLDS : EFFECT[effect];
   return <Tag tone={tone}>{word}</Tag>;
 }
 
-/** The rules of live policies whose scopes fit. What they say beyond that depends on the request. */
+/** The rules of live policies whose scopes match. Anything beyond the scope depends on the request. */
 export function RulesInForce({ of, nothing }: { of: Inputs['rules']['list']; nothing: string }) {
   const query = useQuery(trpc.rules.list.queryOptions(of, { staleTime: 60_000 }));
   return (

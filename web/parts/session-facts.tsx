@@ -12,7 +12,7 @@ import { SessionLink } from './names.tsx';
 
 type SessionFact = Answers['sessionFacts']['facts'][number];
 
-/** What policies know of an agent's session by now: from which tool's answer each fact is, and until when it is known. */
+/** What policies currently know about an agent's session: which tool's response each fact comes from, and when it expires. */
 export function SessionFacts({ sessionId, agentId }: { sessionId: string; agentId?: string | undefined }) {
   const query = useQuery(trpc.sessionFacts.queryOptions({ session_id: sessionId, agent_id: agentId }));
   const id = useId();
@@ -68,7 +68,7 @@ function Line({ fact, agent }: { fact: SessionFact; agent: boolean }) {
   );
 }
 
-/** Names, keys and values are of tools and agents: every character of them can be seen. */
+/** Names, keys and values come from tools and agents: every character of them is made visible. */
 function wordsOf({ source, name, key, value, tool_name }: SessionFact): { what: string; from: string } {
   const server = key === '' ? '' : ` of ${visible(key)}`;
   if (source.startsWith('call:')) {

@@ -10,7 +10,7 @@ export type Session = Answers['sessions']['list']['sessions'][number];
 /** A browser's name, from its user agent. */
 function browserOf(agent: string | null): string {
   if (!agent) return 'unknown browser';
-  // a browser also includes the names that follow its own in this list
+  // a browser's user agent also includes the names that follow its own in this list
   const name = ['Edg', 'OPR', 'Firefox', 'Chrome', 'Safari'].find((one) => agent.includes(`${one}/`));
   const on = /(Windows|Android|iPhone|iPad|Mac OS X|Linux)/.exec(agent)?.[1];
   const names: Record<string, string> = { Edg: 'Edge', OPR: 'Opera' };

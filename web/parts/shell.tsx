@@ -27,14 +27,14 @@ import { Notice } from '../ui/notice.tsx';
 import { NAV } from './nav.ts';
 import { StopBanner, StopButton } from './stops.tsx';
 
-// there when it is asked for: until its field has the focus, keys would do what they do on the page
+// loaded ahead of time: until its field has the focus, keys would act on the page
 const Palette = later(async () => (await import('./palette.tsx')).default, { soon: true });
 const KeysList = later(async () => (await import('./keys-list.tsx')).default);
 
 /** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
   const [finding, find] = useDisclosure();
-  // wherever the focus is, in the editor of policies too
+  // wherever the focus is, even in the policy editor
   useHotkeys([['mod+K', find.open]], [], true);
   const [opened, menu] = useDisclosure();
   const path = useRouterState({ select: (state) => state.location.pathname });
@@ -143,7 +143,7 @@ function Brand() {
 function Navigation() {
   const me = useMe();
   const counts = {
-    // those that wait for this person, who may vote; others see how many wait
+    // approvers see how many wait for them; others see how many wait at all
     holds:
       useQuery(
         trpc.escrow.list.queryOptions({ status: 'held', limit: 1, ...(me.has('approver') && { mine: 'needed' }) }),

@@ -19,7 +19,7 @@ type Found = Answers['simulations']['get'];
 type ChangeGroup = NonNullable<Found['groups']>[number];
 type Direction = ChangeGroup['direction'];
 
-/** In the order of the server: what a draft gives away comes first. */
+/** In the order of the server: what a draft opens up comes first. */
 const DIRECTION: Record<Direction, [title: string, tone: Tone]> = {
   newly_allowed: ['Denied before, allowed now', 'bad'],
   hold_lifted: ['Held before, allowed without a hold', 'bad'],
@@ -42,7 +42,7 @@ const UNKNOWN: Record<keyof NonNullable<Found['unknown_by_reason']>, string> = {
   unreadable: 'what is kept of them cannot be read',
 };
 
-/** The newest simulation of the text of a version, with what it found; null when there is none. */
+/** The newest simulation of a version's text, with its findings; null if there is none. */
 export function useSimulation(policyId: string, version: number): { data: Found | null | undefined; error: unknown } {
   const list = useQuery(trpc.simulations.list.queryOptions({ id: policyId, version, limit: 1 }));
   const newest = list.data?.simulations[0];
@@ -62,7 +62,7 @@ export function useSimulation(policyId: string, version: number): { data: Found 
 
 const isOpen = ({ status }: Found) => status === 'queued' || status === 'running';
 
-/** What the version would have changed on past decisions, or how far the simulation has come. */
+/** What the version would have changed in past decisions, or the progress of the simulation. */
 export function SimulationPanel({ policyId, version }: { policyId: string; version: number }) {
   const { data, error } = useSimulation(policyId, version);
   const me = useMe();
@@ -186,7 +186,7 @@ function Result({ found, policyId }: { found: Found; policyId: string }) {
   );
 }
 
-/** Green only where it is certain: nothing newly allowed, nothing unknown, nothing left out. */
+/** Green only if certain: nothing newly allowed, nothing unknown, nothing left out. */
 function Verdict({ found }: { found: Found }) {
   const { groups = [], unknown = 0, unknown_by_reason = {}, nothing_newly_allowed, one_in, current } = found;
   const opened = groups
@@ -286,7 +286,7 @@ function GroupLine({ group, policyId }: { group: ChangeGroup; policyId: string }
   );
 }
 
-/** A decision by who asked and when, as soon as somebody looks. */
+/** A decision by who asked and when, loaded once it is in view. */
 function Example({ id, shown }: { id: string; shown: boolean }) {
   const { data } = useQuery(
     trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY, enabled: shown }),

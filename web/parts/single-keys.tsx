@@ -2,7 +2,7 @@ import '@mantine/core/styles/Checkbox.css';
 import { Checkbox } from '@mantine/core';
 import { useSingleKeys } from '../lib/keys.ts';
 
-/** Turns the keys off that do something by themselves, without Ctrl or another key held. */
+/** Turns off the single-key shortcuts, which need neither Ctrl nor another modifier. */
 export function SingleKeys() {
   const [keys, set] = useSingleKeys();
   return (

@@ -7,7 +7,7 @@ export const SPANS = {
   '30d': '30 days',
 } as const satisfies Record<Last, string>;
 
-/** The time that a page is of. */
+/** The time range that a page covers. */
 export const Spans = ({ last, choose }: { last: Last; choose: (last: Last) => void }) => (
   <fieldset className="segments" aria-label="Time span">
     {(Object.keys(SPANS) as Last[]).map((one) => (

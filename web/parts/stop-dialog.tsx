@@ -20,7 +20,7 @@ const ORDER = [
   'tenant',
 ] as const satisfies readonly StopKind[];
 
-/** What is offered while the target is typed. */
+/** What is suggested while the target is typed. */
 const NAMED: Partial<Record<StopKind, NameKind>> = {
   agent: 'agent',
   role: 'role',

@@ -10,7 +10,7 @@ import { type Answers, trpc } from '../lib/trpc.ts';
 import { Hostile } from '../ui/hostile.tsx';
 import { Notice } from '../ui/notice.tsx';
 
-/** On every page there is only the button; the form comes when it is pressed. */
+/** Every page has only the button; the form is loaded when it is pressed. */
 const StopDialog = later(async () => (await import('./stop-dialog.tsx')).default);
 
 export type Stop = Answers['stops']['list']['stops'][number];
@@ -38,7 +38,7 @@ export function TargetOf({ stop }: { stop: Pick<Stop, 'target_kind' | 'target_id
   );
 }
 
-/** Tells everyone, on every page, what is stopped. */
+/** Shows everyone, on every page, what is stopped. */
 export function StopBanner() {
   const { data } = useQuery(trpc.stops.list.queryOptions({ in_force: 'true', limit: 4 }, { refetchInterval: 30_000 }));
   const stops = data?.stops ?? [];
@@ -66,7 +66,7 @@ export function StopBanner() {
   );
 }
 
-/** The form that stops, with its target filled in. */
+/** The form that stops something, with its target filled in. */
 export function PreparedStop({ target, onClose }: { target: { kind: StopKind; id: string }; onClose: () => void }) {
   return <StopDialog target={target} onClose={onClose} />;
 }

@@ -2,7 +2,7 @@ import type { Template } from './policy-templates.ts';
 import { TEMPLATES } from './templates.ts';
 import './template-gallery.css';
 
-/** The policy templates, one button each. `shown`: those that it is true of. */
+/** The policy templates, one button each. `shown`: shows only those for which it returns true. */
 export function Gallery({
   onChoose,
   shown = () => true,

@@ -9,7 +9,7 @@ import './top-values.css';
 type Counts = Answers['events']['counts'];
 type Facet = Exclude<keyof Counts['facets'], 'decision'>;
 
-/** The values that most of the counted decisions have. A name leads to its page, and its number to the decisions. */
+/** The most frequent values of the counted decisions. A name leads to its page, and its number to the decisions. */
 export function TopValues({
   counts,
   facet,
@@ -21,7 +21,7 @@ export function TopValues({
   counts: Counts;
   facet: Facet;
   title: string;
-  /** What was counted, for the address of the decisions. */
+  /** The filter of the counted decisions, for the links to them. */
   filter: Filter;
   name: (value: string) => ReactNode;
   most?: number;

@@ -14,7 +14,7 @@ import { EffectTag } from './rules-in-force.tsx';
 const DAYS = 30;
 const FEW = 5;
 
-/** Rules that nothing has met: those that are not needed any more, or that do not say what somebody meant. */
+/** Rules that nothing has matched: no longer needed, or not saying what their author meant. */
 export function UnusedRules() {
   const { ref, near } = useNear();
   const query = useQuery(trpc.rules.unused.queryOptions({ days: DAYS }, { staleTime: 600_000, enabled: near }));

@@ -12,11 +12,11 @@ import './waiting-holds.css';
 
 type Of = Pick<Inputs['escrow']['list'], 'agent_id'>;
 
-/** The holds that expire soonest, of all agents or of one. */
+/** The holds that expire soonest, for all agents or for one. */
 export const useWaiting = (of: Of = {}) =>
   useQuery(trpc.escrow.list.queryOptions({ ...of, status: 'held', order: 'expires_at', limit: 5 }));
 
-/** What waits for people, and where the rest is. */
+/** What is waiting for people, and a link to the rest. */
 export function WaitingHolds({ of = {} }: { of?: Of }) {
   const query = useWaiting(of);
   const more = query.data && query.data.total > query.data.holds.length;

@@ -5,7 +5,7 @@ import { type ChartShape, EVENT_LINE, layOut } from './layout.ts';
 
 export const wordOf = (id: string): string => id.replaceAll('_', ' ');
 
-/** Labels for events whose names in the state machine would not tell a reader what happens. */
+/** Labels for events whose names in the state machine do not explain what happens. */
 const EVENT_LABELS: Readonly<Record<string, string>> = {
   satisfy: 'report condition',
   recount: 'count votes again',

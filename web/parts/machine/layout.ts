@@ -224,7 +224,7 @@ function crossings(all: readonly Item[][]): number {
   return count;
 }
 
-/** Moves the boxes of each layer towards their neighbors, in their order and without overlap. */
+/** Moves the boxes of each layer toward their neighbors, keeping their order and without overlap. */
 function settle(all: Item[][]): void {
   for (const layer of all) {
     let at = 0;
@@ -245,8 +245,7 @@ function settle(all: Item[][]): void {
 }
 
 /**
- * The positions closest to the wanted ones, by least squares, that keep order and distance: neighbors that touch are
- * pooled.
+ * The positions closest to the desired ones, by least squares, that keep order and distance: neighbors that touch are pooled.
  */
 function spread(layer: Item[], wanted: readonly number[]): void {
   const offsets: number[] = [];
