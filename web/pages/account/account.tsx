@@ -12,7 +12,7 @@ import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { MailPreferences } from './mail.tsx';
 
-/** The signed-in person: their identity here, and their other sessions. */
+/** The signed-in person: who they are here, and their other sessions. */
 export function Account() {
   const me = useMe();
   const sessions = useQuery(trpc.sessions.list.queryOptions({}));

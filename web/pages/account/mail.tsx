@@ -26,7 +26,7 @@ const KINDS: Record<MailKind, string> = {
   review: 'Policies that need my review',
 };
 
-/** What the signed-in person is mailed about. */
+/** Which events the signed-in person gets mail about. */
 export function MailPreferences() {
   const query = useQuery(trpc.mailPreferences.get.queryOptions({}));
   const me = useMe();

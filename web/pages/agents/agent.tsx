@@ -24,7 +24,7 @@ import { LabelDialog } from './labels.tsx';
 
 const route = getRouteApi('/app/agents/agent');
 
-/** One agent: who answers for it, what it did, what it may do, and how to stop it. */
+/** One agent: who is responsible for it, what it did, what it may do, and how to stop it. */
 export function AgentPage() {
   const { id } = route.useSearch();
   return id ? <Agent key={id} id={id} /> : <Navigate to="/agents" replace />;
@@ -34,7 +34,7 @@ function Agent({ id }: { id: string }) {
   const { last = '24h' } = route.useSearch();
   const navigate = route.useNavigate();
   const me = useMe();
-  /** People, for practice: it has no key, no labels and no rules, and nothing to stop. */
+  /** Requests made by people for practice: it has no key, no labels and no rules, and nothing to stop. */
   const practice = id === PRACTICE_AGENT;
   const query = useQuery(trpc.tools.agent.queryOptions({ agent_id: id }, { enabled: !practice }));
   const [open, setOpen] = useState<'stop' | 'labels'>();

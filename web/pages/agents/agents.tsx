@@ -22,7 +22,7 @@ const PER_PAGE = 100;
 
 type Agent = Answers['tools']['agents']['agents'][number];
 
-/** The agents that anybody knows: by their labels, their keys or their decisions. */
+/** All known agents: from their labels, keys or decisions. */
 export function Agents() {
   const me = useMe();
   const name = usePeople();

@@ -9,7 +9,7 @@ import { FormFoot } from '../../ui/form.tsx';
 
 type Agent = Answers['tools']['agents']['agents'][number];
 
-/** Sets the labels of an agent; open while there is one. */
+/** Sets the labels of an agent; open while an agent is given. */
 export function LabelDialog({ agent, onClose }: { agent: Agent | undefined; onClose: () => void }) {
   return (
     <Modal
@@ -23,7 +23,7 @@ export function LabelDialog({ agent, onClose }: { agent: Agent | undefined; onCl
   );
 }
 
-/** Two steps: the labels, and what they change. */
+/** Two steps: the labels, then what they change. */
 function LabelForm({ agent, onDone }: { agent: Agent; onDone: () => void }) {
   const [sure, setSure] = useState(false);
   const form = useServerForm({ initialValues: { labels: (agent.proposal?.what.labels ?? agent.labels).join(', ') } });

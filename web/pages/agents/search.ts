@@ -1,7 +1,7 @@
 import type { Last } from '../../lib/moment.ts';
 import { readLast } from '../../lib/moment.ts';
 
-/** What the address of the list says. */
+/** The search parameters of the list. */
 export interface AgentFilter {
   q?: string;
   label?: string;
@@ -19,7 +19,7 @@ export function readAgentFilter(search: Record<string, unknown>): AgentFilter {
   return found;
 }
 
-/** The id of an agent may be anything, so it stands in the query and not in the path. */
+/** The id of an agent may be anything, so it is in the query and not in the path. */
 export function readAgent({ id, last }: Record<string, unknown>): { id: string; last?: Last } {
   return { id: typeof id === 'string' ? id : typeof id === 'number' ? String(id) : '', ...readLast(last) };
 }

@@ -4,7 +4,7 @@ import { rescueFocus } from '../../ui/focus.ts';
 import { When } from '../../ui/time.tsx';
 import type { Hold } from './view.tsx';
 
-/** Takes a hold out of the way of the signed-in person for a while; it keeps waiting, and others see no difference. */
+/** Hides a hold from the signed-in person for a while; it keeps waiting, and others see no difference. */
 export function SetAside({ hold, onAside }: { hold: Hold; onAside: (() => void) | undefined }) {
   const aside = useAside();
   if (hold.aside_until !== undefined) {

@@ -1,10 +1,10 @@
 import { MASKED } from '../../../server/policy/evaluation/masks.ts';
 
-/** A stated value that the arguments of the action do not bear out. */
+/** A contradiction between the value stated for an action and its arguments. */
 export interface Doubt {
   /** Where the arguments say something else, such as `$.payment.amount`. */
   path: string;
-  /** What they say there, as it stands. */
+  /** What they say there, verbatim. */
   says: string;
 }
 
@@ -19,9 +19,9 @@ const MONEY = new Set(['amount', 'amounts', 'total', 'sum', 'price', 'cost', 'va
 const MOST = 3;
 
 /**
- * Where the arguments contradict the value that was stated for the action. The stated value must be one of the amounts in the
- * arguments, and no amount may be higher, so that a small amount beside a large one does not hide it. Arguments without
- * amounts contradict nothing.
+ * Finds where the arguments contradict the value stated for the action. The stated value must be one of the amounts in the
+ * arguments, and no amount may be higher, so that a small amount next to a large one does not hide it. Arguments without amounts
+ * contradict nothing.
  */
 export function doubtsOf({ estimated_value, value_currency, arguments_preview }: Claimed): Doubt[] {
   const amounts: (Doubt & { amount: number })[] = [];
@@ -58,7 +58,7 @@ export function doubtsOf({ estimated_value, value_currency, arguments_preview }:
   return found.slice(0, MOST).map(({ path, says }) => ({ path, says }));
 }
 
-/** The amount that a value of an argument is: a number, or a text such as `1,200.50` or `EUR 12`. */
+/** The amount in an argument's value: a number, or a text such as `1,200.50` or `EUR 12`. */
 function amountIn(value: unknown): number | undefined {
   if (typeof value === 'number') return Math.abs(value);
   if (typeof value !== 'string' || value.trim() === '') return undefined;
@@ -66,7 +66,7 @@ function amountIn(value: unknown): number | undefined {
   const match = /^\D{0,4}?(\d[\d.,' ]*)\D{0,4}$/.exec(value.trim());
   if (!match) return undefined;
   const digits = match[1]!.replace(/[' ]/g, '');
-  // the last separator is that of the decimals, unless it stands before three digits like one of thousands
+  // the last separator is the decimal one, unless it precedes three digits like a thousands separator
   const at = Math.max(digits.lastIndexOf('.'), digits.lastIndexOf(','));
   const both = digits.includes('.') && digits.includes(',');
   const decimals = at >= 0 && (both || digits.length - at - 1 !== 3 || digits[at] === '.');

@@ -16,14 +16,14 @@ import { releaseWords } from './facts.tsx';
 import { Question } from './question.tsx';
 import type { Hold } from './view.tsx';
 
-/** The conditions of a hold, who said what of them, and for approvers a report of their own. */
+/** The conditions of a hold, who reported what about them, and for approvers a way to report. */
 export function Conditions({ hold }: { hold: Hold }) {
   const me = useMe();
   const name = usePeople();
-  /** What the person was asked, and about which state of the hold: that is what the report is for. */
+  /** What the person was asked, and about which state of the hold: the report applies to exactly that. */
   const [asked, setAsked] = useState<{ id: string; satisfied: boolean; hold: Hold }>();
   const approved = hold.votes?.some(({ user_id, decision }) => user_id === me.id && decision === 'approve') ?? false;
-  /** The condition that this person reported as met: it is one of a hold. */
+  /** The condition that this person reported as met; at most one per hold. */
   const mine = hold.conditions.find(({ satisfied, reported_by }) => satisfied && reported_by === me.id)?.condition_id;
   const may = me.has('approver') && hold.status === 'held' && !hold.barred_voters?.includes(me.id);
   if (hold.conditions.length === 0) return null;

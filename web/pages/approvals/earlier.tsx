@@ -13,7 +13,7 @@ import type { Hold } from './view.tsx';
 
 type Similar = Answers['escrow']['similar']['holds'][number];
 
-/** How the last holds ended that were of the same tool, and of the same agent or held by the same rule. */
+/** How the most recent holds ended for the same tool with the same agent, or held by the same rule. */
 export function SimilarHolds({ hold }: { hold: Hold }) {
   const query = useQuery(trpc.escrow.similar.queryOptions({ id: hold.id }));
   const holds = query.data?.holds;
@@ -81,7 +81,7 @@ function SimilarHold({ one, of }: { one: Similar; of: Hold }) {
   );
 }
 
-/** How many ended how, the most frequent end first. */
+/** How many ended in each way, the most frequent first. */
 function ended(holds: readonly Similar[]): string {
   if (holds.length === 0) return 'none yet';
   const counts = [...Map.groupBy(holds, ({ status }) => status)].map(([status, of]) => ({ status, n: of.length }));

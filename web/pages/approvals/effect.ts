@@ -1,7 +1,7 @@
 import type { VoteEffect } from '../../../server/escrow/vote-effect.ts';
 import { count } from '../../lib/words.ts';
 
-/** What a vote will do, in sentences. `time` writes a time, `release` says how long a release is good for. */
+/** What a vote will do, in sentences. `time` formats a time, `release` says how long a release is valid. */
 export function effectWords(effect: VoteEffect, time: (at: string) => string, release: string): string {
   if (effect.outcome === 'ends') return 'This ends the hold: the action is not executed. One rejection is enough.';
   if (effect.outcome === 'releases') {
@@ -26,7 +26,7 @@ export function effectWords(effect: VoteEffect, time: (at: string) => string, re
   return `${first}${rest}${byTime}`;
 }
 
-/** Conditions by name, in a sentence that stays short whatever they are called and however many there are. */
+/** The names of conditions, in a sentence that stays short whatever they are called and however many there are. */
 function namesOf(conditions: readonly string[]): string {
   const short = (id: string) => ([...id].length > MOST_LETTERS ? `${[...id].slice(0, MOST_LETTERS).join('')}…` : id);
   const names = conditions.slice(0, MOST_NAMED).map((id) => `“${short(id)}”`);

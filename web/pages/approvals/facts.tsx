@@ -15,7 +15,7 @@ import { Notice } from '../../ui/notice.tsx';
 import { Tag } from '../../ui/status.tsx';
 import type { Hold } from './view.tsx';
 
-/** What the agent wants to do, and apart from that, what it says about it. */
+/** What the agent wants to do, and separately, what it says about it. */
 export function TheAction({ hold }: { hold: Hold }) {
   const score = hold.risk_score === null ? undefined : risk(hold.risk_score);
   return (
@@ -23,7 +23,7 @@ export function TheAction({ hold }: { hold: Hold }) {
       <Title order={2} id="action" mb="xs">
         The action
       </Title>
-      {/* they tell one action of a tool from another; tool, agent and role stand in the title as well */}
+      {/* these distinguish one action of a tool from another; tool, agent and role are in the title as well */}
       {hold.erased ? (
         <Notice tone="info" title="Arguments and context were erased">
           Their retention period is over. The action hash still binds them.
@@ -131,7 +131,7 @@ export function TheAction({ hold }: { hold: Hold }) {
   );
 }
 
-/** For how long a release of this hold is good. */
+/** How long a release of this hold is valid. */
 export function releaseWords({ execute_within_seconds: seconds }: Hold): string {
   return seconds === undefined ? 'until the hold expires' : `within ${duration(seconds * 1000)}`;
 }
@@ -156,7 +156,7 @@ function Preview({ hold, name, value }: { hold: Hold; name: 'arguments' | 'conte
   );
 }
 
-/** Which definition of the tool the action is about, and whether it is the one that was approved. */
+/** Which definition of the tool the action is about, and whether it is the approved one. */
 function ToolDefinitionSeen({ hold, pin }: { hold: Hold; pin: string }) {
   const [server, name] = [hold.tool_server ?? '', hold.tool_name ?? ''];
   const query = useQuery(trpc.tools.get.queryOptions({ server, name }, { retry: false, enabled: server !== '' }));

@@ -4,7 +4,7 @@ export type HoldStatus = (typeof HOLD_STATUSES)[number];
 export const ORDERS = ['created_at', 'value', 'risk'] as const;
 export type HoldOrder = (typeof ORDERS)[number] | 'expires_at';
 
-/** By what the waiting holds can be counted. */
+/** What the waiting holds can be counted by. */
 export const GROUPS = ['agent', 'rule', 'tool'] as const;
 
 export const MINE = ['needed', 'voted'] as const;
@@ -15,7 +15,7 @@ export interface HoldFilter {
   order?: Exclude<HoldOrder, 'expires_at'>;
   hold?: string;
   status?: HoldStatus;
-  /** What the reader has set aside, and nothing else. */
+  /** Only the holds that the reader has set aside. */
   aside?: true;
   agent_role?: string;
   agent_id?: string;
@@ -36,7 +36,7 @@ export function readHoldFilter(search: Record<string, unknown>): HoldFilter {
     ...(typeof search.hold === 'string' && /^esc_\w{1,60}$/.test(search.hold) && { hold: search.hold }),
     ...(GROUPS.includes(search.group as never) && { group: search.group as (typeof GROUPS)[number] }),
     ...Object.fromEntries(
-      // an empty one means that a hold has none, which those of agents always have
+      // an empty value means that a hold has no such value, but a hold always has an agent and a role
       TEXTS.flatMap((name) =>
         typeof search[name] === 'string' && (search[name] !== '' || !name.startsWith('agent'))
           ? [[name, search[name]]]

@@ -7,12 +7,12 @@ import type { HoldFilter } from './filter.ts';
 type Found = Answers['escrow']['groups']['groups'][number];
 type Choice = Pick<HoldFilter, 'agent_id' | 'rule_id' | 'tool_server' | 'tool_name'>;
 
-/** Without any group. */
+/** No group selected. */
 export const NO_GROUP: Choice = {
   ...{ agent_id: undefined, rule_id: undefined, tool_server: undefined, tool_name: undefined },
 };
 
-/** How many actions wait in each group; one press shows those of one group, another shows all. */
+/** How many actions wait in each group; one press shows the holds of that group, another shows all. */
 export function Groups({
   by,
   mine,

@@ -37,11 +37,11 @@ const route = getRouteApi('/app/approvals');
 
 type Row = Answers['escrow']['list']['holds'][number];
 
-/** From this width on, the list and the open hold stand side by side. */
+/** From this width on, the list and the open hold are side by side. */
 const WIDE = '(min-width: 75em)';
 
 /**
- * Actions that are waiting for people, soonest to expire first. On a wide screen the chosen one stands beside the list, and
+ * Actions that are waiting for people, soonest to expire first. On a wide screen the chosen one is shown next to the list, and
  * the next one follows after a vote; on a phone each has its own page.
  */
 export function Inbox() {
@@ -87,11 +87,11 @@ export function Inbox() {
   const set = (change: HoldFilter) =>
     void navigate({
       search: (old) => ({ ...old, hold: undefined, ...change }),
-      // another hold is read in place of the chosen one
+      // replaces the chosen hold in the history instead of adding a step
       replace: change.hold !== undefined,
       resetScroll: false,
     });
-  /** Where the numbers of the groups are those of their lists. */
+  /** Whether the counts of the groups match the lists that they lead to. */
   const grouped = status === 'held' && !onlyAside && mine !== 'voted' && agent_role === undefined;
   const filtered = [mine, ...Object.values(of)].some((value) => value !== undefined);
   const showAside = () => {
@@ -107,17 +107,17 @@ export function Inbox() {
     set({ hold: row.id });
     document.querySelector(`[data-hold="${row.id}"]`)?.scrollIntoView({ block: 'nearest' });
   };
-  /** The one after the chosen one, which takes its place if it leaves the list. */
+  /** Moves to the hold after the chosen one, or before it if it is the last: the chosen one may leave the list. */
   const onward = () => choose(rows?.[at + 1] ?? rows?.[at - 1]);
   const [keys] = useSingleKeys();
-  /** The next hold, also where the list goes on. */
+  /** The next hold, loading more of the list if needed. */
   const further = async () => {
     if (rows?.[at + 1] || !query.hasNextPage) return choose(rows?.[at + 1]);
     if (query.isFetchingNextPage) return;
     const { data } = await query.fetchNextPage();
     choose(data?.pages.flatMap(({ holds }) => holds)[at + 1]);
   };
-  /** Sets the chosen hold aside, or puts it back, and goes on. */
+  /** Sets the chosen hold aside, or puts it back, and moves on. */
   const putAside = () => {
     const row = rows?.[at];
     if (!row || aside.busy) return;
@@ -138,10 +138,10 @@ export function Inbox() {
         }
       : {},
   );
-  /** Whether holds can be selected: those that a vote may end. */
+  /** Whether holds can be selected: only where a vote may end them. */
   const selects = status === 'held' && mine !== 'voted' && me.has('approver');
   const marked = useMarked(JSON.stringify(filter), rows?.map(({ id }) => id) ?? []);
-  /** Selects the chosen hold and the one beside it, and goes there. */
+  /** Selects the chosen hold and the one next to it, and moves there. */
   const extend = (to: number) => {
     const [here, next] = [rows?.[at], rows?.[to]];
     if (!here || !next) return;
@@ -238,7 +238,7 @@ export function Inbox() {
       ),
     },
     { header: 'Asked', width: 105, cell: (row) => <When at={row.created_at} /> },
-    // not every hold has one: where a row becomes a block, nothing else moves by it
+    // not every hold has one: where a row becomes a block, this does not move anything else
     {
       header: 'Stated risk',
       width: 110,
@@ -405,7 +405,7 @@ export function Inbox() {
             : []),
           { label: 'Role', value: agent_role, set: (value) => set({ agent_role: value }), width: 160 },
           { label: 'Agent', value: agent_id, set: (value) => set({ agent_id: value }), width: 160 },
-          // by the groups
+          // set through the groups
           { label: 'Tool', value: tool_name, set: (value) => set({ tool_name: value }), elsewhere: true },
           { label: 'Server', value: tool_server, set: (value) => set({ tool_server: value }), elsewhere: true },
           { label: 'Rule', value: rule_id, set: (value) => set({ rule_id: value }), elsewhere: true },
@@ -414,7 +414,7 @@ export function Inbox() {
       {search.group && grouped ? (
         <Groups by={search.group} mine={mine} chosen={filter} choose={(group) => set({ ...NO_GROUP, ...group })} />
       ) : null}
-      {/* beside the list, which is another one on a narrow screen: what somebody is asked stays */}
+      {/* outside the list, which is a different component on a narrow screen: an open dialog survives the switch */}
       {selects ? (
         <Together
           holds={rows?.filter(({ id }) => marked.has(id)) ?? []}
@@ -446,9 +446,9 @@ const IN_ORDER: Record<HoldOrder, string> = {
 };
 
 /**
- * The hold that stands beside the list: the one that was asked for, or else the one that came first when the list was opened.
- * INVARIANT: it never becomes another one by itself. A hold that comes while somebody reads must not stand in place of what
- * was read when they press the key of a vote: agents choose when they ask.
+ * The hold shown next to the list: the requested one, or else the first one when the list was opened. INVARIANT: it never changes
+ * by itself. A hold that arrives while someone reads must not replace the one they read just as they press a vote's key: agents
+ * choose when they ask.
  */
 function useChosen(wide: boolean, asked: string | undefined, list: string, first: string | undefined) {
   const [shown, setShown] = useState<{ list: string; id: string | undefined }>({ list, id: undefined });
@@ -457,11 +457,11 @@ function useChosen(wide: boolean, asked: string | undefined, list: string, first
   return id;
 }
 
-/** Reads holds again when one that was set aside is back by its time: nothing happens on the server then. */
+/** Refetches holds when the time of a set-aside hold is up: nothing happens on the server then. */
 function useReturns(next: string | null | undefined, readAt: number): void {
   useEffect(() => {
     if (!next) return;
-    // soon after, and no sooner than a while after the last look where the clock of the browser is ahead
+    // shortly after; if the browser's clock is ahead, at least some time after the last fetch
     const at = Math.max(Date.parse(next) + 500, readAt + 15_000);
     const timer = setTimeout(
       () => void queryClient.invalidateQueries(trpc.escrow.pathFilter()),
@@ -471,7 +471,7 @@ function useReturns(next: string | null | undefined, readAt: number): void {
   }, [next, readAt]);
 }
 
-/** The hold beside the list: at once from the list's row, and then as it is read by itself. */
+/** The hold next to the list: immediately from the list's row, then as fetched by itself. */
 function Chosen({ id, row, onVoted }: { id: string; row: Row | undefined; onVoted: () => void }) {
   const query = useQuery(
     trpc.escrow.get.queryOptions(
@@ -500,7 +500,7 @@ function Chosen({ id, row, onVoted }: { id: string; row: Row | undefined; onVote
   );
 }
 
-/** Keeps the list up to date: a hold that changed is read by itself and put where it belongs. */
+/** Keeps the list up to date: a changed hold is fetched by itself and moved to where it belongs. */
 function usePlaced(
   queryKey: readonly unknown[],
   filter: Parameters<typeof api.escrow.list.query>[0] & { order: HoldOrder },
@@ -518,11 +518,11 @@ function usePlaced(
       const some = [...ids];
       ids.clear();
       timer = undefined;
-      // then the list is read again as a whole
+      // refetches the whole list instead
       const whole = () => queryClient.invalidateQueries({ queryKey, exact: true }, { cancelRefetch: false });
       if (some.length > MOST_SINGLE || some.includes('')) return whole();
       try {
-        // in one request
+        // batched into one request
         const [count, ...holds] = await Promise.all([
           api.escrow.list.query({ ...filter, limit: 1 }),
           ...some.map((id) => api.escrow.get.query({ id })),

@@ -1,14 +1,14 @@
-/** The most holds that are voted on, or set aside, together: the server tells of no more at once. */
+/** The most holds that can be voted on, or set aside, together: the server describes at most this many at once. */
 export const MOST_TOGETHER = 50;
 
-/** Which of the rows are selected, and the one that a range begins at. */
+/** Which of the rows are selected, and the one where a range begins. */
 export interface Marked {
   ids: ReadonlySet<string>;
   anchor: string | undefined;
 }
 export const NONE: Marked = { ids: new Set(), anchor: undefined };
 
-/** Selects a row, or lets it go. With `range`, all between the last one and this become like the last one. */
+/** Selects or deselects a row. With `range`, every row from the last one to this one gets the last one's state. */
 export function toggled(marked: Marked, rows: readonly string[], id: string, range: boolean): Marked {
   const ids = new Set(marked.ids);
   const from = range && marked.anchor !== undefined ? rows.indexOf(marked.anchor) : -1;

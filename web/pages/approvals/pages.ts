@@ -13,8 +13,8 @@ interface Pages<H extends Row> {
 }
 
 /**
- * The pages of a list with one hold where it now belongs: changed, new in its place, or gone. So a change of one hold among
- * many does not read the list again. What belongs after everything that was loaded appears when its page is.
+ * Returns the pages of a list with one hold moved to where it now belongs: changed, inserted or removed. This way a change to one
+ * hold among many does not refetch the list. A hold that belongs after everything loaded appears when its page is loaded.
  */
 export function placed<H extends Row>(
   data: Pages<H>,
@@ -27,7 +27,7 @@ export function placed<H extends Row>(
     ({
       expires_at: row.expires_at,
       created_at: row.created_at,
-      // those without one come last
+      // holds without one come last
       value: row.estimated_value ?? Number.NEGATIVE_INFINITY,
       risk: row.risk_score ?? Number.NEGATIVE_INFINITY,
     })[order];

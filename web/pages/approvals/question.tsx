@@ -7,8 +7,8 @@ import { doubtsOf } from './claims.ts';
 import type { Hold } from './view.tsx';
 
 /**
- * What a person is asked before a vote or a report that can release an action: what the server knows of the action, and what
- * will happen. Nothing of it is the agent's sentence.
+ * What a person is asked before a vote or a report that can release an action: what the server knows about the action, and what
+ * will happen. None of it is in the agent's words.
  */
 export function Question({
   hold,
@@ -17,10 +17,10 @@ export function Question({
   children,
 }: {
   hold: Hold;
-  /** What it is about besides the action. */
+  /** What it is about, in addition to the action. */
   about?: ReactNode;
   does: string;
-  /** What is to be known besides. */
+  /** Additional information. */
   children?: ReactNode;
 }) {
   const doubts = doubtsOf(hold);

@@ -21,8 +21,8 @@ type Action = Pick<Rejectable, 'id' | 'estimated_value' | 'value_currency'> &
   Parameters<typeof ActionTarget>[0]['action'];
 
 /**
- * The selected rows of a list. Another list begins without any, and what leaves the list is selected no more.
- * INVARIANT: nothing becomes selected by itself. A hold that comes while somebody selects is not among them.
+ * The selected rows of a list. A different list starts with none, and rows that leave the list are deselected. INVARIANT: nothing
+ * gets selected by itself. A hold that arrives while someone selects is not included.
  */
 export function useMarked(list: string, rows: readonly string[]) {
   const [state, setState] = useState({ list, marked: NONE });
@@ -46,7 +46,7 @@ interface Failure {
   why: string;
 }
 
-/** Does the same with each of several holds, one after the other. Resolves to those with which it failed. */
+/** Does the same with each of several holds, one after another. Resolves to the ones that failed. */
 async function withEach<H extends Action>(
   holds: readonly H[],
   work: (hold: H) => Promise<unknown>,
@@ -64,7 +64,7 @@ async function withEach<H extends Action>(
   return failed;
 }
 
-/** What can be done with the selected holds together. Approving is not among it: who approves has read that one action. */
+/** What can be done with the selected holds together. Approving is not included: an approver must have read that one action. */
 export function Together({
   holds,
   all,
@@ -73,11 +73,11 @@ export function Together({
   aside,
 }: {
   holds: readonly Hold[];
-  /** How many there are to select. */
+  /** How many can be selected. */
   all: number;
   selectAll: () => void;
   clear: () => void;
-  /** They are those that the person set aside. */
+  /** Whether the list shows the holds that the person set aside. */
   aside: boolean;
 }) {
   const [rejecting, setRejecting] = useState<string>();
@@ -138,7 +138,7 @@ export function Together({
   );
 }
 
-/** Lists what will be rejected, as the server says, and asks for one reason. Each hold gets a vote of its own. */
+/** Lists what will be rejected, according to the server, and asks for one reason. Each hold gets its own vote. */
 function RejectDialog({
   ids,
   onClose,
@@ -148,7 +148,7 @@ function RejectDialog({
   onClose: () => void;
   done: (title: string, number: number, failures: Failure[]) => void;
 }) {
-  // once: what is confirmed is what is listed
+  // fetched once: what is confirmed is what is listed
   const query = useQuery(
     trpc.escrow.rejectable.queryOptions(
       { ids: ids ?? '' },

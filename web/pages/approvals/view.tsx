@@ -32,8 +32,8 @@ const MachineStanding = later(async () => (await import('../../parts/machine/sta
 export type Hold = Answers['escrow']['get'];
 
 /**
- * One held action, laid out for a quick decision: what is asked, its value, the approvals so far, and the vote. It is the
- * same on its own page and beside the list.
+ * One held action, laid out for a quick decision: what is asked, its value, the approvals so far, and the vote. It is the same on
+ * its own page and next to the list.
  */
 export function HoldView({
   hold,
@@ -43,7 +43,7 @@ export function HoldView({
   hold: Hold;
   /** The vote that a link has preselected. */
   prepared?: 'approve' | 'deny' | undefined;
-  /** The vote was cast here, and is counted; or the hold was set aside. */
+  /** The vote was cast here and counted, or the hold was set aside. */
   onVoted?: () => void;
 }) {
   const me = useMe();
@@ -76,7 +76,7 @@ export function HoldView({
   );
 }
 
-/** Withdraws a hold, which is no vote; for admins, while it may still be used. */
+/** Withdraws a hold, which is not a vote; for admins, as long as it can still be used. */
 export function CancelHold({ hold }: { hold: Hold }) {
   const me = useMe();
   const [asked, setAsked] = useState(false);

@@ -19,7 +19,7 @@ import type { Hold } from './view.tsx';
 
 type Decision = 'approve' | 'reject';
 
-/** The vote of the signed-in person: two buttons, and a question that says what the vote does. */
+/** The vote of the signed-in person: two buttons, and a question that explains what the vote does. */
 export function Vote({
   hold,
   prepared,
@@ -31,7 +31,7 @@ export function Vote({
 }) {
   const me = useMe();
   const [zone] = useZone();
-  /** What the person was asked, and about which state of the hold: that is what the vote is for. */
+  /** What the person was asked, and about which state of the hold: the vote applies to exactly that. */
   const [asked, setAsked] = useState<{ decision: Decision; byKey: boolean; hold: Hold; does: string }>();
   const done = useRef<HTMLDivElement>(null);
   const castHere = useRef(false);
@@ -48,7 +48,7 @@ export function Vote({
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && settings.data !== undefined && !mine && barred === undefined;
-  /** Why the server takes only a rejection: a condition is a check besides the approvals. */
+  /** Why the server accepts only a rejection: a condition is a check in addition to the approvals. */
   const onlyReject = next?.you.allowed ? next.you.detail : undefined;
   useKeys(
     ready

@@ -177,7 +177,7 @@ function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
 function Actor({ actor, names }: { actor: AuditRecord['actor']; names: Names }) {
   if (actor.type === 'operator' || actor.type === 'system') return <>the {actor.type}</>;
   if (!actor.email) return <Named type={actor.type} id={actor.id} names={names} />;
-  // the address as it was recorded, first: people choose their names themselves, also those of others
+  // the address as it was recorded comes first: people choose their own names, and may choose someone else's
   const name = names.of(actor.id);
   return (
     <>
@@ -192,7 +192,7 @@ function Actor({ actor, names }: { actor: AuditRecord['actor']; names: Names }) 
   );
 }
 
-/** What it is, with its name where it has one, and else its id. */
+/** The target, by name if it has one, otherwise by id. */
 function Named({ type, id, names }: { type: string; id: string; names: Names }) {
   const name = names.of(id);
   return (
@@ -205,7 +205,7 @@ function Named({ type, id, names }: { type: string; id: string; names: Names }) 
   );
 }
 
-/** Choices by name of what a filter takes an id of. An id that has no name, such as that of a revoked key, is one of them too. */
+/** Choices by name for a filter that takes an id. An id without a name, such as that of a revoked key, is offered too. */
 function namedChoices(
   value: string | undefined,
   lists: readonly (readonly [group: string, readonly { id: string; name: string }[]])[],

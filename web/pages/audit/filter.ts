@@ -6,7 +6,7 @@ type Query = NonNullable<Inputs['chain']['audit']>;
 /** The filter in the URL. */
 export type AuditFilter = Pick<Query, (typeof FILTERS)[number]>;
 
-/** The filter, and the record that is open. */
+/** The filter, and the open record. */
 export type AuditSearch = AuditFilter & { record?: string };
 
 export function readAuditSearch(search: Record<string, unknown>): AuditSearch {

@@ -15,7 +15,7 @@ import { FACETS } from './facets.tsx';
 type Counts = Answers['events']['counts'];
 type Asked = Omit<Filter, 'last'>;
 
-/** What the shown decisions have more often than the others of the same time, or than those of the time before. */
+/** What is more frequent in the shown decisions than in the others of the same time, or than in the preceding period. */
 export function Apart({
   asked,
   counts,
@@ -28,7 +28,7 @@ export function Apart({
   const [open, setOpen] = useState(false);
   const { since, until, ...fields } = asked;
   const filtered = Object.values(fields).some((value) => value !== undefined);
-  // of all that ever was there is nothing else
+  // all decisions of all time leave nothing to compare with
   if (!filtered && since === undefined) return null;
   return (
     <details className="more" onToggle={(event) => setOpen(event.currentTarget.open)}>
@@ -56,7 +56,7 @@ function Comparison({
       { staleTime: 60_000, retry: false },
     ),
   );
-  // what a filter says is no finding, and a rule says its policy
+  // a value set by a filter is not a finding, and a rule implies its policy
   const open = FACETS.filter(
     (name) =>
       fields[name] === undefined &&
@@ -123,7 +123,7 @@ function Line({
           className="apart-line"
           onClick={() => {
             set({ [field]: exactly(value) });
-            // what was pressed goes, and the keyboard goes on at the start of the page
+            // the pressed button goes away, and the keyboard continues at the start of the page
             setTimeout(rescueFocus, 50);
           }}
         >
@@ -136,7 +136,7 @@ function Line({
 
 const percent = (share: number) => `${Math.round(share * 100)}%`;
 
-/** The time before a range begins where it is as long. */
+/** The start of the preceding period of the same length. */
 function earlier({ since, until }: Counts): string {
   const begin = Date.parse(since);
   return new Date(Math.max(0, begin - (Date.parse(until) - begin))).toISOString();

@@ -9,8 +9,8 @@ import { Hostile } from '../../ui/hostile.tsx';
 import { DECISION } from '../../ui/status.tsx';
 
 /**
- * The filters as sentences: each can be turned around, so that it shows the others, and be removed. `short`: those alone that are
- * not said elsewhere.
+ * The filters as sentences: each can be inverted, so that it shows the others, or removed. `short`: only those that are not
+ * visible elsewhere.
  */
 export function Chips({
   filter,

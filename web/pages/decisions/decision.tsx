@@ -16,7 +16,7 @@ import './decisions.css';
 
 const route = getRouteApi('/app/decisions/$id');
 
-/** One decision on a page of its own, to be printed or linked to. */
+/** One decision on its own page, to be printed or linked to. */
 export function DecisionPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
@@ -40,7 +40,7 @@ export function DecisionPage() {
       }
     >
       <div className="decision-page">
-        {/* by its id: another decision begins without what was asked for here */}
+        {/* keyed by id: another decision starts without what was requested for this one */}
         <Details key={id} id={id} named step={event ? <Neighbors seq={event.chain.seq} /> : undefined} />
       </div>
       {event ? (
@@ -61,7 +61,7 @@ export function DecisionPage() {
   );
 }
 
-/** To the records before and after it in the chain; by keyboard j goes on to the older one, and k back. */
+/** Links to the records before and after it in the chain; on the keyboard j goes to the older one, k to the newer. */
 function Neighbors({ seq }: { seq: number }) {
   const navigate = route.useNavigate();
   const { data } = useQuery(trpc.chain.records.queryOptions({ seq, radius: 1 }));

@@ -44,12 +44,12 @@ import { filterOf, type Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
 
-/** How long after a new decision it is counted: soon where counting is exact, and so cheap. */
+/** How long after a new decision the counts are refreshed: soon if counting is exact, and therefore cheap. */
 const COUNT_AGAIN_MS = { exact: 2_000, estimated: AGAIN_MS };
-/** Ids, which nobody knows by how they begin. */
+/** Ids, which no one searches by prefix. */
 const WHOLE: readonly SearchField[] = ['session_id', 'trace_id'];
 
-/** Filters that are folded away while they are not used. */
+/** Filters that are folded away while not in use. */
 const LESS: readonly SearchField[] = ['agent_role', 'tool_server', 'proxy_id', 'session_id', 'trace_id'];
 
 /** Decisions as they are made. The URL contains the filters and the open decision, so a link shows the same view. */
@@ -60,7 +60,7 @@ export function Decisions() {
   const phone = usePhone();
   const { event, by, and } = search;
   const filter = filterOf(search);
-  // "the last hour" is the one before it was chosen; what comes is added
+  // "the last hour" is counted back from when it was chosen; new decisions are added
   const since = useMemo(
     () => (filter.last ? sinceOf(filter.last, Date.now()) : filter.since),
     [filter.last, filter.since],
@@ -70,7 +70,7 @@ export function Decisions() {
   const set = (change: Partial<Search>) =>
     void navigate({
       search: (old) => ({ ...old, ...change }),
-      // another decision is read in place of the open one
+      // replaces the open decision in the history instead of adding a step
       replace: change.event !== undefined && event !== undefined,
       resetScroll: false,
     });
@@ -83,7 +83,7 @@ export function Decisions() {
 
   const range = (next: Range) => show({ ...filter, since: undefined, until: undefined, last: undefined, ...next });
   const fields: FilterField[] = [
-    // elsewhere they stand beside the times to choose from
+    // on wider screens they are next to the presets
     ...(phone ? rangeFields(filter, range) : []),
     {
       label: RECORD_FIELDS.decision.label,
@@ -98,7 +98,7 @@ export function Decisions() {
       set: (value?: string) => set({ [name]: value }),
       suggestions: WHOLE.includes(name)
         ? undefined
-        : // a browser shows them as they are, so what could be misread there is chosen from the numbers beside the list
+        : // browsers show suggestions as they are, so values that could be misread are chosen from the counts next to the list
           (facets?.[name as keyof typeof facets] ?? []).map(({ value }) => value).filter(isPlain),
       rare: LESS.includes(name),
       width: 130,
@@ -218,7 +218,7 @@ export function Decisions() {
   );
 }
 
-/** The address of the file with what matches. */
+/** The URL of the export file with the matching decisions. */
 function fileOf(asked: Omit<Filter, 'last'>): string {
   const parts = Object.entries(asked).flatMap(([name, value]) =>
     value === undefined ? [] : [value].flat().map((one) => [name, one]),
@@ -226,7 +226,7 @@ function fileOf(asked: Omit<Filter, 'last'>): string {
   return `/v1/events/export?${new URLSearchParams(parts)}`;
 }
 
-/** To the decision before or after in the list; by keyboard j goes on to the older one, and k back. */
+/** Moves to the decision before or after in the list; on the keyboard j goes to the older one, k to the newer. */
 function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string; open: (id: string) => void }) {
   const at = rows?.findIndex((row) => row.id === id) ?? -1;
   const newer = at > 0 ? rows?.[at - 1]?.id : undefined;
@@ -252,7 +252,7 @@ function Step({ rows, id, open }: { rows: DecisionRow[] | undefined; id: string;
   );
 }
 
-/** The numbers of what is shown; counted again some time after a hint that there is more. */
+/** The counts of what is shown; refreshed some time after a hint that there is more. */
 function useCounts(filter: Omit<Filter, 'last'>, zone: Zone) {
   const query = useQuery({ ...listCountsOptions(filter, zone), placeholderData: keepPreviousData });
   const { refetch, data } = query;
@@ -304,7 +304,7 @@ const columns = (open: (id: string) => void): Column<DecisionRow>[] => [
     ),
   },
   {
-    // and below it the reason, which most have none of
+    // with the reason below it, which most rows do not have
     header: 'Policy',
     cell: (row) => (
       <div className="lines-main">

@@ -27,7 +27,7 @@ import { Why } from './why.tsx';
 type Detail = Answers['events']['get'];
 type Kept = Answers['events']['input'];
 
-/** Fields with their own display; null where another field shows the value too. */
+/** Fields with their own display; null if another field already shows the value. */
 const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
   decision: null,
   tool_name: null,
@@ -89,10 +89,10 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
     hash ? <Id value={hash} length={30} /> : <span className="dim">none: the whole request was not kept</span>,
 };
 
-/** People know tools and what they act on by these, so no other may look the same. */
+/** People recognize what was used and acted on by these, so no other value may look the same. */
 const NAMES = new Set<FieldName>(['tool_server', 'method', 'proxy_id']);
 
-/** What it was decided on besides the request and the policies, in words. */
+/** What the decision was based on besides the request and the policies, in words. */
 function Facts({ facts }: { facts: DecisionFacts }) {
   const { covered, doubt, exceeded, session, standstill, stop, uncounted, unholdable } = facts;
   const lines: ReactNode[] = [
@@ -133,7 +133,7 @@ function shownValue(event: Detail, name: FieldName): ReactNode {
   );
 }
 
-/** What was decided on which tool: on one line, however long the tool's name. */
+/** Which tool the decision was about: on one line, however long the tool's name. */
 export const Outcome = ({ event }: { event: Pick<Detail, 'decision' | 'tool_name' | 'tool_server'> }) => (
   <span className="outcome">
     <DecisionTag decision={event.decision} />{' '}
@@ -156,7 +156,7 @@ export const Asked = ({ event }: { event: Pick<Detail, 'agent_id' | 'timestamp'>
   </>
 );
 
-/** The key that a record came with, by its name. */
+/** The key that a record was sent with, by name. */
 function Credential({ id }: { id: string }) {
   const name = usePeople()(id);
   return (
@@ -171,7 +171,7 @@ function Credential({ id }: { id: string }) {
   );
 }
 
-/** All that is known of a decision: what came of it and why, its request, its time line, and its place in the chain. */
+/** Everything known about a decision: the outcome and why, its request, its timeline, and its place in the chain. */
 export function Details({
   id,
   step,
@@ -243,8 +243,7 @@ export function Details({
 }
 
 /**
- * The request that was decided on, as long as it is kept. It is loaded only when somebody asks for it, because each look is
- * recorded.
+ * The request that was decided on, as long as it is kept. It is loaded only on demand, because each look is recorded.
  */
 function KeptRequest({ event }: { event: Detail }) {
   const { id } = event;
@@ -323,7 +322,7 @@ function RequestText({ kept: { input, projection, intact, masks } }: { kept: Kep
   );
 }
 
-/** Opens a policy with the request, as it is shown here, in its form to try requests. */
+/** Opens a policy's "Try it" form, filled in with the request as it is shown here. */
 function TryIt({ event, kept: { input, projection } }: { event: Detail; kept: Kept }) {
   const navigate = useNavigate();
   const policies = useQuery(trpc.policies.list.queryOptions({ limit: 200 }));
@@ -347,7 +346,7 @@ function TryIt({ event, kept: { input, projection } }: { event: Detail; kept: Ke
   );
 }
 
-/** Approvers make tests of decisions, which shows them the request as well. */
+/** Approvers can make tests from decisions, which also shows them the request. */
 function AsTest({ event: { id, decision, policy_snapshot: policy } }: { event: Detail }) {
   const me = useMe();
   if (!me.has('approver')) return null;

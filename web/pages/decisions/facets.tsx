@@ -24,8 +24,8 @@ export const FACETS = [
 ] as const satisfies readonly Facet[];
 
 /**
- * What the decisions in the list have in common, with numbers: a click keeps one value, and another lets it go. The button
- * beside it leaves the value out.
+ * What the decisions in the list have in common, with counts: a click filters by a value, and another removes the filter. The
+ * button next to it excludes the value.
  */
 export function Facets({
   counts,
@@ -77,7 +77,7 @@ export function Facets({
                     disabled={isFull(filter, name)}
                     onClick={() => {
                       set(not(filter, name, sought));
-                      // the value goes away with its numbers
+                      // the value disappears along with its count
                       setTimeout(rescueFocus, 500);
                     }}
                   >

@@ -18,7 +18,7 @@ type Counted = Answers['events']['groups'];
 type Row = Counted['groups'][number];
 const KINDS = Object.keys(DECISION) as Decision[];
 
-/** The fields that say by which values the decisions are counted. */
+/** The fields to group the counts by. */
 export function groupFields({ by, and }: Search, set: (change: Partial<Search>) => void): FilterField[] {
   const choices = (but?: GroupField) => [
     { value: '', label: 'nothing' },
@@ -45,7 +45,7 @@ export function groupFields({ by, and }: Search, set: (change: Partial<Search>) 
   ];
 }
 
-/** How many decisions have each value of a field, or each pair of values of two, and what was decided. */
+/** How many decisions have each value of a field, or each pair of values of two fields, and what was decided. */
 export function Groups({
   asked,
   filter,
@@ -53,7 +53,7 @@ export function Groups({
   and,
 }: {
   asked: Omit<Filter, 'last'>;
-  /** As in the address. */
+  /** As in the URL. */
   filter: Filter;
   by: GroupField;
   and: GroupField | undefined;
@@ -85,7 +85,7 @@ const NOTHING: Counted = {
   others: { groups: 0, count: 0 },
 };
 
-/** Of what the numbers are, and of what they are not. */
+/** What the numbers cover, and what they do not. */
 function Scope({ data: { counted, estimated, groups, others } }: { data: Counted }) {
   const about = estimated ? 'about ' : '';
   return (
@@ -108,7 +108,7 @@ function columns(data: Counted, filter: Filter, fields: readonly GroupField[]): 
     const search = { ...filter };
     for (const [n, name] of fields.entries()) {
       const value = heldBy(row, n);
-      // a value that is not there cannot be asked for
+      // an absent value cannot be filtered by
       if (value === null) return undefined;
       Object.assign(search, only(filter, name, exactly(value)));
     }

@@ -5,13 +5,13 @@ import { LAST, type Last, readRange } from '../../lib/moment.ts';
 import { useZone } from '../../lib/time.ts';
 import { type FilterField, FilterInput } from '../../ui/filter-bar.tsx';
 
-/** A time: up to now, or with its ends. */
+/** A time range: up to now, or with fixed ends. */
 export type Range = Pick<Filter, 'since' | 'until' | 'last'>;
 type SetRange = (range: Range) => void;
 
 const PRESETS = Object.keys(LAST) as Last[];
 
-/** The time that decisions are shown of: one click, one typed line, or both ends. `short`: one click only. */
+/** Selects the time range of the decisions: one click, one typed line, or both ends. `short`: one click only. */
 export function RangePicker({ filter, set, short }: { filter: Filter; set: SetRange; short: boolean }) {
   const { since, until, last } = filter;
   return (
@@ -45,18 +45,18 @@ export function RangePicker({ filter, set, short }: { filter: Filter; set: SetRa
   );
 }
 
-/** Both ends of the time. */
+/** Both ends of the range. */
 export const rangeFields = ({ since, until }: Filter, set: SetRange): FilterField[] => [
   { label: 'From', value: since, set: (from) => set({ since: from, until }), moment: true },
   { label: 'To', value: until, set: (to) => set({ since, until: to }), moment: true },
 ];
 
-/** A typed line that says a time. */
+/** A typed line that names a time. */
 export function GoTo({ filter: { since, until, last }, set }: { filter: Filter; set: SetRange }) {
   const [zone] = useZone();
   const [typed, setTyped] = useState('');
   const [error, setError] = useState<string>();
-  // another time was chosen
+  // a different time was chosen
   // biome-ignore lint/correctness/useExhaustiveDependencies: whenever the time changes
   useEffect(() => {
     setTyped('');

@@ -10,7 +10,7 @@ interface Saved {
 }
 const MOST = 30;
 
-/** Filters by name, kept in this browser for this person. Anyone else who should see them is sent the address. */
+/** Named filters, kept in this browser for this person. To share one, send its URL. */
 export function SavedFilters({ filter, show }: { filter: Filter; show: (filter: Filter) => void }) {
   const { id, tenant } = useMe();
   const key = `svc-decision-filters-${tenant}-${id}`;
@@ -81,7 +81,7 @@ export function SavedFilters({ filter, show }: { filter: Filter; show: (filter: 
   );
 }
 
-/** Equal filters are equal texts. */
+/** Equal filters give equal texts. */
 const textOf = (filter: Filter) =>
   JSON.stringify(
     Object.entries(filter)
@@ -89,7 +89,7 @@ const textOf = (filter: Filter) =>
       .sort(),
   );
 
-/** What is stored may be of another version, or nothing that this page wrote. */
+/** What is stored may be from another version, or not written by this page at all. */
 function read(key: string): Saved[] {
   try {
     const found: unknown = JSON.parse(localStorage.getItem(key) ?? '[]');

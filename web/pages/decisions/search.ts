@@ -10,8 +10,8 @@ import type { Filter } from '../../lib/decision-filter.ts';
 import { LAST } from '../../lib/moment.ts';
 
 /**
- * The search parameters of the URL: the filters, the open decision, and the fields by whose values the decisions are counted in
- * place of the list. All that the page shows is in it.
+ * The search parameters of the URL: the filters, the open decision, and the fields to group the counts by, which replace the
+ * list. They describe everything that the page shows.
  */
 export type Search = Filter & { event?: string; by?: GroupField; and?: GroupField };
 
@@ -41,7 +41,7 @@ export function readSearch(search: Record<string, unknown>): Search {
     if (field && field !== found.by && (name === 'by' || found.by)) found[name] = field;
   }
   const { last } = search;
-  // a range up to now, or one with its ends
+  // a range up to now, or one with fixed ends
   if (typeof last === 'string' && Object.hasOwn(LAST, last)) found.last = last;
   else {
     for (const name of ['since', 'until']) {
@@ -53,7 +53,7 @@ export function readSearch(search: Record<string, unknown>): Search {
   return found as Search;
 }
 
-/** Which decisions are shown, without how. */
+/** Which decisions are shown, not how. */
 export function filterOf({ event: _event, by: _by, and: _and, ...filter }: Search): Filter {
   return filter;
 }

@@ -14,14 +14,14 @@ type Hold = Answers['escrow']['get'];
 interface Step {
   at: string;
   name: string;
-  /** The order of steps at the same time. */
+  /** The order of steps with the same time. */
   order: number;
   more?: ReactNode;
   /** It takes one line, however long the names in it. */
   line?: true;
 }
 
-/** From the question to what came of it: asked, decided, recorded, held, voted on, released, done. */
+/** From the request to its outcome: asked, decided, recorded, held, voted on, released, done. */
 export function TimeLine({ event }: { event: Event }) {
   const name = usePeople();
   const hold = useQuery(

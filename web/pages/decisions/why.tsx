@@ -13,8 +13,8 @@ import { Shown } from '../../ui/states.tsx';
 type Event = Answers['events']['get'];
 
 /**
- * Why it was decided so: the rules of that time that the record names. Who may see requests can have it say what each condition was,
- * also of rules that did not match; that is recorded, as reading the request is.
+ * Why it was decided this way: the rules of that time that the record names. People who may see requests can also ask for the
+ * outcome of each condition, including those of rules that did not match; that is recorded, just like reading the request.
  */
 export function Why({ event }: { event: Event }) {
   const me = useMe();
