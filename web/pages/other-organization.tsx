@@ -10,8 +10,8 @@ import { Mark } from '../ui/mark.tsx';
 const route = getRouteApi('/other-organization');
 
 /**
- * For who opens a link of a mail that is for another tenant than the one they are signed in to. What the link leads to is
- * neither looked for nor named here: whether this person belongs to that tenant is known there.
+ * For people who open a mailed link for a different tenant than the one they are signed in to. The target of the link is neither
+ * looked up nor named here: only that tenant knows whether this person belongs to it.
  */
 export function OtherOrganization() {
   const { next } = route.useSearch();

@@ -1,4 +1,4 @@
-/** How a package is checked without this server. */
+/** The commands that check a package without this server. */
 export const checkCommands = (
   origin: string,
   file = 'evidence.tar',

@@ -34,7 +34,7 @@ const ABOUT: Readonly<Record<string, string>> = {
   B3SUMS: 'sums of the files',
 };
 
-/** One evidence package: who made it of what, what is in it, and how anyone checks it without this server. */
+/** One evidence package: who made it from which records, what is in it, and how anyone can check it without this server. */
 export function PackagePage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.forensics.package.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));

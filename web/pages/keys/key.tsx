@@ -30,7 +30,7 @@ export interface Dialog {
   create: () => void;
 }
 
-/** Asks again for the keys of both kinds, and for their names. */
+/** Refetches the keys of both kinds, and their names. */
 export const again = () =>
   Promise.all([trpc.keys, trpc.agentKeys, trpc.people].map((of) => queryClient.invalidateQueries(of.pathFilter())));
 
@@ -42,7 +42,7 @@ export const ExpiryField = (props: Omit<ComponentProps<typeof NativeSelect>, 'la
 export const expiryOf = (days: string): string | undefined =>
   days === '' ? undefined : new Date(Date.now() + Number(days) * DAY).toISOString();
 
-/** When a key expires, highlighted when that is soon. */
+/** When a key expires, highlighted if soon. */
 function Expiry({ at }: { at: string | undefined }) {
   const now = useNow(60_000);
   if (!at) return <span className="dim">never</span>;
@@ -60,7 +60,7 @@ function Expiry({ at }: { at: string | undefined }) {
 function LastUsed({ at, since, by }: { at: string | undefined; since: string; by: readonly UsedBy[] }) {
   const now = useNow(60_000);
   const idle = now - new Date(at ?? since).getTime() > 90 * DAY;
-  // the use of a key is noted once a minute, and a report of a proxy at once
+  // the use of a key is recorded once a minute, a proxy's report immediately
   const last = [at, by[0]?.last_seen_at].filter((time) => time !== undefined).sort();
   return (
     <span>
@@ -80,7 +80,7 @@ export interface UsedBy {
   last_seen_at: string;
 }
 
-/** The proxies that report with a key, the last one first. They chose their names themselves. */
+/** The proxies that report with a key, the most recent first. They chose their own names. */
 export function ProxyNames({ by }: { by: readonly UsedBy[] }) {
   if (by.length === 0) return null;
   const shown = by.slice(0, 3);
@@ -107,7 +107,7 @@ interface Key {
   expires_at?: string;
 }
 
-/** The columns that the lists of both kinds of keys end with. */
+/** The last columns of the lists of both kinds of keys. */
 export const endColumns = <K extends Key>(
   rotate: (key: K) => void,
   revoke: (key: K) => void,
@@ -136,7 +136,7 @@ export const endColumns = <K extends Key>(
 
 /** Asks for confirmation before a key is revoked. It stays open if the server refuses. */
 export function RevokeDialog(props: {
-  /** The name of what is revoked, for the title; undefined while the dialog is closed. */
+  /** The name of the key to revoke, for the title; undefined while the dialog is closed. */
   what: string | undefined;
   onClose: () => void;
   revoke: (reason: string) => Promise<unknown>;
@@ -168,9 +168,9 @@ const OVERLAPS = [
   { value: '2592000', label: '30 days' },
 ];
 
-/** Replaces a key by one with the same rights, and asks how long the old one works on. */
+/** Replaces a key with one that has the same rights, and asks how long the old one keeps working. */
 export function RotateDialog(props: {
-  /** The name of what is rotated, for the title; undefined while the dialog is closed. */
+  /** The name of the key to rotate, for the title; undefined while the dialog is closed. */
   what: string | undefined;
   onClose: () => void;
   rotate: (overlap_seconds: number) => Promise<unknown>;

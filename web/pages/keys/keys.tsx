@@ -35,7 +35,7 @@ const KINDS = {
 >;
 type Kind = keyof typeof KINDS;
 
-/** Keys of programs, keys of agents, and pipelines that need no key. */
+/** Keys for programs, keys for agents, and pipelines that need no key. */
 export function Keys() {
   const { kind = 'api' }: { kind?: Kind } = route.useSearch();
   const navigate = route.useNavigate();

@@ -137,7 +137,7 @@ export function Workloads({ creating, close, create }: Dialog) {
   );
 }
 
-/** `claim: value` in each line. */
+/** `claim: value` on each line. */
 function claimsOf(text: string): Record<string, string> {
   const lines = text.split('\n').filter((line) => line.trim() !== '');
   return Object.fromEntries(

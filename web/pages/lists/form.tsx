@@ -8,7 +8,7 @@ import { api, trpc } from '../../lib/trpc.ts';
 import { FormFoot } from '../../ui/form.tsx';
 import { readValues } from './values.ts';
 
-/** Files that hold more than this cannot be a list, whatever is in them. */
+/** A larger file cannot be a list, whatever it contains. */
 const MOST_FILE_BYTES = 8 * 1024 * 1024;
 
 /** A new list, or a new version of one. Values are pasted, or come from a file. */
@@ -17,7 +17,7 @@ export function ListForm({
   onDone,
   onCancel,
 }: {
-  /** The one to change, with the version that was read and its values where they are few enough to be edited. */
+  /** The list to change, with the version that was read, and its values if they are few enough to edit. */
   list?: { name: string; version: number; values: readonly string[] | undefined };
   onDone: (name: string) => void;
   onCancel: () => void;
@@ -26,7 +26,7 @@ export function ListForm({
     initialValues: { name: list?.name ?? '', text: list?.values?.join('\n') ?? '', comment: '' },
     pointers: { text: '/values' },
   });
-  // not in the field: a browser is slow with text fields of megabytes
+  // not in the field: browsers are slow with text fields of megabytes
   const [file, setFile] = useState<{ name: string; text: string }>();
   const [unfit, setUnfit] = useState<string>();
   const values = readValues(file?.text ?? form.values.text);
@@ -43,7 +43,7 @@ export function ListForm({
       return;
     }
     try {
-      // no replacement characters in place of what is not text
+      // no replacement characters for bytes that are not text
       const text = new TextDecoder('utf-8', { fatal: true }).decode(await chosen.arrayBuffer());
       setFile({ name: chosen.name, text });
     } catch {

@@ -22,14 +22,14 @@ import { ListForm } from './form.tsx';
 import { Users, VersionTag } from './words.tsx';
 
 const route = getRouteApi('/app/lists/$name');
-/** Longer lists are replaced by a file or a paste, not edited in a text field. */
+/** Longer lists are replaced by a file or by pasting, not edited in a text field. */
 const MOST_EDITED = 1_000;
 const PER_PAGE = 200;
 
 type List = Answers['lists']['get'];
 type Version = List['versions'][number];
 
-/** One reference list: its values, its versions and what changed, and the decision about a version that waits. */
+/** One reference list: its values, its versions and what changed, and the decision about a pending version. */
 export function ReferenceList() {
   const { name } = route.useParams();
   const query = useQuery(trpc.lists.get.queryOptions({ name, limit: MOST_EDITED }));
@@ -121,7 +121,7 @@ function Shown({ list }: { list: List }) {
   );
 }
 
-/** A version that waits: what it changes, and the buttons of those who decide. */
+/** A pending version: what it changes, and the buttons to decide it. */
 function Decide({ list }: { list: List }) {
   const me = useMe();
   const person = usePeople();
@@ -252,7 +252,7 @@ function Values({ name, shown }: { name: string; shown: Version }) {
   );
 }
 
-/** Values of a comparison that are shown at first. */
+/** How many values of a comparison are initially shown. */
 const FEW = 100;
 
 function Difference({ name, from, to }: { name: string; from: number; to: number }) {

@@ -17,7 +17,7 @@ const route = getRouteApi('/app/lists');
 
 type List = Answers['lists']['list']['lists'][number];
 
-/** The reference lists: known accounts, domains, hotels, which policies name. */
+/** The reference lists that policies name: known accounts, domains, hotels. */
 export function ReferenceLists() {
   const me = useMe();
   const navigate = route.useNavigate();

@@ -1,8 +1,8 @@
-/** What the address of a list's page says. */
+/** The search parameters of a list's page. */
 export interface ListSearch {
   /** The version whose values are shown; the newest one if absent. */
   version?: number;
-  /** What this version is compared with. */
+  /** The version that this one is compared with. */
   from?: number;
   q?: string;
 }

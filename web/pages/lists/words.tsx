@@ -5,7 +5,7 @@ import { Tag } from '../../ui/status.tsx';
 type List = Pick<Answers['lists']['list']['lists'][number], 'live_version'>;
 type Version = Answers['lists']['get']['versions'][number];
 
-/** How a version stands: in use, waiting, or neither. */
+/** The state of a version: in use, waiting, or neither. */
 export function VersionTag({ list, version }: { list: List; version: Version }) {
   const live = list.live_version === version.version;
   const [word, tone] = live

@@ -15,7 +15,7 @@ import { PageLink } from '../../ui/link.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 
-/** What is denied most, how holds went, and which rules nothing meets. */
+/** What is denied most, how holds ended, and which rules match nothing. */
 export default function Insight({ last, span }: { last: Last; span: string }) {
   return (
     <>
@@ -28,7 +28,7 @@ export default function Insight({ last, span }: { last: Last; span: string }) {
   );
 }
 
-/** The room of what nobody has come near. */
+/** Reserves the room of a section until it is scrolled near. */
 const Unseen = () => <div className="not-near" />;
 
 function MostDenied({ last, span }: { last: Last; span: string }) {
@@ -140,7 +140,7 @@ function Figures({ summary: { decided, states } }: { summary: Summary }) {
   );
 }
 
-/** What agents or proxies stated; each currency for itself. */
+/** What agents or proxies stated, one sum per currency. */
 function Money({ summary: { money: sums, more_currencies } }: { summary: Summary }) {
   if (sums.length === 0) {
     return (

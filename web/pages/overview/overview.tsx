@@ -22,7 +22,7 @@ import { Countdown, When } from '../../ui/time.tsx';
 import { Urgent, useDestinations, useFleet } from './urgent.tsx';
 import './overview.css';
 
-/** What is counted and summed up comes after what is to be done. */
+/** Statistics load after what needs action. */
 const Insight = later(async () => (await import('./insight.tsx')).default, {
   meanwhile: <Loading lines={6} />,
   soon: true,
@@ -94,7 +94,7 @@ function Tile({
 }: {
   icon: typeof IconLink;
   title: string;
-  /** The link to what it counts, of which the whole tile is a part. */
+  /** The link to what it counts; the whole tile belongs to it. */
   link: (title: string) => ReactNode;
   value: ReactNode;
   tone?: Tone;
@@ -112,7 +112,7 @@ function Tile({
   );
 }
 
-/** What a tile says below its number: nothing while that loads. */
+/** The text below a tile's number: nothing while loading. */
 function noted<T>({ data, error }: { data: T | undefined; error: unknown }, say: (data: T) => ReactNode): ReactNode {
   if (data !== undefined) return say(data);
   return error ? 'could not be loaded' : null;

@@ -1,4 +1,4 @@
 import { type Last, readLast } from '../../lib/moment.ts';
 
-/** The time that the page is of. */
+/** The time range of the page. */
 export const readOverviewSearch = ({ last }: Record<string, unknown>): { last?: Last } => readLast(last);

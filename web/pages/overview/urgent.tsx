@@ -33,7 +33,7 @@ interface Matter {
   next: ReactNode;
 }
 
-/** What needs attention now, each with the next step. Stops in force stand above every page. */
+/** What needs attention now, each with the next step. Stops in force are shown at the top of every page. */
 export function Urgent() {
   const closed = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 60_000 }));
   const glass = useQuery(trpc.policies.list.queryOptions({ review: 'break_glass', limit: 5 }));
@@ -121,7 +121,7 @@ export function Urgent() {
       next: <PageLink to="/sign-on">See the record</PageLink>,
     });
   }
-  // with one of these unknown, an empty list would say that all is well
+  // if any of these is unknown, an empty list would claim that all is well
   const failed = [closed, glass, proxies, destinations, domains, verified.forensics.query, verified.audit.query].filter(
     ({ data, error }) => error && !data,
   );

@@ -14,16 +14,16 @@ import { Notice } from '../../ui/notice.tsx';
 export type PolicyDetail = Answers['policies']['get'];
 type Saved = Answers['policies']['update'];
 
-/** What a page needs of the draft beside its editor. */
+/** What a page needs from the draft besides its editor. */
 export interface DraftTools {
   editor: RefObject<EditorHandle | null>;
-  /** The text as it stands in the editor. */
+  /** The current text in the editor. */
   text: () => string;
 }
 
 /**
  * One part of a policy in an editor, either its text or its tests: kept until it is saved as a new version, guarded against
- * leaving, and compared with a newer version that someone else saved meanwhile.
+ * leaving, and compared with a newer version if someone else saves one in the meantime.
  */
 export function Draft({
   policy,
@@ -37,13 +37,13 @@ export function Draft({
 }: {
   policy: PolicyDetail;
   part: 'text' | 'tests';
-  /** The draft has faults, with which it cannot be saved. */
+  /** The draft has errors that prevent it from being saved. */
   broken: boolean;
   editor: Pick<ComponentProps<typeof Editor>, 'suite' | 'marks' | 'onProblems'>;
   buttons: (tools: DraftTools) => ReactNode;
   below?: (tools: DraftTools) => ReactNode;
   beside: (tools: DraftTools) => ReactNode;
-  /** What the editor opens with in place of what is saved, and the line to begin at. */
+  /** What the editor opens with instead of the saved text, and the line to start at. */
   drafted?: { source: string; line: number } | undefined;
 }) {
   const me = useMe();
@@ -56,7 +56,7 @@ export function Draft({
   /** The version that the editor was opened with, which may no longer be the newest. */
   const [base, setBase] = useState({ version: policy.version, source: stored });
   const [dirty, setDirty] = useState(drafted !== undefined);
-  /** The text as it was when its changes were asked for. */
+  /** The text at the time when its changes were requested. */
   const [compared, compare] = useState<string>();
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const save = useMutation(
@@ -165,7 +165,7 @@ export function Draft({
       </ConfirmDialog>
       <AskBeforeLeaving
         dirty={() => dirty}
-        // the saved question that stands beside the draft can change without leaving it
+        // the saved question next to the draft can change without leaving it
         leaves={(from, to) => from.pathname !== to.pathname || tabOf(from.search) !== tabOf(to.search)}
       >
         Your changes since version {base.version} will be lost.

@@ -8,7 +8,7 @@ import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 export function FormatButton(props: {
   editor: RefObject<EditorHandle | null>;
   text: () => string;
-  /** A text that does not parse cannot be formatted. */
+  /** Text that does not parse cannot be formatted. */
   disabled: boolean;
 }) {
   const format = useMutation(

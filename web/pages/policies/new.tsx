@@ -59,7 +59,7 @@ function Writing({ template }: { template: Template }) {
         else toastProblem(error);
       },
       onSuccess: (policy, { dsl_source }) => {
-        // what was typed since is not in it
+        // it does not include what was typed since
         stored.current = text.current === dsl_source;
         toastDone('Draft saved', 'Nothing is enforced yet.');
         void navigate({ to: '/policies/$id', params: { id: policy.id } });
@@ -70,7 +70,7 @@ function Writing({ template }: { template: Template }) {
   const named = name === '' || POLICY_ID.test(name);
   const policyId = named && name !== '' ? name : undefined;
   const tests = template.tests === '' ? null : suiteFor(template, policyId ?? template.id);
-  // without an id the rules of the policy have names that no suite knows yet
+  // without an id, the rules of the policy have names that no suite can refer to yet
   const save = () => {
     if (create.isPending || broken || !named) return;
     create.mutate({ ...(name && { id: name, tests_source: tests }), dsl_source: text.current });
@@ -141,7 +141,7 @@ function Writing({ template }: { template: Template }) {
   );
 }
 
-/** The suite that comes with a template, run on the text as it is written. It is saved with a draft that has an id of its own. */
+/** The suite that comes with a template, run on the text as it is written. It is saved only if the draft is given an id. */
 function TemplateTests(props: { policyId: string; text: () => string; tests: string; saved: boolean }) {
   const { policyId, text, tests, saved } = props;
   const run = useMutation(trpc.policies.test.mutationOptions());

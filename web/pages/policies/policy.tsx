@@ -126,7 +126,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
   );
 }
 
-/** Warns where the tests of the enforced version fail by now: since then, a list or the tool registry may have changed. */
+/** Warns if the tests of the enforced version now fail: since it was enforced, a list or the tool registry may have changed. */
 function LiveTests({ policy: { id, live_version: version } }: { policy: PolicyDetail }) {
   const query = useQuery({
     queryKey: ['live tests', id, version],
@@ -147,7 +147,7 @@ function LiveTests({ policy: { id, live_version: version } }: { policy: PolicyDe
   );
 }
 
-/** The text of a policy, checked while it is written, with the reach of its tests beside each line. */
+/** The text of a policy, checked as it is written, with the test coverage next to each line. */
 function Workbench({ policy }: { policy: PolicyDetail }) {
   const { ask } = route.useSearch();
   const navigate = route.useNavigate();

@@ -13,8 +13,8 @@ export type Question = Answers['questions']['list']['questions'][number];
 type Result = Answers['policies']['try'];
 
 /**
- * Requests that the tenant's authors keep under a name: asked again with one choice, shared by an address, and all at once on
- * the text as it stands.
+ * Named requests kept by the tenant's authors: each can be asked again with one choice and shared by URL, and all can be asked at
+ * once on the current text.
  */
 export function Questions({
   policyId,
@@ -26,13 +26,13 @@ export function Questions({
 }: {
   policyId: string | undefined;
   text: () => string;
-  /** The one that the address names. */
+  /** The question named in the URL. */
   asked: string | undefined;
-  /** Puts one into the address; undefined where the page has none. */
+  /** Puts a question into the URL; undefined if the page does not support it. */
   ask: ((id: string | undefined) => void) | undefined;
-  /** Fills the form with it. */
+  /** Fills the form with the question. */
   show: (request: Question['request']) => void;
-  /** What the form says; undefined where it is not complete. */
+  /** The form's request; undefined if incomplete. */
   request: () => Question['request'] | undefined;
 }) {
   const query = useQuery(trpc.questions.list.queryOptions({}));
@@ -58,7 +58,7 @@ export function Questions({
   );
   const questions = query.data?.questions ?? [];
   const current = questions.find(({ id }) => id === chosen);
-  // what the address names is shown once, when it is there
+  // the question named in the URL is shown once, when it is loaded
   const shown = useRef(false);
   useEffect(() => {
     if (shown.current || !current || current.id !== asked) return;
@@ -136,7 +136,7 @@ interface Answered {
   result: Result;
 }
 
-/** Each question on the text as it stands, and whether the live policies answer the same. */
+/** Asks each question on the current text, and whether the live policies answer the same. */
 function AskAll({
   questions,
   policyId,
@@ -148,7 +148,7 @@ function AskAll({
 }) {
   const all = useMutation({
     mutationFn: async (): Promise<Answered[]> => {
-      // one text for all of them, whatever is typed meanwhile
+      // one text for all of them, whatever is typed in the meantime
       const dsl_source = text();
       const answered: Answered[] = [];
       for (const question of questions) {

@@ -11,7 +11,7 @@ import { Draft, type PolicyDetail } from './draft.tsx';
 
 type Run = Answers['policies']['test'];
 
-/** A suite to begin with. */
+/** A suite to start from. */
 const EXAMPLE = `format: svc-tests/1
 defaults: { agent_role: support, action_type: tool_call, tool_name: refund }
 tests:
@@ -20,7 +20,7 @@ tests:
     expect: { decision: allow }
 `;
 
-/** The test suite of a policy, and what its tests find while it is written. They run on the newest saved text. */
+/** The test suite of a policy, and what its tests find as it is written. They run on the newest saved text. */
 export function Tests({ policy }: { policy: PolicyDetail }) {
   const newest = useRef('');
   const [drafted] = useState(() => suiteFor(policy.id));
@@ -98,7 +98,7 @@ const KEPT: Record<DraftedSuite['kept'], string | undefined> = {
   whole: 'It has the whole request, because with less of it the decision would differ.',
 };
 
-/** Says of a test that was made of a decision what its author should know before saving it. */
+/** For a test made from a decision, shows what its author should know before saving it. */
 function Drafted({ made: { event_id, test, kept, verified, masked, unmasked, ok } }: { made: DraftedSuite }) {
   const notes = [
     KEPT[kept],
@@ -115,7 +115,7 @@ function Drafted({ made: { event_id, test, kept, verified, masked, unmasked, ok 
   );
 }
 
-/** Changes the policy in many small ways when asked to, and shows which of them the tests do not notice. */
+/** On request, changes the policy in many small ways, and shows which changes the tests do not notice. */
 function Mutations({ policy, text }: { policy: PolicyDetail; text: () => string }) {
   const search = useMutation(trpc.policies.mutations.mutationOptions());
   return (

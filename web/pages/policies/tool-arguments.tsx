@@ -12,11 +12,11 @@ const MOST = 12;
 
 type Kinds = NonNullable<ReturnType<typeof argumentsOf>>;
 
-/** The length of a list follows from the list. */
+/** The length of a list follows from the list itself. */
 const isLength = (kinds: Kinds, path: string) =>
   path.endsWith('.length') && kinds.has(path.slice(0, -'.length'.length));
 
-/** The arguments as a JSON object with a value of each kind. */
+/** The arguments as a JSON object with an example value for each. */
 function exampleOf(kinds: Kinds): string {
   const root: Record<string, unknown> = {};
   for (const [path, of] of kinds) {
@@ -38,7 +38,7 @@ function exampleOf(kinds: Kinds): string {
   return JSON.stringify(root, null, 2);
 }
 
-/** What a tool takes, as its schema says, and a press that writes it into the field above. */
+/** The arguments that a tool takes according to its schema, and a button that writes them into the field above. */
 export function ToolArguments({ tool, fill }: { tool: string; fill: (text: string) => void }) {
   const [name] = useDebouncedValue(tool.trim(), 300);
   const { data } = useQuery({

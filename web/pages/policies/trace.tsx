@@ -9,16 +9,16 @@ export type Tried = Answers['policies']['try'];
 export type Question = Inputs['policies']['try'];
 type Trace = NonNullable<Tried['trace']>;
 
-/** How long nothing may have changed before it is asked, and how often that is looked at. */
+/** How long nothing must change before the question is asked, and how often that is checked. */
 const STILL_MS = 400;
-/** After an answer that says that the server has too much to do. */
+/** How long to wait after an error, such as an overloaded server. */
 const PAUSE_MS = 5_000;
-/** Characters of a question that is asked without being told to. */
+/** The most characters of a question that is asked automatically. */
 const MOST = 200_000;
 
 /**
- * What the question is decided as, asked again whenever the text or the question has changed and nobody types any more: one
- * request at a time, and none while the page is hidden. `question` is undefined while it is not complete.
+ * The decision on the question, asked again once the text or the question has changed and typing has paused: one request at a
+ * time, and none while the page is hidden. `question` is undefined while it is incomplete.
  */
 export function useTrace(question: () => Question | undefined): {
   tried: Tried | undefined;
@@ -36,7 +36,7 @@ export function useTrace(question: () => Question | undefined): {
     const turn = ++current.turn;
     try {
       const answer = await api.policies.try.mutate(input);
-      // an older answer says nothing of what stands there now
+      // an older response says nothing about the current question
       if (turn === current.turn) show(answer);
     } finally {
       if (turn === current.turn) current.busy = false;
@@ -65,7 +65,7 @@ export function useTrace(question: () => Question | undefined): {
 
 const PART = { principal: 'agent', action: 'action', resource: 'tool' } as const;
 
-/** What the request met, rule by rule: the conditions of those that are for it, and why the others are not. */
+/** How the request fared, rule by rule: the conditions of the rules that apply to it, and why the others do not. */
 export function TraceView({ trace, goTo }: { trace: Trace; goTo: (line: number) => void }) {
   const { rules, more, unfit, set } = trace;
   return (
@@ -103,7 +103,7 @@ export function TraceView({ trace, goTo }: { trace: Trace; goTo: (line: number) 
   );
 }
 
-/** What people set, where the rule reads it: the request does not say it. */
+/** Values set by people that the rule reads and that are not part of the request. */
 function SetValues({ cedar, set: { agent_labels, tool_labels, server_trust } }: { cedar: string; set: Trace['set'] }) {
   const read = [
     ['principal.labels', agent_labels.join(', ') || 'none'],

@@ -34,7 +34,7 @@ type Form = {
   arguments: string;
   context: string;
   session: string;
-  /** Of the request that it was filled with; there is no field for them. */
+  /** From the request that the form was filled with; they have no input fields. */
   session_id: string;
   tool_pin: string;
 };
@@ -69,7 +69,7 @@ function objectOf(text: string): Record<string, unknown> {
   return value as Record<string, unknown>;
 }
 
-/** The request of a form whose objects are JSON. */
+/** The request in a form, whose objects are JSON. */
 function requestOf(values: Form): Question['request'] {
   const { agent_id, agent_role, action_type, tool_name, estimated_value, risk_score } = values;
   const texts = (['tool_server', 'method', 'resource', 'value_currency', 'session_id', 'tool_pin'] as const).flatMap(
@@ -85,7 +85,7 @@ function requestOf(values: Form): Question['request'] {
   };
 }
 
-/** A request as the form has it. */
+/** The form's values for a request. */
 function formOf(request: HandedRequest): Partial<Form> {
   const texts = Object.keys(EMPTY).flatMap((name) => {
     const value = request[name];
@@ -115,9 +115,9 @@ export function TryIt({
   ask,
 }: {
   policyId?: string;
-  /** The saved question that the address names. */
+  /** The saved question named in the URL. */
   asked?: string | undefined;
-  /** Puts one into the address. */
+  /** Puts a question into the URL. */
   ask?: (id: string | undefined) => void;
   /** The current text, read when the request is tried. */
   text: () => string;
