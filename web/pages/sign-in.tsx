@@ -8,7 +8,7 @@ import { problemOf } from '../lib/problem.ts';
 import { Mark } from '../ui/mark.tsx';
 import { Notice } from '../ui/notice.tsx';
 
-/** What to do when sign-in through the identity provider failed, by the code in the URL. */
+/** What to do if sign-in through the identity provider failed, by the code in the URL. */
 const FAILURES: Readonly<Record<string, string>> = {
   sso_unknown: 'No organization has set up single sign-on for this address. Use an email link.',
   sso_unavailable: 'Your identity provider is not available right now. Try again, or ask an admin.',

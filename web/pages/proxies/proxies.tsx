@@ -17,7 +17,7 @@ import { When } from '../../ui/time.tsx';
 
 type Proxy = Answers['proxies']['list']['proxies'][number];
 
-/** The fleet: which proxy enforces which bundle, and which are silent. */
+/** The fleet: which proxy enforces which bundle, and which proxies are silent. */
 export function Proxies() {
   const query = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 5_000 }));
   const now = useNow(5_000);

@@ -28,7 +28,7 @@ const route = getRouteApi('/app/proxies/proxy');
 
 type Proxy = Answers['proxies']['list']['proxies'][number];
 
-/** One proxy: what it enforces, what is wrong with it, and what to do about that. */
+/** One proxy: what it enforces, what is wrong with it, and what to do about it. */
 export function ProxyPage() {
   const { id } = route.useSearch();
   return id ? <OneProxy key={id} id={id} /> : <Navigate to="/proxies" replace />;
@@ -104,7 +104,7 @@ function OneProxy({ id }: { id: string }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await confirmed(() => api.proxies.remove.mutate({ proxy_id: id, reason }));
-          // the list alone: the bundles of a proxy that is gone are not found
+          // only the list: the bundles of a removed proxy are not found
           await queryClient.invalidateQueries(trpc.proxies.list.queryFilter());
           toastDone('Proxy removed');
           await navigate({ to: '/proxies' });
@@ -165,7 +165,7 @@ function WhatToDo({ proxy }: { proxy: Proxy }) {
 
 type Run = Answers['proxies']['bundles']['bundles'][number];
 
-/** Which policies it enforced from when to when. */
+/** Which policies it enforced, from when to when. */
 function Bundles({ id, hash }: { id: string; hash: string | undefined }) {
   const query = useQuery(trpc.proxies.bundles.queryOptions({ proxy_id: id }, { refetchInterval: 60_000 }));
   const { refetch } = query;
@@ -242,7 +242,7 @@ function Bundles({ id, hash }: { id: string; hash: string | undefined }) {
   );
 }
 
-/** What was changed before the bundle was made. */
+/** The change that led to the bundle. */
 const Change = ({ id, action, target }: NonNullable<Run['change']>) => (
   <div>
     <PageLink to="/audit" search={{ record: id }} size="sm">

@@ -10,7 +10,7 @@ interface Check {
   name: string;
   state: State;
   words: string;
-  /** The id of the section that says more. */
+  /** The id of the section with the details. */
   more: string;
 }
 
@@ -21,7 +21,7 @@ const STATE = {
   open: ['quiet', 'not known yet', IconCircleDashed],
 } as const;
 
-/** What is known of a version, in one place: each line leads to what it sums up. */
+/** What is known about a version, in one place: each line links to the section that it sums up. */
 export function Checks({ checks }: { checks: readonly Check[] }) {
   return (
     <Paper component="section" aria-labelledby="checks" mb="md">
@@ -48,7 +48,7 @@ export function Checks({ checks }: { checks: readonly Check[] }) {
   );
 }
 
-/** Undefined while it is being found out, `unknown` where the server did not say. */
+/** Undefined while loading, `unknown` if the server did not answer. */
 type Asked<T> = T | 'unknown' | undefined;
 
 interface Known {

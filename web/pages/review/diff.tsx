@@ -7,7 +7,7 @@ import type { Answers } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
 import { cedar } from '../../ui/editor/cedar.ts';
 import { Hostile } from '../../ui/hostile.tsx';
-// the colors of the language
+// the syntax colors
 import '../../ui/editor/editor.css';
 import { linesOf, lineWords } from '../../../server/policy/review-place.ts';
 import { PendingView, usePending } from './pending.tsx';
@@ -17,21 +17,21 @@ import { MOST_SUGGESTED } from './words.tsx';
 type PolicyDetail = Answers['policies']['get'];
 
 const CONTEXT = 3;
-/** The longest edit script that is searched for; the time grows with its square. */
+/** The longest edit script to search for; the time grows with its square. */
 const MOST_EDITS = 1_000;
 
 interface Row {
   kind: ' ' | '+' | '-';
-  /** The numbers of the line before and after; absent where there is no such line. */
+  /** The line numbers before and after; absent if there is no such line. */
   was?: number;
   is?: number;
   text: string;
 }
 
-/** With the line ends that the server counts, and at which the engine ends a comment, as line feeds. */
+/** Turns every line end that the server counts, and at which the engine ends a comment, into a line feed. */
 const inLines = (text: string) => text.replace(/\r\n?/g, '\n');
 
-/** What changed, in parts with some unchanged lines around each. Texts with little in common are replaced as a whole. */
+/** What changed, in hunks with some unchanged lines around each. Texts with little in common are replaced as a whole. */
 function partsOf(before: string, after: string, whole: boolean): Row[][] {
   const [old, now] = [before, after].map(inLines) as [string, string];
   const options = { context: whole ? Number.MAX_SAFE_INTEGER : CONTEXT, maxEditLength: MOST_EDITS };
@@ -57,24 +57,24 @@ function partsOf(before: string, after: string, whole: boolean): Row[][] {
   });
 }
 
-/** Lines that a comment is to be about, of the text before or after. */
+/** The lines that a comment will be about, in the text before or after. */
 interface Chosen {
   side: 'was' | 'is';
-  /** Where the choice began, and where it has come to. */
+  /** Where the selection started, and where it currently ends. */
   from: number;
   to: number;
-  /** The comment is being written. */
+  /** Whether the comment is being written. */
   open: boolean;
 }
 
 const ends = ({ from, to }: Chosen): [number, number] => [Math.min(from, to), Math.max(from, to)];
-/** Lines that one comment may be about. */
+/** The most lines that one comment may be about. */
 const MOST_LINES = 100;
 
 /**
- * What a version changes, line by line, with the threads below the last of their lines. Anyone who may comment has a button on
- * each line: on a removed one it is about the version before. Several lines are chosen by dragging over their numbers, by a
- * second press with Shift, or by Shift and an arrow key on the button.
+ * What a version changes, line by line, with each thread below the last of its lines. Anyone who may comment has a button on each
+ * line; on a removed line, the comment is about the version before. Several lines are selected by dragging over their numbers, by
+ * a second click with Shift, or by Shift and an arrow key on the button.
  */
 export function ReviewDiff({
   policy,
@@ -100,7 +100,7 @@ export function ReviewDiff({
   const versions = { was: before?.version, is: after.version };
   const sideOf = (place: Thread['first']['place']) =>
     place?.part !== part ? undefined : (['is', 'was'] as const).find((side) => versions[side] === place.version);
-  /** What belongs to these lines, each with the place that it stands below. */
+  /** The threads and pending comments on these lines, each with the line that it is shown below. */
   const remarks = [
     ...threads.map((thread) => ({ key: thread.id, place: thread.first.place, thread, waiting: undefined })),
     ...pending.map((waiting) => ({ key: waiting.id, place: waiting.place, thread: undefined, waiting })),
@@ -123,7 +123,7 @@ export function ReviewDiff({
   const hidden = remarks.filter((one) => !placed.includes(one));
   const changed = rows.filter(({ kind }) => kind !== ' ');
   const lines = new Map(rows.flatMap((row) => [[`was ${row.was}`, row] as const, [`is ${row.is}`, row] as const]));
-  /** All of these lines are shown, so that nobody comments on one that they do not see. */
+  /** All of these lines are shown, so that no one comments on a line that they do not see. */
   const together = (side: Chosen['side'], from: number, to: number) => {
     const [first, last] = ends({ side, from, to, open: false });
     if (last - first >= MOST_LINES) return false;
@@ -154,7 +154,7 @@ export function ReviewDiff({
     const to = from.to + by;
     if (!together(from.side, from.from, to)) return;
     choose({ ...from, to, open: false });
-    // the removed line of a number has its own button, and so has the line after
+    // a removed line and the added line of the same number have separate buttons
     box.current?.querySelector<HTMLElement>(`[data-${from.side}="${to}"] .review-add`)?.focus();
   };
   const drag = (row: Row, start: PointerEvent) => {
@@ -223,7 +223,7 @@ export function ReviewDiff({
                     data-is={is}
                     data-chosen={isChosen(row) || undefined}
                   >
-                    {/* the button of the line does the same for the keyboard */}
+                    {/* for the keyboard, the button of the line does the same */}
                     <span className="review-number" onPointerDown={(event) => drag(row, event)}>
                       {was ?? ''}
                     </span>
@@ -288,7 +288,7 @@ export function ReviewDiff({
   );
 }
 
-/** What may be suggested for: lines of the text after, if they are not too long. */
+/** What a suggestion can replace: lines of the text after, if they are not too long. */
 function suggestible(text: string, chosen: Chosen): { lines?: string } {
   const [first, last] = ends(chosen);
   const lines = linesOf(text)
@@ -297,7 +297,7 @@ function suggestible(text: string, chosen: Chosen): { lines?: string } {
   return chosen.side === 'is' && lines.length <= MOST_SUGGESTED ? { lines } : {};
 }
 
-/** A line of a policy, with the colors of the editor. */
+/** A line of a policy, with the editor's colors. */
 function Cedar({ text }: { text: string }) {
   const parts: ReactNode[] = [];
   let end = 0;

@@ -19,7 +19,7 @@ export type Pending = Answers['pendingComments']['list']['comments'][number];
 
 const NONE: readonly Pending[] = [];
 
-/** The comments on a policy that this person has written and not sent. Nobody else can see them. */
+/** The unsent comments that this person has written on a policy. No one else can see them. */
 export function usePending(id: string): readonly Pending[] {
   const me = useMe();
   return useQuery(trpc.pendingComments.list.queryOptions({ id }, { enabled: me.has('author') })).data?.comments ?? NONE;
@@ -27,7 +27,7 @@ export function usePending(id: string): readonly Pending[] {
 
 export const readPendingAgain = () => queryClient.invalidateQueries(trpc.pendingComments.pathFilter());
 
-/** One of them, which its writer can change and delete. */
+/** A pending comment, which its writer can change and delete. */
 export function PendingView({
   policy,
   pending,
@@ -126,7 +126,9 @@ function Edit({ policy, pending, close }: { policy: PolicyDetail; pending: Pendi
   );
 }
 
-/** The review that this person is writing: what is not shown beside its lines, and sending all of it without a decision. */
+/**
+ * The review that this person is writing: the comments not shown next to their lines, and sending all of it without a decision.
+ */
 export function PendingReview({
   policy,
   shown,

@@ -56,7 +56,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
   const version = policy.versions.find((one) => one.version === reviewed);
   const pending = policy.status === 'pending_approval';
   const threads = threadsOf(policy);
-  // the break-glass deployment may not be of the newest version
+  // the break-glass deployment may be of an older version
   const broken = policy.open_review?.version;
   return (
     <Page
@@ -133,7 +133,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
   );
 }
 
-/** What is known of a version, and what it changes. */
+/** What is known about a version, and what it changes. */
 function Reviewed({
   policy,
   version,
@@ -243,7 +243,7 @@ function useTexts(id: string, from: number | null, to: number) {
   return { after, both };
 }
 
-/** The texts of two versions, beside one another. */
+/** The texts of two versions, side by side. */
 function Versions({ id, from, to }: { id: string; from: number | null; to: number }) {
   const { both } = useTexts(id, from, to);
   return (
@@ -268,7 +268,7 @@ const CHANGE = {
   removed: ['removed', 'bad'],
 } as const;
 
-/** Each rule that differs, with what it did and what it does now. */
+/** Each rule that differs, with what it did before and what it does now. */
 function RuleChanges({ id, from, to }: { id: string; from: number; to: number }) {
   const { data } = useQuery(trpc.policies.diff.queryOptions({ id, from, to }));
   if (!data || data.rules.length === 0) return null;
@@ -298,7 +298,7 @@ function RuleChanges({ id, from, to }: { id: string; from: number; to: number })
   );
 }
 
-/** The decisions on all versions and the threads that are on none of the lines above, in order. */
+/** The decisions on all versions, and the threads that are not on any line above, in chronological order. */
 function Remarks({ policy, version, threads }: { policy: PolicyDetail; version: number; threads: readonly Thread[] }) {
   const name = usePeople();
   const me = useMe();
@@ -361,7 +361,7 @@ function Decide({ policy, version, open: unsettled }: { policy: PolicyDetail; ve
   const changes = useMutation(trpc.policies.requestChanges.mutationOptions());
   const reject = useMutation(trpc.policies.reject.mutationOptions());
   const late = version !== policy.version;
-  // what was read is what the audit log says was read
+  // the audit log records what was actually read
   const { data: simulation } = useSimulation(policy.id, version);
   const refusal = (event: Verdict): string | undefined => {
     if (late) return `version ${policy.version} is newer: review that one`;

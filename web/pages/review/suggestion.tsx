@@ -11,9 +11,9 @@ import type { Thread } from './threads.tsx';
 type PolicyDetail = Answers['policies']['get'];
 
 /**
- * What a comment suggests in place of lines, which are shown as they stand, whole and between the lines around them. Who writes
- * policies applies it with one press: a new version, by them and by who suggested it, in which nothing else differs; the
- * thread is resolved with it.
+ * The replacement that a comment suggests for some lines, which are shown as they are, in full and with the lines around them.
+ * Policy authors apply it with one press: that saves a new version, by them and the person who suggested it, in which nothing
+ * else differs, and resolves the thread.
  */
 export function Suggestion({
   policy,
@@ -22,7 +22,7 @@ export function Suggestion({
   suggestion,
 }: {
   policy: PolicyDetail;
-  /** Absent while it is pending, and nobody can apply it. */
+  /** Absent while the comment is pending; it cannot be applied then. */
   thread?: Thread | undefined;
   place: NonNullable<Thread['first']['place']>;
   suggestion: string;
@@ -61,7 +61,7 @@ export function Suggestion({
   const line = older && lineIn(textOf(older), textOf(policy), first, place.part, last);
   const by = thread?.first.decided_by ?? me.id;
   const authors = by === me.id ? 'you as its author' : `you and ${name(by)} as its authors`;
-  // what applying it would replace, or what it was suggested for
+  // the lines that applying it would replace, or those that it was suggested for
   const [text, at] = offered && line !== undefined ? [policy, line] : [older, first];
   const shown = text && { lines: linesOf(textOf(text)), at };
   const end = at + last - first;
@@ -115,7 +115,7 @@ function Around({ lines, from, to }: { lines: readonly string[]; from: number; t
   ));
 }
 
-/** One line, with its number if it stands somewhere. Nothing in it is invisible, its indentation by tabs neither. */
+/** One line, with its number if it has one. Nothing in it is invisible, not even tabs. */
 function PolicyLine({ kind, said, n, text }: { kind: '-' | '+' | ' '; said?: string; n?: number; text: string }) {
   return (
     <code className="suggestion-line" data-kind={kind}>

@@ -17,16 +17,16 @@ type PolicyDetail = Answers['policies']['get'];
 type Review = NonNullable<PolicyDetail['versions'][number]['reviews']>[number];
 export type Place = NonNullable<Inputs['policies']['comment']['place']>;
 
-/** A comment with what was answered to it. */
+/** A comment and its replies. */
 export interface Thread {
   id: string;
-  /** The version that it began on. */
+  /** The version that it was started on. */
   version: number;
   first: Review;
   answers: (Review & { version: number })[];
 }
 
-/** The threads of all versions, the oldest first. */
+/** The threads of all versions, oldest first. */
 export function threadsOf({ versions }: Pick<PolicyDetail, 'versions'>): Thread[] {
   const all = versions
     .flatMap(({ version, reviews = [] }) => reviews.map((review) => ({ ...review, version })))
@@ -41,7 +41,7 @@ export function threadsOf({ versions }: Pick<PolicyDetail, 'versions'>): Thread[
 
 export const isOpen = ({ first: { resolved } }: Thread): boolean => resolved === undefined;
 
-/** One thread: what was said, an answer, and whether it is settled. */
+/** One thread: what was said, a reply, and whether it is resolved. */
 export function ThreadView({
   policy,
   thread,
@@ -132,7 +132,7 @@ export function ThreadView({
   );
 }
 
-/** Writes a comment on the newest version, at once or with the review of this person: a new thread, or an answer. */
+/** Writes a comment on the newest version, immediately or with this person's pending review: a new thread, or a reply. */
 export function CommentForm({
   policy,
   input,
@@ -145,7 +145,7 @@ export function CommentForm({
   input: Pick<Inputs['policies']['comment'], 'reply_to' | 'place'>;
   label: string;
   action: string;
-  /** The lines that it is about, where something else can be suggested in their place. */
+  /** The lines that it is about, if a replacement can be suggested for them. */
   lines?: string;
   close?: () => void;
 }) {
@@ -166,7 +166,7 @@ export function CommentForm({
   const suggests = suggestion !== undefined && suggestion !== lines;
   const said = { ...(written && { comment: written }), ...(suggests && { suggestion }) };
   const nothing = !written && !suggests;
-  // the lines are of the version that was read, also when there is a newer one by now
+  // the lines belong to the version that was read, even if there is a newer one by now
   const read = input.place?.version;
   const older = read !== undefined && read < policy.version;
   const several = input.place?.end_line !== undefined;

@@ -3,10 +3,10 @@ import { lineWords } from '../../../server/policy/review-place.ts';
 import { Said } from '../../ui/hostile.tsx';
 import type { Thread } from './threads.tsx';
 
-/** Characters of a suggestion. */
+/** The most characters of a suggestion. */
 export const MOST_SUGGESTED = 4000;
 
-/** The lines of a comment, as they stood there. */
+/** The lines that a comment is about, as they were then. */
 export function PlaceWords({ place }: { place: NonNullable<Thread['first']['place']> }) {
   return (
     <>
@@ -20,7 +20,7 @@ export function PlaceWords({ place }: { place: NonNullable<Thread['first']['plac
 
 export const capitalized = (words: string) => words.charAt(0).toUpperCase() + words.slice(1);
 
-/** What a comment says, and what it suggests. */
+/** The fields for a comment and its suggestion. */
 export function CommentFields({
   id,
   label,

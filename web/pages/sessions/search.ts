@@ -1,9 +1,9 @@
 import { DECISIONS, type Decision } from '../../../server/domain/decision.ts';
 
-/** The id of a session may be anything, so it stands in the query and not in the path. */
+/** The id of a session may be anything, so it is in the query and not in the path. */
 export interface SessionSearch {
   id: string;
-  /** The agent whose session it is: another one may use the same id. */
+  /** The agent whose session it is: others may use the same id. */
   agent?: string;
   decision?: Decision;
 }

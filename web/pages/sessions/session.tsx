@@ -31,7 +31,7 @@ const route = getRouteApi('/app/sessions/session');
 
 type StoryPage = Answers['sessionStory'];
 
-/** What an agent did in one session, told in its order. */
+/** What an agent did in one session, in order. */
 export function SessionPage() {
   const { id, agent } = route.useSearch();
   return id ? <Session key={`${id} ${agent}`} id={id} agent={agent} /> : <Navigate to="/decisions" replace />;
@@ -148,7 +148,7 @@ function Session({ id, agent }: { id: string; agent: string | undefined }) {
 
 const KINDS = Object.keys(DECISION) as Decision[];
 
-/** When it was, who names it, and how many decisions of each kind it has: a press shows those alone. */
+/** When it took place, who named it, and how many decisions of each kind it has: a press filters by that kind. */
 function Overview({
   story: { session_id, first_at, last_at },
   filter,
@@ -162,11 +162,11 @@ function Overview({
   decision: Decision | undefined;
   choose: (decision: Decision | undefined) => void;
 }) {
-  // up to the record itself, which its own time would leave out
+  // including the last record itself, which its own time would exclude
   const until = new Date(Date.parse(last_at) + 1).toISOString();
   const range = { since: first_at, until, buckets: 1 };
   const counts = useQuery(trpc.events.counts.queryOptions({ ...filter, ...range })).data;
-  // whoever else names it, also where the page is of one agent
+  // other agents that name the session, even if the page is about one agent
   const named = useQuery(
     trpc.events.counts.queryOptions({ session_id: filter.session_id, buckets: 1 }, { staleTime: 60_000 }),
   ).data;
@@ -225,7 +225,7 @@ function Overview({
   );
 }
 
-/** Sessions of other agents, or of the same one, whose decisions say that they belong to the same traces. */
+/** Sessions of other agents, or of the same one, whose decisions name the same traces. */
 function Related({ related }: { related: StoryPage['related'] }) {
   if (related.length === 0) return null;
   return (

@@ -17,16 +17,16 @@ type StoryDecision = Told['entries'][number];
 type StoryHold = Told['holds'][number];
 type StoryItem = Item<StoryDecision, StoryHold, Told['stops'][number]>;
 
-/** Everything in its order; a pause of the agent has a line of its own. */
+/** Everything in order; a pause of the agent has its own line. */
 export function Story({
   items,
   agents,
   whole,
 }: {
   items: readonly StoryItem[];
-  /** It is of several agents. */
+  /** It involves several agents. */
   agents: boolean;
-  /** Nothing is left out, so sums are those of the session. */
+  /** Nothing is left out, so sums are for the whole session. */
   whole: boolean;
 }) {
   if (items.length === 0) return <p className="dim">No such decision.</p>;

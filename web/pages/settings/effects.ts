@@ -10,7 +10,7 @@ const kept =
       ? `${what} older than ${days(after)} are deleted for good, soon after this takes effect: now ${days(before)} are kept.`
       : `${what} are kept for ${days(after)} instead of ${days(before)}. What is deleted already does not come back.`;
 
-/** What a change of each setting does. Those that change without a dialog are not here. */
+/** The effect of changing each setting. Settings that change without a dialog are not listed. */
 const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
   approval_required: (on) =>
     on
@@ -49,7 +49,7 @@ const EFFECTS: { readonly [K in keyof Settings]?: Effect<Settings[K]> } = {
     'The group of an action decides which rules match it. Actions of a type that moves or goes away may match other rules, or none, and are then denied.',
 };
 
-/** What the patch does, a sentence for each setting that changes. */
+/** The effects of the patch, one sentence for each setting that changes. */
 export function effectsOf(settings: Settings, patch: { readonly [K in keyof Settings]?: unknown }): string[] {
   return (Object.keys(patch) as (keyof Settings)[]).flatMap((name) => {
     const [after, before] = [patch[name], settings[name]];

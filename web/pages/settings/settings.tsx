@@ -15,7 +15,7 @@ import { effectsOf } from './effects.ts';
 import { TokenIssuers } from './token-issuers.tsx';
 import { WaitingChanges } from './waiting.tsx';
 
-/** Settings of the whole tenant. Only admins can change them. */
+/** Settings for the whole tenant. Only admins can change them. */
 export function SettingsPage() {
   const query = useQuery(trpc.settings.get.queryOptions({}));
   const me = useMe();
@@ -75,7 +75,7 @@ export function SettingsPage() {
   );
 }
 
-/** What the change does, so that nobody has to know it. */
+/** Explains what the change does, so that no one has to know it. */
 function Effects({ settings, patch }: { settings: Settings | undefined; patch: Patch | undefined }) {
   if (!settings || !patch) return null;
   return (

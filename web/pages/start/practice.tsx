@@ -15,8 +15,8 @@ type Answer = Answers['practice'];
 const KINDS = { denied: 'One that it denies', allowed: 'One that it allows', held: 'One that waits for a person' };
 
 /**
- * The calls of a template, sent from the page. They are decided and recorded as practice: nothing acts on the answers,
- * and so the person who asks may also approve.
+ * The calls of a template, sent from the page. They are decided and recorded as practice: nothing acts on the results, so the
+ * person who asks may also approve.
  */
 export function Practice({ template, onDone }: { template: Template; onDone: () => void }) {
   const [done, setDone] = useState<readonly string[]>([]);
@@ -50,7 +50,7 @@ export function Practice({ template, onDone }: { template: Template; onDone: () 
   );
 }
 
-/** What became of calls that were sent before this page was opened. One that waited for a person counts once it was sent again. */
+/** The results of calls sent before this page was opened. One that waited for a person counts once it has been sent again. */
 function useEarlier() {
   const events = useQuery(trpc.events.list.queryOptions({ agent_id: PRACTICE_AGENT, limit: 100 }));
   const holds = useQuery(trpc.escrow.list.queryOptions({ agent_id: PRACTICE_AGENT, status: 'consumed', limit: 100 }));
@@ -101,7 +101,7 @@ function Call(props: { title: string; call: ExampleCall; earlier: Decision | und
   );
 }
 
-/** What was decided, and for a hold what a person does next. */
+/** What was decided, and for a hold what to do next. */
 function Outcome(props: { answer: Answer; onResume: () => void; sending: boolean }) {
   const { answer, onResume, sending } = props;
   const why = answer.deny_reason ?? answer.escrow?.reason;
@@ -125,7 +125,7 @@ function Outcome(props: { answer: Answer; onResume: () => void; sending: boolean
 }
 
 function Held({ id, onResume, sending }: { id: string; onResume: () => void; sending: boolean }) {
-  // a second person may be quicker
+  // another person may have been quicker
   const hold = useQuery(trpc.escrow.get.queryOptions({ id }, { refetchInterval: 5000 }));
   const vote = useMutation(
     trpc.escrow.vote.mutationOptions({

@@ -20,7 +20,8 @@ import { Practice } from './practice.tsx';
 import './start.css';
 
 /**
- * From an empty tenant to a denied, an allowed, a held and an approved call in a few minutes, all from here; then the
+ * From an empty tenant to a denied, an allowed, a held and an approved call in a few minutes, all on this page; then the key for
+ * a real agent, and its first call.
  * key for a real agent, and its first call.
  */
 export function Start() {
@@ -82,7 +83,7 @@ export function Start() {
   );
 }
 
-/** What the new agent is to send, and what became of it, as it arrives. */
+/** The call for the new agent to send, and its result as it arrives. */
 function FirstCall(props: { tenant: string; agentKey: { secret: string; agent: string }; template: Template }) {
   const { tenant, agentKey, template } = props;
   const stream = useStream({ agent_id: agentKey.agent });

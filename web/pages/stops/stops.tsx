@@ -156,7 +156,7 @@ export function Stops() {
   );
 }
 
-/** How far a stop has reached, as the proxies report it: asked often only while some have yet to apply it. */
+/** How far a stop has been applied, as the proxies report it: polled often only while some have yet to apply it. */
 function ReachOf({ id }: { id: string }) {
   const { data } = useQuery(
     trpc.stops.get.queryOptions(

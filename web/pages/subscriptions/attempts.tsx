@@ -22,7 +22,10 @@ const KINDS = [
 ] as const;
 const AGAIN_MS = 30_000;
 
-/** The attempts to reach the destination over time, and how long it took to answer. A part of the time leads to its deliveries. */
+/**
+ * The attempts to reach the destination over time, and how long it took to respond. Part of the time range leads to its
+ * deliveries.
+ */
 export function Attempts({
   id,
   search: { last = '24h', since, until },
@@ -102,7 +105,7 @@ export function Attempts({
   );
 }
 
-/** Hours are shown of a day, and days of a month. */
+/** The bars show hours for a day, and days for a month. */
 const BUCKETS: Record<Last, number> = { '1h': 60, '24h': 25, '7d': 57, '30d': 32 } satisfies Record<
   keyof typeof LAST,
   number
@@ -129,7 +132,7 @@ function Caption({ seen }: { seen: Numbers }) {
   );
 }
 
-/** How long half of the answers took at most, and 95% of them, over the same time as the bars above. */
+/** The response times at the 50th and 95th percentile, over the same time as the bars above. */
 function AnswerTimes({ buckets }: { buckets: Numbers['buckets'] }) {
   const most = Math.max(1, ...buckets.map(({ p95_ms }) => p95_ms ?? 0));
   const path = (name: 'p50_ms' | 'p95_ms') =>

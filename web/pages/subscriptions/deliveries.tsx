@@ -18,7 +18,7 @@ import { ResendButton, Resending } from './resend.tsx';
 import { DELIVERY_STATES, type SubscriptionSearch, WHOLE } from './search.ts';
 import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
 
-/** The deliveries of a subscription, newest first, each with the last response. */
+/** The deliveries of a subscription, newest first, each with its last response. */
 export function Deliveries({
   id,
   paused,

@@ -47,7 +47,7 @@ export function useRedeliver() {
   );
 }
 
-/** One delivery: what was sent, each attempt with its answer, what it is about, and the possible next steps. */
+/** One delivery: what was sent, each attempt with its response, what it is about, and the possible next steps. */
 export function DeliveryPage() {
   const { id, delivery: delivery_id } = route.useParams();
   const which = { id, delivery_id };
@@ -146,7 +146,7 @@ function Facts({ delivery, paused }: { delivery: DeliveryDetail; paused: boolean
   );
 }
 
-/** Where the subject of an event is shown. The names in it were chosen by others. */
+/** A link to the subject of an event. The names in it were chosen by others. */
 function subjectOf(payload: DeliveryDetail['payload']): ReactNode {
   const text = (name: string) => (typeof payload[name] === 'string' ? (payload[name] as string) : undefined);
   const [hold, policy, made, list] = ['escrow_id', 'policy_id', 'package_id', 'list'].map(text);
@@ -260,7 +260,7 @@ function AttemptLines({ attempt, note, open }: { attempt: Attempt; note: string 
   );
 }
 
-/** What was sent. `to` is where, if a signature is its proof: the address of a chat is a secret in itself. */
+/** What was sent. `to` is the destination, given only if a signature authenticates: the URL of a chat is itself a secret. */
 function Sent({
   delivery: { body, payload, attempts, history },
   to,

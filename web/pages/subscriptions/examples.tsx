@@ -14,7 +14,7 @@ import type { Subscription } from './words.tsx';
 
 type EventType = Inputs['subscriptions']['example']['event_type'];
 
-/** What the destination gets of each type of event, a button that sends it, and how a receiver checks it. */
+/** What the destination receives for each type of event, a button that sends it, and how a receiver checks it. */
 export function Examples({ subscription }: { subscription: Subscription }) {
   const { id, active, event_types, destination_type } = subscription;
   const [chosen, setChosen] = useState((event_types[0] ?? 'escrow.created') as EventType);

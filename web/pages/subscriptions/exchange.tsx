@@ -4,14 +4,14 @@ import { CodeBlock } from '../../ui/code.tsx';
 
 type Exchange = Pick<Answers['subscriptions']['delivery']['history'][number], 'headers' | 'answer'>;
 
-/** The headers of a request as they were sent, and what its destination answered, as the text of a stranger. */
+/** The headers of a request as they were sent, and the destination's response as untrusted text. */
 export function ExchangeLines({
   exchange: { headers, answer },
   name,
   open = false,
 }: {
   exchange: Exchange;
-  /** Tells it from others on the page, for assistive technology. */
+  /** Distinguishes it from others on the page, for assistive technology. */
   name: string;
   open?: boolean;
 }) {

@@ -19,7 +19,7 @@ const SINCE: { value: Last; label: string }[] = [
   { value: '30d', label: 'the last 30 days' },
 ];
 
-/** How far the last request to send failed deliveries again is; nothing where there is none under way. */
+/** The progress of the last request to resend failed deliveries; nothing if none is in progress. */
 export function Resending({ id, paused }: { id: string; paused: boolean }) {
   const { data } = useQuery(trpc.subscriptions.resending.queryOptions({ id }, { refetchInterval: 3_000 }));
   const resend = data?.resend;
@@ -32,7 +32,7 @@ export function Resending({ id, paused }: { id: string; paused: boolean }) {
   );
 }
 
-/** Asks since when failed deliveries are to be sent again, says how many that are, and begins. */
+/** Asks from when on failed deliveries should be resent, shows how many there are, and starts. */
 export function ResendButton({ id, paused }: { id: string; paused: boolean }) {
   const [opened, setOpened] = useState(false);
   return (
@@ -59,7 +59,7 @@ export function ResendButton({ id, paused }: { id: string; paused: boolean }) {
 
 function ResendForm({ id, onDone }: { id: string; onDone: () => void }) {
   const [zone] = useZone();
-  // as of when the dialog was opened: what is counted is what is sent
+  // fixed when the dialog is opened: what is counted is what is sent
   const [now] = useState(Date.now);
   const form = useServerForm({ initialValues: { last: '24h' as Last } });
   const since = sinceOf(form.values.last, now);

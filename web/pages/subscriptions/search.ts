@@ -5,7 +5,7 @@ type Asked = Inputs['subscriptions']['deliveries'];
 
 export const DELIVERY_STATES = ['retrying', 'delivered', 'failed'] as const satisfies Asked['status'][];
 
-/** What the address of a subscription says: the time of its chart, and which deliveries are listed: of which part of it, and what else. */
+/** The search parameters of a subscription's page: the time range of its chart, and which deliveries are listed. */
 export interface SubscriptionSearch {
   last?: Last;
   since?: string;
@@ -14,7 +14,7 @@ export interface SubscriptionSearch {
   event_type?: NonNullable<Asked['event_type']>;
 }
 
-/** No part of the time of the chart, but all of it. */
+/** The whole time range of the chart, not a part of it. */
 export const WHOLE: SubscriptionSearch = { since: undefined, until: undefined };
 
 export function readSubscription(search: Record<string, unknown>): SubscriptionSearch {
@@ -24,7 +24,7 @@ export function readSubscription(search: Record<string, unknown>): SubscriptionS
     ...readLast(last),
     ...(from < to && { since: new Date(from).toISOString(), until: new Date(to).toISOString() }),
     ...(DELIVERY_STATES.includes(status as never) && { status: status as (typeof DELIVERY_STATES)[number] }),
-    // the server knows which there are
+    // the server knows which types exist
     ...(typeof event_type === 'string' && /^[a-z_.]{1,60}$/.test(event_type) && { event_type: event_type as never }),
   };
 }

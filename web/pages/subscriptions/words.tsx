@@ -90,10 +90,10 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
 }
 
 const share = ({ tried, delivered }: Summary['day']) =>
-  // 1,999 of 2,000 are not all of them
+  // rounded down: 1,999 of 2,000 is not 100%
   `${(Math.floor((delivered / tried) * 1000) / 10).toLocaleString()}%`;
 
-/** What share of the deliveries arrived lately. */
+/** What share of recent deliveries arrived. */
 export function Arrived({ summary: { day, week, complete } }: { summary: Summary }) {
   if (week.tried === 0) return <span className="dim">nothing was sent in 7 days</span>;
   const of = (part: Summary['day'], when: string) =>

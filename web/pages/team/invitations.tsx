@@ -132,8 +132,8 @@ export function Invitations({ invite }: { invite: () => void }) {
 }
 
 /**
- * How an invited person gets the link: a word where it is mailed, and else a dialog, with the link itself where the inviter hands it
- * over.
+ * How an invited person gets the link: a short message if it is mailed; otherwise a dialog, including the link itself if the
+ * inviter has to pass it on.
  */
 function LinkDialog({ made, onClose }: { made: Invited | undefined; onClose: () => void }) {
   const { email, role, link, link_by } = made ?? {};

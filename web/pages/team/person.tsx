@@ -89,7 +89,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
             onChange={(event) => choose(event.currentTarget.value as Role)}
             data={[...(held ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
           />
-          {/* an arrow key in the field chooses, and changes nothing yet */}
+          {/* an arrow key in the field only selects, and changes nothing yet */}
           <Button disabled={!chosen || chosen === held} onClick={() => setChanging(true)}>
             Change the role
           </Button>

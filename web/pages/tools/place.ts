@@ -1,4 +1,4 @@
-/** The members of a definition. */
+/** The top-level members of a definition. */
 const MEMBERS: Record<string, string> = {
   title: 'the title',
   description: 'the description',
@@ -8,8 +8,8 @@ const MEMBERS: Record<string, string> = {
 };
 
 /**
- * Where in a definition a JSON pointer leads: the member in our words, then the names of arguments, and what of them, in the tool
- * server's.
+ * Where a JSON pointer leads in a definition: the member in our words, then the names of arguments, and the rest, in the tool
+ * server's words.
  */
 export function placeOf(at: string): { member: string; names: string[]; rest: string[] } | undefined {
   const [first, ...tokens] = at
@@ -18,7 +18,7 @@ export function placeOf(at: string): { member: string; names: string[]; rest: st
     .map((token) => token.replaceAll('~1', '/').replaceAll('~0', '~'));
   if (first === undefined || !Object.hasOwn(MEMBERS, first)) return undefined;
   const names: string[] = [];
-  // what is called properties by the server is a name, and what is called so by JSON Schema is followed by one
+  // the JSON Schema keyword `properties` is followed by a name; an argument called "properties" is a name itself
   while (tokens[0] === 'properties' && tokens.length > 1) names.push(...tokens.splice(0, 2).slice(1));
   return { member: MEMBERS[first]!, names, rest: tokens };
 }

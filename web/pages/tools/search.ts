@@ -1,7 +1,7 @@
 import { TOOL_STATUSES, type ToolStatus } from '../../../server/domain/tools.ts';
 import { type Last, readLast } from '../../lib/moment.ts';
 
-/** What the address of the list says. */
+/** The search parameters of the list. */
 export interface ToolFilter {
   server?: string;
   status?: ToolStatus;
@@ -25,8 +25,8 @@ export function readToolFilter(search: Record<string, unknown>): ToolFilter {
 }
 
 /**
- * A tool's name may be anything, so it stands in the query and not in the path. Without a server it is every tool of this name,
- * also where the decisions name no server.
+ * A tool's name may be anything, so it is in the query and not in the path. Without a server it means every tool of this name,
+ * even where the decisions name no server.
  */
 export function readTool(search: Record<string, unknown>): { server?: string; name: string; last?: Last } {
   const server = text(search.server);

@@ -43,7 +43,7 @@ export function ToolPage() {
   return server ? <ToolDetail server={server} name={name} /> : <ToolsOfName name={name} key={name} />;
 }
 
-/** What was done with the tools of this name, on whatever server, or on none that the record names. */
+/** What was done with the tools of this name, on any server, or on none that the record names. */
 function ToolsOfName({ name }: { name: string }) {
   const query = useQuery(trpc.tools.list.queryOptions({ q: name.slice(0, 100), limit: 200 }));
   const tools = query.data?.tools.filter((tool) => tool.name === name) ?? [];
@@ -76,7 +76,7 @@ function ToolsOfName({ name }: { name: string }) {
   );
 }
 
-/** What was done with it, and what live policies say of it. */
+/** What was done with it, and what live policies say about it. */
 function Use({ name, server }: { name: string; server?: string }) {
   const { last = '24h' } = route.useSearch();
   const navigate = route.useNavigate();
@@ -146,7 +146,7 @@ function StopTool({ name }: { name: string }) {
 
 function ToolDetail({ server, name }: { server: string; name: string }) {
   const query = useQuery(trpc.tools.get.queryOptions({ server, name }));
-  // somebody may have it forgotten meanwhile
+  // someone may have had it removed in the meantime
   const isGone = query.error && problemOf(query.error).code === 'NOT_FOUND';
   if (query.error && (isGone || !query.data)) return <Broken error={query.error} reset={() => void query.refetch()} />;
   if (!query.data) {
@@ -162,7 +162,7 @@ function ToolDetail({ server, name }: { server: string; name: string }) {
 function Shown({ tool }: { tool: Tool }) {
   const { server, name, approved, shown, change, same_arguments_as } = tool;
   const person = usePeople();
-  /** The definition that this person looks at: another one that comes meanwhile is not what they decide on. */
+  /** The definition that this person is looking at: if another one arrives meanwhile, they do not decide on that one. */
   const [read] = useState(shown);
   const moved = shown && read && shown.pin !== read.pin;
   const before = definitionText(approved?.definition as ToolDefinition | undefined);
@@ -269,10 +269,10 @@ function Shown({ tool }: { tool: Tool }) {
 
 const again = () => queryClient.invalidateQueries(trpc.tools.pathFilter());
 
-/** An approved tool that its server lists is not forgotten. */
+/** An approved tool that its server still lists cannot be forgotten. */
 const isForgettable = ({ approved_pin, status }: Tool) => approved_pin === null || status === 'gone';
 
-/** What somebody asked to forget, and another person confirms. */
+/** A request to forget a tool, which another person must confirm. */
 function Forgetting({ tool, proposal }: { tool: Tool; proposal: NonNullable<Tool['proposals']['remove']> }) {
   const me = useMe();
   const name = usePeople();
@@ -430,7 +430,7 @@ function Labels({ tool }: { tool: Tool }) {
       await again();
       toastDone(after.proposals.labels ? 'Waiting for a second person' : 'Labels saved');
     } catch {
-      // it was told
+      // the error was already shown
     } finally {
       setBusy(false);
     }
