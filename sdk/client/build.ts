@@ -23,7 +23,7 @@ await build({
   },
 });
 
-// the types of the package's own files; none of them names a file of the server
+// the types of the package's own files; none of them refers to a file of the server
 const types = mkdtempSync(path.join(tmpdir(), 'client-types-'));
 try {
   const tsc = path.join(here, 'node_modules/typescript/bin/tsc');

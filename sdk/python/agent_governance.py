@@ -46,14 +46,14 @@ __version__ = "0.1.0"
 
 MASKED = "[masked]"
 _DECISIONS = frozenset(["allow", "allow_with_masking", "deny", "escrow", "rate_limited"])
-# answers after which the same request may succeed
+# status codes after which the same request may succeed
 _PASSING = frozenset([429, 502, 503, 504])
 _MOST_WAIT = 30.0
 _FIRST_WAIT = 0.2
 _MOST_BYTES = 64 * 1024 * 1024
 _POLL_SECONDS = 30
 _MOST_SILENCE = 120.0
-# before a call is asked for again that does not wait for people
+# the pause before a call that is not waiting for people is asked for again
 _AGAIN = 0.5
 
 
@@ -114,7 +114,7 @@ def permitted(evaluation: Mapping[str, Any]) -> bool:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    # what is sent is for this server, the key above all
+    # requests, and above all the key, are meant for this server
     def redirect_request(self, *_args: Any, **_more: Any) -> None:
         return None
 
@@ -147,7 +147,7 @@ class AgentClient:
         headers = {"Accept": "application/json", "User-Agent": "agent-governance-python/" + __version__}
         if tenant is not None:
             headers["X-Svc-Tenant"] = tenant
-        # a closure, so that what prints the members of objects does not print the key
+        # a closure, so that printing an object's attributes does not print the key
         self.__headers = lambda: {**headers, "Authorization": "Bearer " + key}
         self.__opener = urllib.request.build_opener(_NoRedirects)
 
@@ -204,7 +204,7 @@ class AgentClient:
             try:
                 answer = self.evaluate(named, stop=stop)
             except ProblemError as error:
-                # the policies now hold it for more: the call waits for its new hold
+                # the release does not cover every rule that now holds it: the call waits for its new hold
                 if error.code != "POLICY_CHANGED":
                     raise
                 _pause(_AGAIN, stop)
@@ -251,7 +251,7 @@ class AgentClient:
                     return hold
                 silent_since = None
             except SvcError as error:
-                # people take hours: a server that restarts meanwhile does not end the wait
+                # people take hours: a server that restarts in the meantime does not end the wait
                 passing = isinstance(error, UnavailableError) or (
                     isinstance(error, ProblemError) and error.status == 429
                 )
@@ -284,7 +284,7 @@ class AgentClient:
             try:
                 data = json.dumps(body, allow_nan=False).encode("utf-8")
             except (TypeError, ValueError):
-                # the reason may quote an argument
+                # the error's message may quote an argument
                 raise ValueError("the request is not JSON") from None
             headers["Content-Type"] = "application/json"
         attempt = 0
@@ -392,7 +392,7 @@ _STEP = re.compile(
     r"(\.{1,2})(?:([A-Za-z_\u0080-\U0010FFFF][A-Za-z0-9_\u0080-\U0010FFFF]*)|(\*))"
     r"|\[(?:([0-9]{1,9})|(\*)|'([^'\\]+)')\]"
 )
-# whether it looks into everything below, and what it selects: a member, an element, or all (None)
+# whether it selects everything below, and what it selects: a member, an element, or all (None)
 _Mask = List[Tuple[bool, Union[str, int, None]]]
 
 
@@ -415,7 +415,7 @@ def mask(value: Any, by: Union[Mapping[str, Any], Sequence[str]]) -> Any:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        # the reason may quote the value
+        # the error's message may quote the value
         raise MaskError("the value cannot be masked: it has no form in JSON") from None
     return _apply(json.loads(text), masks)
 
@@ -426,7 +426,7 @@ def _mask_text(text: str, masks: List[_Mask]) -> str:
 
     try:
         masked = _apply(json.loads(text, parse_constant=constant), masks)
-        # prose in quotes is JSON as well, and has no members that a mask could select
+        # quoted prose is also JSON, but has no members that a mask could select
         if not isinstance(masked, str) or masked == MASKED:
             return json.dumps(masked, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):

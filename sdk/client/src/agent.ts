@@ -11,21 +11,21 @@ export type HoldStatus = Hold['status'];
 /** A result of a batch: a decision, or the error that `evaluate` would have thrown. */
 export type Result = Evaluation | SvcError;
 
-/** How an evaluation ended: what may be acted on, and what may not. */
+/** Whether an evaluation permits its action. */
 export function permitted({ decision }: Pick<Evaluation, 'decision'>): boolean {
   return decision === 'allow' || decision === 'allow_with_masking';
 }
 
 interface Cancel {
-  /** Ends waiting and sending; the call rejects with its reason. */
+  /** Ends waiting and retrying; the call rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
 }
 
-/** Seconds of one long poll; the most that the server takes is 60. */
+/** Seconds per long poll; the server accepts at most 60. */
 const POLL_SECONDS = 30;
-/** Before a call is asked for again that does not wait for people. */
+/** The pause before a call that is not waiting for people is asked for again. */
 const AGAIN_MS = 500;
-/** A hold that cannot be read for so long is not waited for any longer. */
+/** Stop waiting for a hold that could not be read for this long. */
 const MOST_SILENCE_MS = 120_000;
 const DECISIONS: ReadonlySet<string> = new Set<Evaluation['decision']>([
   'allow',
@@ -36,15 +36,14 @@ const DECISIONS: ReadonlySet<string> = new Set<Evaluation['decision']>([
 ]);
 
 /**
- * What an agent asks of the control plane, with an agent key. Each method resolves to the server's answer or throws a
- * SvcError: then nothing was permitted.
+ * What an agent asks of the control plane, with an agent key. Each method resolves to the server's response or throws a SvcError,
+ * in which case nothing was permitted.
  *
- * Every request may be sent again without harm, and is, where there was no answer: a call is named by its `call_id`,
- * which is made up where the caller gives none. Give the id of your own call (a tool_call_id) where the call may be
- * taken up again by another process.
+ * Every request can safely be retried, and is if there was no response: a call is identified by its `call_id`, which is generated
+ * if the caller provides none. Provide the id of your own call (a tool_call_id) if another process may resume it.
  */
 export class AgentClient {
-  /** The typed client of all routes. It sends again what a `createClient` does, since it names no calls. */
+  /** The typed client of all routes. It retries only what a `createClient` retries, since it does not name calls. */
   readonly api: Client<paths>;
   readonly #api: Client<paths>;
 
@@ -59,7 +58,7 @@ export class AgentClient {
     return evaluationOf(await answerOf(signal, this.#api.POST('/v1/evaluate', { body, ...within(signal) })));
   }
 
-  /** Decides on up to 50 actions, each by itself, in their order. Rejects where the request as a whole was refused. */
+  /** Decides on up to 50 actions, each independently, in order. Rejects if the request as a whole was refused. */
   async evaluateAll(requests: readonly EvaluateRequest[], { signal }: Cancel = {}): Promise<Result[]> {
     const body = { requests: requests.map(named) };
     const answer = await answerOf(signal, this.#api.POST('/v1/evaluate/batch', { body, ...within(signal) }));
@@ -79,16 +78,16 @@ export class AgentClient {
   }
 
   /**
-   * Decides on one action, and waits where it is held until people have decided: then goes on with what was released. Ends
-   * with a permit, a denial or a limit; with the hold (`escrow`) only after `maxWaitMs`. The same request with the same
-   * `call_id` takes up the same call, in another process too, and days later.
+   * Decides on one action; if it is held, waits until people have decided, then continues with the released action. Ends with a
+   * permit, a denial or a limit; with the hold (`escrow`) only after `maxWaitMs`. The same request with the same `call_id`
+   * resumes the same call, even in another process and days later.
    */
   async ask(
     request: EvaluateRequest,
     options: Cancel & {
       /** How long to wait for people, in milliseconds; as long as the hold is open, if absent. */
       maxWaitMs?: number | undefined;
-      /** Told once of each hold that is waited for: where people approve it is its `page_url`. */
+      /** Called once for each hold that is waited for; people approve it at its `page_url`. */
       onHold?: (hold: NonNullable<Evaluation['escrow']>) => void;
     } = {},
   ): Promise<Evaluation> {
@@ -98,7 +97,7 @@ export class AgentClient {
     let told: string | undefined;
     for (;;) {
       const answer = await this.evaluate({ ...request, call_id, resume: true }, { signal }).catch((error) => {
-        // the policies now hold it for more: the call waits for its new hold
+        // the release does not cover every rule that now holds it: the call waits for its new hold
         if (error instanceof ProblemError && error.code === 'POLICY_CHANGED') return undefined;
         throw error;
       });
@@ -115,7 +114,7 @@ export class AgentClient {
     }
   }
 
-  /** The hold as soon as it has another status than this one (`held`), or as it is after `maxWaitMs`. */
+  /** Resolves to the hold as soon as its status differs from this one (`held`), or as it is after `maxWaitMs`. */
   async wait(
     holdId: string,
     options: Cancel & { status?: HoldStatus; maxWaitMs?: number | undefined } = {},
@@ -132,7 +131,7 @@ export class AgentClient {
         if (hold.status !== status || Date.now() >= end) return hold;
         silentSince = undefined;
       } catch (error) {
-        // people take hours: a server that restarts meanwhile does not end the wait
+        // people take hours: a server that restarts in the meantime does not end the wait
         const passing = error instanceof UnavailableError || (error instanceof ProblemError && error.status === 429);
         silentSince ??= Date.now();
         if (!passing || Date.now() - silentSince > MOST_SILENCE_MS || Date.now() >= end) throw error;
@@ -141,7 +140,7 @@ export class AgentClient {
     }
   }
 
-  /** Says what became of a permitted action, once; the same again changes nothing. */
+  /** Reports the outcome of a permitted action, once; repeating the same report changes nothing. */
   async report(
     outcome: { event_id: string; outcome: 'succeeded' | 'failed'; answer?: unknown },
     { signal }: Cancel = {},
@@ -156,7 +155,7 @@ function named(request: EvaluateRequest): EvaluateRequest {
   try {
     return JSON.parse(exactJson(call)) as EvaluateRequest;
   } catch {
-    // the reason may quote an argument
+    // the error's message may quote an argument
     throw new SvcError('the request is not JSON');
   }
 }
@@ -164,7 +163,7 @@ function named(request: EvaluateRequest): EvaluateRequest {
 const within = (signal: AbortSignal | undefined) => (signal ? { signal } : {});
 const unreadable = () => new UnavailableError('the answer of the server is not understood');
 
-/** Only what is a decision for sure: whatever else came as 200 permits nothing. */
+/** Accepts only what is definitely a decision: any other 200 response permits nothing. */
 function evaluationOf(answer: Evaluation): Evaluation {
   if (typeof answer !== 'object' || !DECISIONS.has(answer?.decision) || typeof answer.event_id !== 'string') {
     throw unreadable();
@@ -177,7 +176,7 @@ async function answerOf<T>(
   asked: Promise<{ data?: T; error?: unknown; response: Response }>,
 ): Promise<T> {
   const answer = await asked.catch((error) => {
-    // who gave up knows why
+    // a caller who aborted knows why
     if (signal?.aborted) throw signal.reason;
     throw new UnavailableError('the server did not answer', { cause: error });
   });

@@ -4,20 +4,20 @@ export type Problem = components['schemas']['Problem'];
 export type ErrorCode = Problem['code'];
 
 /**
- * What this client throws. Whatever it is: the action was not permitted, and must not be done. No message has the key, a
- * header or an argument in it.
+ * What this client throws. Whatever it is: the action was not permitted, and must not be done. No message contains the key, a
+ * header or an argument.
  */
 export class SvcError extends Error {
   override name = 'SvcError';
 }
 
-/** The server refused the request, and says why. */
+/** The server refused the request and gave a reason. */
 export class ProblemError extends SvcError {
   override name = 'ProblemError';
   readonly code: ErrorCode;
   readonly status: number;
   readonly problem: Problem;
-  /** Seconds after which the same may work. */
+  /** Seconds after which the same request may succeed. */
   readonly retryAfter: number | undefined;
   /** With POLICY_CHANGED: the new hold to wait for. */
   readonly escrowId: string | undefined;
@@ -33,13 +33,13 @@ export class ProblemError extends SvcError {
 }
 
 /**
- * There was no answer, or none that can be understood, or the server could not do it now (`problem`). What became of the
- * request is not known: the same call may be asked for again.
+ * There was no response, or none that can be understood, or the server could not handle the request now (`problem`). The fate of
+ * the request is unknown: the same call may be asked for again.
  */
 export class UnavailableError extends SvcError {
   override name = 'UnavailableError';
   readonly problem: Problem | undefined;
-  /** Seconds after which the same may work. */
+  /** Seconds after which the same request may succeed. */
   readonly retryAfter: number | undefined;
 
   constructor(
@@ -52,12 +52,12 @@ export class UnavailableError extends SvcError {
   }
 }
 
-/** The value has no form that a mask could be sure of: none of it may be shown. */
+/** The value has no form that can be masked reliably: none of it may be shown. */
 export class MaskError extends SvcError {
   override name = 'MaskError';
 }
 
-/** A webhook was not sent by the server, is too old, or was altered. */
+/** The webhook was not sent by the server, is too old, or was altered. */
 export class WebhookError extends SvcError {
   override name = 'WebhookError';
 }

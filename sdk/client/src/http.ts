@@ -2,32 +2,32 @@ import createFetchClient, { type Client } from 'openapi-fetch';
 import type { paths } from './schema.ts';
 
 export interface ClientOptions {
-  /** Where the control plane is: `https://governance.example.com`. */
+  /** The address of the control plane: `https://governance.example.com`. */
   baseUrl: string;
   /** An API key or an agent key. */
   key: string;
-  /** The tenant that the key is believed to be of: a server that knows it as another's refuses every call. */
+  /** The tenant that the key is expected to belong to: if it belongs to another, the server refuses every call. */
   tenant?: string | undefined;
   fetch?: typeof fetch | undefined;
-  /** How long one attempt may take, in milliseconds; beyond what a long poll asks for. 10,000 if absent. */
+  /** The time limit of one attempt in milliseconds, in addition to the duration of a long poll. 10,000 if absent. */
   timeoutMs?: number | undefined;
-  /** How often a request is sent again that may be sent again; 4 if absent. */
+  /** How often a retryable request is retried; 4 if absent. */
   retries?: number | undefined;
 }
 
-/** The longest that is waited before a request is sent again, in milliseconds. */
+/** The longest wait before a retry, in milliseconds. */
 const MOST_WAIT_MS = 30_000;
 const FIRST_WAIT_MS = 200;
-/** Answers after which the same request may succeed. */
+/** Status codes after which the same request may succeed. */
 const PASSING = new Set([429, 502, 503, 504]);
 
 /**
- * A client of the API whose paths, parameters, bodies and answers are typed by the server's OpenAPI document. `key` is an
- * API key or an agent key. A call resolves with `data`, or with `error` (an RFC 9457 problem); it rejects only when
- * there was no answer.
+ * A client of the API whose paths, parameters, bodies and responses are typed by the server's OpenAPI document. `key` is an API
+ * key or an agent key. A call resolves with `data`, or with `error` (an RFC 9457 problem); it rejects only if there was no
+ * response.
  *
- * Reads, and requests with an `Idempotency-Key`, are sent again where there was no answer or a passing one, after
- * `Retry-After` or a growing, random time. Redirects are not followed: what is sent is for this server.
+ * Reads, and requests with an `Idempotency-Key`, are retried if there was no response or a transient error, after `Retry-After`
+ * or with random exponential backoff. Redirects are not followed: requests are meant for this server only.
  */
 export function createClient(options: ClientOptions & { again?: (request: Request) => boolean }): Client<paths> {
   const { baseUrl, key, tenant, timeoutMs = 10_000, retries = 4 } = options;
@@ -48,7 +48,7 @@ export function createClient(options: ClientOptions & { again?: (request: Reques
           throw attempt.error;
         }
         const told = attempt.answer && secondsOf(attempt.answer.headers.get('retry-after'));
-        // rather no answer now than one that comes when nobody waits for it
+        // better to fail now than to respond after the caller has given up
         if (told !== undefined && told * 1000 > MOST_WAIT_MS) return attempt.answer!;
         await attempt.answer?.body?.cancel();
         const backoff = Math.min(MOST_WAIT_MS, FIRST_WAIT_MS * 2 ** n);
@@ -73,7 +73,7 @@ async function once(
   }
 }
 
-/** The seconds of a `Retry-After`: a number, or a date. */
+/** The seconds in a `Retry-After`: a number, or a date. */
 export function secondsOf(header: string | null): number | undefined {
   if (header === null) return undefined;
   if (/^\d{1,9}$/.test(header)) return Number(header);
@@ -81,7 +81,7 @@ export function secondsOf(header: string | null): number | undefined {
   return Number.isNaN(at) ? undefined : Math.max(0, Math.ceil((at - Date.now()) / 1000));
 }
 
-/** Resolves after `ms` milliseconds; rejects with its reason when the signal is aborted. */
+/** Resolves after `ms` milliseconds; rejects with the signal's reason if it is aborted. */
 export function pause(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(signal.reason);

@@ -1,6 +1,6 @@
 /**
- * The JSON of a value. Throws a RangeError where JSON would say something else than the value: what the policies see is
- * what will be done. `1e999` in the arguments of a model is Infinity here, and would be sent as null; a Map as {}.
+ * The JSON of a value. Throws a RangeError if the JSON would differ from the value: what the policies see is what will be done.
+ * `1e999` in a model's arguments is Infinity here, and would be sent as null; a Map as {}.
  */
 export function exactJson(value: unknown): string {
   return JSON.stringify(value, function (this: unknown, _key, one: unknown) {
@@ -16,6 +16,6 @@ function isLost(value: unknown): boolean {
   if (typeof value !== 'object' || value === null || Array.isArray(value) || ArrayBuffer.isView(value)) {
     return UNSPEAKABLE.has(typeof value);
   }
-  // a Map, a Set, an expression and the like keep what they hold to themselves
+  // a Map, a Set, a regular expression and the like do not expose their contents as properties
   return Object.prototype.toString.call(value) !== '[object Object]';
 }

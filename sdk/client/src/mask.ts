@@ -1,10 +1,10 @@
-// the file that the server and its proxies mask by; it imports nothing, and is built into this package
+// the file that the server and its proxies use for masking; it imports nothing, and is bundled into this package
 import { applyMasks, MASKED, type Mask, parseExact, parseMask } from '../../../server/policy/evaluation/masks.ts';
 import { MaskError } from './errors.ts';
 
 /**
- * A copy of what a tool answered with the masks of its decision applied, as a proxy would give it to the agent. Text is
- * taken as JSON. Throws a MaskError where the value is no JSON, or a mask is not understood: show none of it then.
+ * A copy of a tool's response with the masks of its decision applied, as a proxy would give it to the agent. Text is parsed as
+ * JSON. Throws a MaskError if the value is not JSON, or a mask is not understood: show none of it then.
  */
 export function mask<T>(value: T, by: { masks?: readonly string[] | undefined } | readonly string[]): T | string {
   const paths: unknown = Array.isArray(by) ? by : ((by as { masks?: readonly string[] }).masks ?? []);
@@ -23,13 +23,13 @@ function parsed(path: unknown): Mask {
   }
 }
 
-/** Only what JSON has: a mask would not see what is in a Map, or behind a getter. */
+/** Keeps only what JSON has: a mask would not see what is in a Map, or behind a getter. */
 function plain(value: unknown): unknown {
   let text: string | undefined;
   try {
     text = JSON.stringify(value);
   } catch {
-    // the reason may quote the value
+    // the error's message may quote the value
   }
   if (text === undefined) throw new MaskError('the value cannot be masked: it has no form in JSON');
   return JSON.parse(text);
@@ -42,7 +42,7 @@ function maskText(text: string, masks: readonly Mask[]): string {
   } catch {
     throw new MaskError('the text cannot be masked: it is not JSON');
   }
-  // prose in quotes is JSON as well, and has no members that a mask could select
+  // quoted prose is also JSON, but has no members that a mask could select
   if (typeof masked === 'string' && masked !== MASKED) throw new MaskError('the text cannot be masked: it is prose');
   return JSON.stringify(masked);
 }

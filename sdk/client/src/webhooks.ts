@@ -1,21 +1,21 @@
 import { WebhookError } from './errors.ts';
 
 export interface Webhook {
-  /** The same for all attempts to deliver an event: what was seen already need not be done again. */
+  /** The same for all attempts to deliver an event: skip ids that were already handled. */
   id: string;
   /** The time of this attempt, in seconds since the epoch. */
   timestamp: number;
   event: unknown;
 }
 
-/** How far the time of a webhook may be from now. */
+/** How far the time of a webhook may be from the current time. */
 const TOLERANCE_SECONDS = 300;
-/** More signatures than a rotation of secrets gives are not looked at. */
+/** More signatures than a secret rotation produces are ignored. */
 const MOST_SIGNATURES = 10;
 
 /**
- * Verifies a webhook by the headers of Standard Webhooks (`webhook-id`, `webhook-timestamp`, `webhook-signature`) and parses
- * its body, which must be as it was received. With several secrets, one of them must have signed. Rejects with a
+ * Verifies a webhook by the headers of Standard Webhooks (`webhook-id`, `webhook-timestamp`, `webhook-signature`) and parses its
+ * body, which must be passed exactly as received. With several secrets, one of them must have signed. Rejects with a
  * WebhookError.
  */
 export async function verifyWebhook(received: {
@@ -23,7 +23,7 @@ export async function verifyWebhook(received: {
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   body: string | Uint8Array;
   toleranceSeconds?: number;
-  /** Milliseconds since the epoch; the clock's, if absent. */
+  /** Milliseconds since the epoch; the current time if absent. */
   now?: number;
 }): Promise<Webhook> {
   const { secret, headers, body, toleranceSeconds = TOLERANCE_SECONDS, now = Date.now() } = received;
@@ -64,11 +64,11 @@ const encoder = new TextEncoder();
 
 function single(headers: Readonly<Record<string, string | readonly string[] | undefined>>, name: string) {
   const found = Object.keys(headers).filter((key) => key.toLowerCase() === name);
-  // which of two would count, is a guess
+  // which of two values counts would be a guess
   return found.length === 1 ? headers[found[0]!] : undefined;
 }
 
-/** The decoded bytes after `whsec_`, or the secret's own bytes if it has another form. */
+/** The decoded bytes after `whsec_`, or the secret's own bytes if it has a different form. */
 function secretBytes(secret: string): Uint8Array<ArrayBuffer> {
   const encoded = /^whsec_((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)$/.exec(secret)?.[1];
   return (encoded && bytesOf(encoded)) || encoder.encode(secret);
