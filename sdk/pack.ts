@@ -6,8 +6,8 @@ const root = path.resolve(import.meta.dirname, '..');
 const read = (file: string) => JSON.parse(readFileSync(file, 'utf8'));
 
 /**
- * Builds a program of the server into the package in `here`: plain JavaScript for Node.js 20.19 and later in dist/, with
- * the libraries that it uses in it, but for those of its package.json. NOTICE.txt holds the licenses of what is in it.
+ * Builds a program of the server into the package in `here`: plain JavaScript for Node.js 20.19 and later in dist/, with the
+ * libraries it uses bundled, except those in its package.json. NOTICE.txt holds the licenses of what is bundled.
  */
 export async function pack(here: string, input: Record<string, string>): Promise<void> {
   const own = read(path.join(here, 'package.json'));

@@ -5,8 +5,8 @@ import path from 'node:path';
 import { build } from 'vite';
 
 /**
- * Builds the adapters into dist/: plain JavaScript with its types, with the client in it. The frameworks stay outside, and
- * those that somebody does not use need not be there.
+ * Builds the adapters into dist/: plain JavaScript with its types, with the client bundled in. The frameworks are not bundled,
+ * and those that are not used need not be installed.
  */
 const here = import.meta.dirname;
 const root = path.resolve(here, '../..');
@@ -31,7 +31,7 @@ await build({
   },
 });
 
-// the types of the package's own files; none of them names another package's
+// the types of the package's own files; none of them refers to another package
 const types = mkdtempSync(path.join(tmpdir(), 'govern-types-'));
 try {
   const tsc = path.join(root, 'node_modules/.bin/tsc');

@@ -5,14 +5,14 @@ import { CommandError } from '../../../server/cli/command.ts';
 import { overHttp } from '../../../server/cli/over-http.ts';
 import { AppError } from '../../../server/errors.ts';
 
-/** Only a bug in the program shows its stack. */
+/** A stack trace is shown only for a bug in the program. */
 function messageOf(error: unknown): string {
   if (error instanceof CommandError || error instanceof AppError) return error.message;
   const { code, message, stack } = error as Error & { code?: string };
   return code ? message || code : (stack ?? String(error));
 }
 
-// who reads the output may stop reading (svc … | head)
+// the reader of the output may stop reading (svc … | head)
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
   if (error.code !== 'EPIPE') throw error;
   process.exit(process.exitCode);

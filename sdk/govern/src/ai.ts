@@ -7,12 +7,12 @@ import { refusal, waiting } from './words.ts';
  *     const svc = govern({ url, key });
  *     const agent = new ToolLoopAgent({ model, tools: svc.tools(tools), toolApproval: svc.approval });
  *
- * A hold becomes an approval request. `svc.answers(messages)` resolves once the holds of a stored conversation are decided,
- * with the message that lets it go on. An approval in the framework alone runs nothing: the control plane is asked again.
+ * A hold becomes an approval request. `svc.answers(messages)` resolves once the holds of a stored conversation are decided, with
+ * the message that lets it continue. An approval in the framework alone runs nothing: the control plane is asked again.
  */
 export function govern(from: GovernOptions | Governor) {
   const governor = from instanceof Governor ? from : new Governor(from);
-  /** The tools that are governed, and what they were. */
+  /** The governed tools, and the original of each. */
   const governed = new WeakMap<object, AnyTool>();
 
   const callOf = (tool: string, args: unknown, { toolCallId, abortSignal }: Options) => ({
@@ -65,12 +65,12 @@ export function govern(from: GovernOptions | Governor) {
   return {
     governor,
 
-    /** The same tools, governed. What is added to them later is not: `approval` denies it. */
+    /** The same tools, governed. Tools added later are not governed: `approval` denies them. */
     tools<T extends Record<string, object>>(tools: T): T {
       return Object.fromEntries(Object.entries(tools).map(([name, tool]) => [name, governTool(name, tool)])) as T;
     },
 
-    /** For `toolApproval`. Where a tool asks for approval itself, it still does. */
+    /** For `toolApproval`. If a tool itself asks for approval, it still does. */
     approval: async ({ toolCall, tools, messages }: Approving): Promise<Approval> => {
       const { toolName, toolCallId, input } = toolCall;
       const tool = tools && Object.hasOwn(tools, toolName) ? governed.get(tools[toolName] as object) : undefined;
@@ -83,9 +83,8 @@ export function govern(from: GovernOptions | Governor) {
     },
 
     /**
-     * Waits until the control plane has decided about all approval requests that wait in these messages. Resolves with the
-     * message to append, or with undefined where none waits. The conversation may have been stored, and may go on in
-     * another process.
+     * Waits until the control plane has decided all pending approval requests in these messages. Resolves with the message to
+     * append, or with undefined if none is pending. The conversation may have been stored, and may continue in another process.
      */
     async answers(messages: readonly Message[], options: { signal?: AbortSignal } = {}): Promise<Answers | undefined> {
       const parts = messages.flatMap(({ content }) => (Array.isArray(content) ? (content as Part[]) : []));
@@ -107,7 +106,7 @@ export function govern(from: GovernOptions | Governor) {
   };
 }
 
-/** Why a call was not made. The model is told its message. */
+/** Why a call was not made. The model is shown its message. */
 class Refusal extends Error {
   override readonly name = 'Refusal';
 }

@@ -1,22 +1,22 @@
 import { exactJson } from '../../client/src/json.ts';
 
-/** One call of a tool, as the model asked for it. */
+/** One tool call, as the model requested it. */
 export interface Call {
   tool: string;
-  /** The server that it is of, where the framework says it. */
+  /** The server that the tool belongs to, if the framework provides it. */
   server?: string | undefined;
   /** What the tool would run with. It must be JSON. */
   args: unknown;
   /** The framework's own id of the call. */
   id: string;
-  /** The conversation or thread. It separates calls of models that count their ids from the start each time. */
+  /** The conversation or thread. It separates calls of models whose call ids start over each time. */
   session?: string | undefined;
   signal?: AbortSignal | undefined;
 }
 
 /**
- * What is asked about: the arguments as JSON, exactly as the policies will see them. Throws a RangeError where JSON cannot
- * say what the tool would run with, such as the Infinity that `1e999` becomes.
+ * The arguments that are asked about, as JSON, exactly as the policies will see them. Throws a RangeError if JSON cannot
+ * represent what the tool would run with, such as the Infinity that `1e999` becomes.
  */
 export function argumentsOf(args: unknown): Record<string, unknown> {
   const text = exactJson(args ?? {});
@@ -24,7 +24,7 @@ export function argumentsOf(args: unknown): Record<string, unknown> {
   return isRecord(value) ? value : { input: value };
 }
 
-/** The inverse of `argumentsOf` for arguments that are no object. */
+/** The inverse of `argumentsOf` for arguments that are not an object. */
 export function asGiven(args: Record<string, unknown>, given: unknown): unknown {
   return isRecord(given ?? {}) ? args : args.input;
 }
@@ -34,8 +34,8 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
 }
 
 /**
- * The name under which the control plane knows the call: the framework's id where it is printable and short, and a hash of
- * everything that makes it this call. The same id with other arguments is another call.
+ * The name under which the control plane knows the call: the framework's id, limited to its printable characters and shortened,
+ * and a hash of everything that identifies this call. The same id with different arguments is a different call.
  */
 export async function callIdOf(call: Call, args: Record<string, unknown>): Promise<string> {
   const what = JSON.stringify([call.session ?? null, call.server ?? null, call.tool, call.id, sorted(args)]);

@@ -3,9 +3,9 @@ import { FAILED, refusal } from './words.ts';
 
 export interface ClaudeOptions {
   /**
-   * What a held call is answered. `deny` (the default) tells the model that it is held, and to call again when it is
-   * released. `defer` ends the run, which is resumed with the same call: Claude Code honors it only without a terminal, for
-   * the only call of a turn, and lets the call through its own permissions otherwise.
+   * The response to a held call. `deny` (the default) tells the model that it is held, and to call again once it is released.
+   * `defer` ends the run, which is resumed with the same call: Claude Code honors it only without a terminal and for the only
+   * call of a turn; otherwise, it lets the call through to its own permissions.
    */
   onHold?: 'deny' | 'defer';
   /** How long the hooks may take, in seconds. */
@@ -13,20 +13,20 @@ export interface ClaudeOptions {
 }
 
 /**
- * Governs all tools of the Claude Agent SDK, those of Claude Code and of MCP servers too, by its hooks:
+ * Governs all tools of the Claude Agent SDK, including those of Claude Code and of MCP servers, through its hooks:
  *
  *     const svc = govern({ url, key });
  *     for await (const message of query({ prompt, options: { hooks: svc.hooks() } })) …
  *
- * The hooks only narrow: what the control plane permits still goes through the permissions of the session. A hook that
- * fails blocks the call.
+ * The hooks only narrow: what the control plane permits is still subject to the permissions of the session. A hook that fails
+ * blocks the call.
  */
 export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeout = 60 }: ClaudeOptions = {}) {
   const governor = from instanceof Governor ? from : new Governor(from);
-  /** The calls that were permitted and have not ended. */
+  /** The permitted calls that have not ended. */
   const running = new Map<string, Permit>();
 
-  /** INVARIANT: it answers within its time, with a denial where anything fails: a hook that does not might be ignored. */
+  /** INVARIANT: it responds within its time, with a denial if anything fails: a hook that does not might be ignored. */
   async function before(input: HookInput, id: string | undefined, { signal }: HookOptions): Promise<HookOutput> {
     const late = AbortSignal.timeout(Math.max(timeout * 1000 - MARGIN_MS, (timeout * 1000) / 2));
     const over = AbortSignal.any([signal, late]);
@@ -48,13 +48,13 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
     }
     if (permit.masked && !tool_name.startsWith('mcp__')) {
       await permit.failed(undefined);
-      // Claude Code shows what its own tools answer as it is where another answer has not their form
+      // Claude Code shows the response of its own tools unmodified if the replacement does not have the same form
       return decided({ permissionDecision: 'deny', permissionDecisionReason: UNMASKABLE });
     }
     running.set(`${session} ${id}`, permit);
-    // those that the permissions of the session denied never end
+    // calls denied by the permissions of the session never end
     for (const oldest of running.keys()) if (running.size > MOST_RUNNING) running.delete(oldest);
-    // only an input that is allowed is replaced
+    // the input is replaced only if it is allowed
     return permit.masked
       ? decided({ permissionDecision: 'allow', updatedInput: permit.args as Record<string, unknown> })
       : {};
@@ -71,7 +71,7 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
   async function afterFailure(input: HookInput): Promise<HookOutput> {
     const permit = taken(input);
     await permit?.failed(undefined);
-    // what a failed tool says cannot be replaced: the model does not get to see it in this run
+    // the message of a failed tool cannot be replaced: the run ends so that the model does not see it
     return permit?.masked ? { continue: false, stopReason: FAILED } : {};
   }
 
@@ -92,7 +92,7 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
       PostToolUseFailure: matcher(afterFailure),
     }),
 
-    /** Waits until the control plane has decided about the call that a run was deferred for; then resume the session. */
+    /** Waits until the control plane has decided the call that a run was deferred for; then resume the session. */
     settled(
       { session_id, deferred_tool_use }: { session_id: string; deferred_tool_use?: DeferredToolUse },
       options: { signal?: AbortSignal } = {},
@@ -104,7 +104,7 @@ export function govern(from: GovernOptions | Governor, { onHold = 'deny', timeou
   };
 }
 
-/** The part of the SDK's types that is used here: the package has no license that lets a free program depend on it. */
+/** The part of the SDK's types used here: the package has no license that lets a free program depend on it. */
 interface HookInput {
   hook_event_name: string;
   session_id: string;
@@ -123,7 +123,7 @@ type Hook = (input: HookInput, toolUseId: string | undefined, options: HookOptio
 const UNMASKABLE = 'Denied: a policy masks what this tool answers, which is possible for tools of MCP servers only.';
 
 const UNDECIDED = 'Denied: it was not decided in time.';
-/** Before a hook must have answered. */
+/** How long before its time limit a hook must have responded. */
 const MARGIN_MS = 5000;
 const MOST_RUNNING = 10_000;
 
@@ -147,7 +147,7 @@ interface HookOutput {
     | { hookEventName: 'PostToolUse'; updatedToolOutput: unknown };
 }
 
-/** The tools of MCP servers are called `mcp__server__tool`. */
+/** The tools of MCP servers are named `mcp__server__tool`. */
 function named(name: string): { tool: string; server?: string } {
   const [, server, tool] = /^mcp__(.+?)__(.+)$/s.exec(name) ?? [];
   return server !== undefined && tool !== undefined ? { server, tool } : { tool: name };

@@ -10,31 +10,31 @@ import { masked } from './results.ts';
 import { FAILED, plain } from './words.ts';
 
 export interface GovernOptions {
-  /** Where the control plane is. */
+  /** The address of the control plane. */
   url: string;
-  /** The key of the agent. It alone says who the agent is. */
+  /** The agent's key. It alone determines who the agent is. */
   key: string;
   /**
-   * What becomes of a call when the control plane cannot be reached: it is denied, or those of the tools in `reads` are
-   * made, without a record and without masks.
+   * What happens to a call when the control plane cannot be reached: it is denied, or calls of the tools in `reads` are made,
+   * without a record and without masks.
    */
   onUnavailable?: 'deny' | 'allow-read';
   /** The tools that only read. */
   reads?: readonly string[];
-  /** The conversation, where the framework does not say it. */
+  /** The conversation, if the framework does not provide it. */
   session?: string;
-  /** The server that policies know the tools by. */
+  /** The server under which policies know the tools. */
   toolServer?: string;
-  /** More about a call for policies and people, the same for the same call: its value, what it is about. */
+  /** More about a call for policies and people, always the same for the same call: its value, what it is about. */
   describe?: (call: Call) => Description;
-  /** Also report what tools answered, for policies that read the facts of a session. */
+  /** Also report the tools' responses, for policies that read the facts of a session. */
   outcomes?: boolean;
-  /** How long a decision may take, in milliseconds. */
+  /** The time limit of a decision, in milliseconds. */
   timeoutMs?: number;
   fetch?: typeof fetch;
 }
 
-/** What policies and people may be told about a call beside its name and arguments. */
+/** What policies and people may be told about a call besides its name and arguments. */
 export interface Description {
   tool_pin?: string;
   method?: string;
@@ -49,7 +49,7 @@ export interface Description {
 /** A call that waits until people, conditions or time release it. */
 export interface Hold {
   id: string;
-  /** Where people decide about it. */
+  /** Where people decide it. */
   url: string;
   reason?: string;
   /** Seconds until it makes sense to ask again. */
@@ -69,51 +69,53 @@ export type Refused = Exclude<Verdict, { decision: 'allow' }>;
 /** The permit for one run of a call. */
 export interface Permit {
   decision: 'allow';
-  /** What the tool runs with: where masks apply, its arguments with them. */
+  /** What the tool runs with: if masks apply, the masked arguments. */
   args: unknown;
   /** Whether masks apply. */
   masked: boolean;
   /** The hold that was used for it. */
   hold?: string;
-  /** What may be shown of an answer. */
+  /** The part of a response that may be shown. */
   shown(answer: unknown): unknown;
-  /** Reports that the tool has answered. Resolves with what may be shown of it. */
+  /** Reports that the tool has responded. Resolves with what may be shown of the response. */
   succeeded(answer?: unknown): Promise<unknown>;
-  /** Reports that the tool has failed. Resolves with what may be thrown of it. */
+  /** Reports that the tool has failed. Resolves with the error that may be thrown. */
   failed(error: unknown): Promise<unknown>;
-  /** The tool waits for something of its own, has done nothing that counts, and goes on in another run. */
+  /**
+   * Returns the permit: the tool is waiting for something of its own, has done nothing that counts, and continues in another run.
+   */
   giveBack(): void;
 }
 
-/** What a call came to: what may be shown of the answer, or why it was not made. */
+/** The outcome of a call: what may be shown of the response, or why it was not made. */
 export type Ran = { decision: 'allow'; result: unknown } | Refused;
 
 export type Settled = { approved: true } | { approved: false; reason: string };
 
 const UNAVAILABLE = 'the control plane cannot be reached';
-/** So many calls with the same id and arguments have a name that another process finds again. */
+/** This many calls with the same id and arguments get names that another process can reconstruct. */
 const MOST_TURNS = 4;
-/** How often a run that others of the same call were quicker than asks again. */
+/** How often a run asks again after other runs of the same call got ahead of it. */
 const MOST_RACES = 100;
-/** A permit that is not used for so long is asked for again: what it was given on may have changed. */
+/** A permit that is not used within this time is asked for again: what it was based on may have changed. */
 const STALE_MS = 60_000;
-/** Calls between their question and their run that are remembered. */
+/** The most calls remembered between their question and their run. */
 const MOST_TRIES = 10_000;
 const TRIES = 3;
 const TOO_OFTEN: Refused = { decision: 'deny', reason: 'the call was made too often' };
 
 /**
- * Asks the control plane about each call of a tool, and makes those that it permits.
+ * Asks the control plane about each tool call, and makes the calls that it permits.
  *
- * INVARIANT: a tool runs only after the control plane has permitted this call, with these arguments, to this very run:
- * nothing that a framework, a model or a stored state says stands in for that. A permit is for one run. Anyone who runs a
- * call again, such as a graph that is replayed, asks a new question.
+ * INVARIANT: a tool runs only after the control plane has permitted this call, with these arguments, for this very run: nothing
+ * that a framework, a model or a stored state says can replace that. A permit is for one run. Anyone who runs a call again, such
+ * as a replayed graph, asks a new question.
  */
 export class Governor {
   readonly #options: GovernOptions;
   readonly #client: AgentClient;
   readonly #timeoutMs: number;
-  /** The names of the runs that are asked for and have not begun. */
+  /** The attempt of each call that has been asked about and has not begun. */
   readonly #tries = new Map<string, { attempt: string; until: number }>();
 
   constructor(options: GovernOptions) {
@@ -128,20 +130,20 @@ export class Governor {
     return (await this.#ask(call, true)).verdict;
   }
 
-  /** Tells how a call stands. It uses nothing up, and permits nothing. */
+  /** Reports the state of a call. It uses nothing up, and permits nothing. */
   async look(call: Call): Promise<Verdict> {
     return (await this.#ask(call, false)).verdict;
   }
 
   /**
-   * Asks for the permit to make a call now. It is for one run: anyone who has it makes the call with `permit.args`, shows what
-   * `permit.shown` gives of an answer and of an error, and nothing else.
+   * Asks for the permit to make a call now. It is for one run: the holder makes the call with `permit.args`, shows what
+   * `permit.shown` returns for a response or an error, and nothing else.
    */
   async permit(call: Call): Promise<Permit | Refused> {
     for (let n = 0; n < MOST_RACES; n++) {
       const { verdict, name, attempt } = await this.#ask(call, true);
       if (verdict.decision !== 'allow') return verdict;
-      // another run of the same call in this process was quicker
+      // another run of the same call in this process got ahead of this one
       if (name !== undefined && !this.#begin(name, attempt)) continue;
       return this.#permit(call, verdict, () => {
         if (name !== undefined) this.#remember(name, attempt, Number.POSITIVE_INFINITY);
@@ -150,7 +152,7 @@ export class Governor {
     return TOO_OFTEN;
   }
 
-  /** Asks about a call, and makes it if it is permitted. Rejects with the error of the tool, or with what may be said of it. */
+  /** Asks about a call, and makes it if it is permitted. Rejects with the tool's error, or with what may be shown of it. */
   async run(call: Call, tool: (args: unknown) => unknown): Promise<Ran> {
     const permit = await this.permit(call);
     if (permit.decision !== 'allow') return permit;
@@ -186,8 +188,8 @@ export class Governor {
   }
 
   /**
-   * Resolves once a held call does not wait any more: released, or ended without. It uses nothing up, and permits nothing:
-   * the run that goes on asks for itself.
+   * Resolves once a held call is no longer waiting: released, or ended otherwise. It uses nothing up, and permits nothing: the
+   * run that continues asks for itself.
    */
   async settled(call: Call, signal?: AbortSignal): Promise<Settled> {
     for (;;) {
@@ -202,14 +204,14 @@ export class Governor {
     }
   }
 
-  /** Resolves with the status of a hold once it is not held any more. */
+  /** Resolves with the status of a hold once it is no longer held. */
   async wait(hold: string, signal?: AbortSignal): Promise<string> {
     for (;;) {
       try {
         return (await this.#client.wait(hold, { signal })).status;
       } catch (error) {
         signal?.throwIfAborted();
-        // people take days, and a server may be away for a while of them
+        // people take days, and a server may be unreachable for part of that time
         if (!(error instanceof UnavailableError)) throw error;
         await pause(5, signal);
       }
@@ -251,7 +253,7 @@ export class Governor {
     return { verdict: TOO_OFTEN, ...own };
   }
 
-  /** `spent`: the call was permitted to an earlier run. `unavailable`: there was no answer. */
+  /** `spent`: the call was permitted to an earlier run. `unavailable`: there was no response. */
   async #evaluate(
     request: EvaluateRequest,
     signal?: AbortSignal,
@@ -270,10 +272,10 @@ export class Governor {
           const { code, status, retryAfter } = error;
           if (code === 'CONFLICT' || code === 'INVALID_STATUS') return 'spent';
           if (status === 429) return { verdict: { decision: 'limited', retryAfter: retryAfter ?? 1 } };
-          // the call waits for a new hold now, or another call was quicker to use a release: the next answer says so
+          // the call now waits for a new hold, or another call was quicker to use a release: the next response tells which
           if (last || (code !== 'POLICY_CHANGED' && code !== 'ALREADY_CONSUMED')) return refused(code);
         } else if (last) {
-          // who answers is there, and has not permitted it
+          // the server did respond, and has not permitted the call
           const problem = error instanceof UnavailableError ? error.problem : undefined;
           return problem ? { ...refused(problem.code), passing: true } : 'unavailable';
         }
@@ -288,7 +290,7 @@ export class Governor {
     return { decision: 'deny', reason: UNAVAILABLE };
   }
 
-  /** Best effort: the decision is made, and the tool has run. */
+  /** Best effort: the decision has been made, and the tool has run. */
   async #report(event: string | undefined, outcome: 'succeeded' | 'failed', answer?: unknown): Promise<void> {
     if (!this.#options.outcomes || event === undefined) return;
     const body = { event_id: event, outcome, ...(answer !== undefined && { answer }) };
@@ -316,9 +318,9 @@ export class Governor {
 
 interface Answer {
   verdict: Verdict;
-  /** Of its hold. */
+  /** The status of its hold. */
   status?: string;
-  /** It says nothing of the call: the control plane could not answer. */
+  /** The verdict says nothing about the call: the control plane could not answer. */
   passing?: boolean;
   /** The call, and the run of it that was asked for. */
   name?: string;

@@ -5,14 +5,14 @@ import { type GovernOptions, Governor, type Permit } from './governor.ts';
 import { plain, refusal, WITHHELD, waiting } from './words.ts';
 
 /**
- * Governs the tools of a LangChain agent, and by `svc.wrapToolCall` those of a graph of LangGraph:
+ * Governs the tools of a LangChain agent and, through `svc.wrapToolCall`, those of a LangGraph graph:
  *
  *     const svc = govern({ url, key });
  *     const agent = createAgent({ model, tools, checkpointer, middleware: [svc.middleware] });
  *
- * It belongs last, next to the tools, so that what it asks about is what runs. A hold becomes an interrupt;
- * `svc.answers(interrupts)` resolves once all are decided, with the command that resumes the graph. The command decides
- * nothing: a graph that is resumed too early waits again, and one that is replayed asks again.
+ * Put it last, next to the tools, so that what it asks about is what runs. A hold becomes an interrupt; `svc.answers(interrupts)`
+ * resolves once all are decided, with the command that resumes the graph. The command decides nothing: a graph that is resumed
+ * too early waits again, and one that is replayed asks again.
  */
 export function govern(from: GovernOptions | Governor) {
   const governor = from instanceof Governor ? from : new Governor(from);
@@ -33,12 +33,12 @@ export function govern(from: GovernOptions | Governor) {
     for (;;) {
       const permit = await governor.permit(call);
       if (permit.decision === 'hold') {
-        // throws, and returns in a run that was resumed: then it is asked again
+        // throws; in a resumed run it returns, and the control plane is asked again
         interrupt(asked(toolCall.name, permit));
         continue;
       }
       if (permit.decision !== 'allow') return message(refusal(permit));
-      // INVARIANT: an answer that was given to the hold is never taken for one to a question of the tool itself
+      // INVARIANT: an answer given to the hold is never taken for an answer to a question of the tool itself
       if (permit.hold !== undefined && isResumed(runtime.configurable)) interrupt({ hold: permit.hold });
       const given = permit.masked ? { ...request, toolCall: { ...toolCall, args: permit.args } } : request;
       let answer: R;
@@ -61,8 +61,8 @@ export function govern(from: GovernOptions | Governor) {
     middleware: createMiddleware({ name: 'governance', wrapToolCall: wrapToolCall as never }),
 
     /**
-     * Waits until the control plane has decided about all holds among these interrupts, of `__interrupt__` or of a stored
-     * state. Resolves with the command to invoke the graph with; undefined where there is none.
+     * Waits until the control plane has decided all holds among these interrupts, taken from `__interrupt__` or a stored state.
+     * Resolves with the command to invoke the graph with; undefined if there is none.
      */
     async answers(
       interrupts: readonly { id?: string; value?: unknown }[],
@@ -80,7 +80,7 @@ export function govern(from: GovernOptions | Governor) {
   };
 }
 
-/** What the application is told with an interrupt. Nothing in it is from the model. */
+/** What the application gets with an interrupt. Nothing in it comes from the model. */
 export interface HoldInterrupt {
   hold: string;
   tool: string;

@@ -9,7 +9,7 @@ import { refusal } from './words.ts';
  *     const agent = new Agent({ name, model, tools: svc.tools(tools) });
  *
  * A hold becomes an interruption of the run, whose state is `result.state.toString()`. `svc.settle(state)` resolves once the
- * control plane has decided about all of them; then run the state. An approval in the state alone runs nothing.
+ * control plane has decided all of them; then run the state. An approval in the state alone runs nothing.
  */
 export function govern(from: GovernOptions | Governor) {
   const governor = from instanceof Governor ? from : new Governor(from);
@@ -38,18 +38,18 @@ export function govern(from: GovernOptions | Governor) {
   return {
     governor,
 
-    /** The same tools, governed. What is added to the agent later, such as the tools of its MCP servers, is not. */
+    /** The same tools, governed. Tools added to the agent later, such as those of its MCP servers, are not governed. */
     tools<T extends object>(tools: readonly T[]): T[] {
       return tools.map((tool) => governTool(tool as FunctionTool) as T);
     },
 
-    /** The hold that an interruption waits for; undefined where it waits for something else. */
+    /** The hold that an interruption is waiting for; undefined if it is waiting for something else. */
     async hold(item: Interruption): Promise<Hold | undefined> {
       const verdict = await governor.look(callOf(item));
       return verdict.decision === 'hold' ? verdict : undefined;
     },
 
-    /** Waits until the control plane has decided about all interruptions of the run, and tells its state. */
+    /** Waits until the control plane has decided all interruptions of the run, and records that in its state. */
     async settle<T extends Interruption>(state: RunState<T>, options: { signal?: AbortSignal } = {}): Promise<void> {
       await Promise.all(
         state.getInterruptions().map(async (item) => {

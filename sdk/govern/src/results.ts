@@ -3,9 +3,9 @@ import { isRecord } from './call.ts';
 import { WITHHELD } from './words.ts';
 
 /**
- * What a tool answered, with masks applied, or that it is withheld where it cannot be masked: masks select members of JSON,
- * so a bare text, number or file shows nothing. A text that is JSON is masked and stays a text. Of the content blocks that
- * tools of MCP and of the frameworks answer, each is masked like an answer of its own.
+ * A tool's response with masks applied, or a notice that it is withheld if it cannot be masked: masks select members of JSON, so
+ * a bare text, number or file shows nothing. Text that is JSON is masked and stays text. Each content block in a response of MCP
+ * tools or of the frameworks is masked like a response of its own.
  */
 export function masked(value: unknown, masks: readonly string[]): unknown {
   if (masks.length === 0) return value;
@@ -25,7 +25,7 @@ export function masked(value: unknown, masks: readonly string[]): unknown {
     if (isRecord(copy) && isBlock(copy)) return block(copy);
     const shown = mask(copy, masks);
     if (!isRecord(shown) || !isBlocks(shown.content)) return shown;
-    // an answer of MCP: its parts are masked as if each were the whole
+    // an MCP response: its parts are masked as if each were the whole
     const { content, structuredContent, isError } = shown;
     return {
       content: content.map(block),
@@ -47,7 +47,7 @@ function isBlocks(value: unknown): value is unknown[] {
   );
 }
 
-/** A part of content that stands alone: of a text that is one, or of what no mask can look into. */
+/** A content part that stands alone: text that is one, or media that no mask can look into. */
 function isBlock({ type, text }: Record<string, unknown>): boolean {
   return typeof type === 'string' && (MEDIA.test(type) || (type === 'text' && typeof text === 'string'));
 }

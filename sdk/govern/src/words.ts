@@ -1,8 +1,8 @@
 import type { Hold, Verdict } from './governor.ts';
 
-/** What models and people are told, in the same words as by the proxy. */
+/** What models and people are told, in the same words as the proxy's. */
 
-/** Text of others on one line: without control characters and marks of direction, which could make it look like another. */
+/** Untrusted text on one line: without control characters and direction marks, which could make it look like something else. */
 export function plain(text: string, most = 500): string {
   const shown = text.replace(/[\s\p{Cc}\p{Cf}\p{Zl}\p{Zp}]+/gu, ' ').trim();
   return shown.length > most ? `${shown.slice(0, most)}…` : shown;

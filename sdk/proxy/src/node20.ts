@@ -1,4 +1,4 @@
-/** What the proxy uses of ECMAScript 2024 and later, and Node.js 20 does not have. */
+/** The features of ECMAScript 2024 and later that the proxy uses and Node.js 20 lacks. */
 import 'core-js/actual/iterator/index.js';
 import 'core-js/actual/json/parse.js';
 import 'core-js/actual/json/raw-json.js';
