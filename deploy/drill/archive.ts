@@ -8,12 +8,12 @@ import type pg from 'pg';
 import { Cluster, NOBODY, noPostgres } from './cluster.ts';
 import { eventually } from './pair.ts';
 
-/** Why nothing can be archived here; undefined when it can. */
+/** Why archiving is impossible here; undefined if it is possible. */
 export function noArchive(): string | undefined {
   return noPostgres() ?? (spawnSync('pgbackrest', ['version']).status === 0 ? undefined : 'there is no pgbackrest');
 }
 
-/** A PostgreSQL on loopback whose WAL pgBackRest archives as it is written, in a repository beside it. */
+/** A PostgreSQL on loopback whose WAL pgBackRest archives as it is written, in a repository next to it. */
 export class Archive {
   readonly #home: string;
   readonly #clusters: Cluster[] = [];
@@ -38,7 +38,7 @@ export class Archive {
       const command = `pgbackrest --config=${archive.#config} --stanza=drill archive-push %p`;
       await archive.query(`alter system set archive_command = '${command}'`);
       await archive.query('select pg_reload_conf()');
-      // as the login of an installation that svc doctor is content with
+      // as the login of an installation that passes svc doctor
       await archive.query('grant pg_read_all_stats to svc_owner');
       return archive;
     } catch (error) {
@@ -51,19 +51,19 @@ export class Archive {
     return this.#cluster.url;
   }
 
-  /** A statement as the superuser. */
+  /** Runs a statement as the superuser. */
   async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = []): Promise<R[]> {
     return this.#cluster.query<R>(text, values);
   }
 
-  /** A full backup. What the clock says once this resolves is a time to restore to. */
+  /** Makes a full backup. Once this resolves, the current time is one that can be restored to. */
   async backup(): Promise<void> {
     await this.#run('--type=full', 'backup');
-    // pgBackRest notes the end of a backup in whole seconds, and uses it only for times in a later second
+    // pgBackRest records the end of a backup in whole seconds, and uses it only for times in a later second
     await delay(1000 - (Date.now() % 1000));
   }
 
-  /** Resolves when all that is committed so far is in the archive; otherwise the newest part is not for up to `archive_timeout`. */
+  /** Resolves when everything committed so far is archived; otherwise the newest part may take up to `archive_timeout`. */
   async archived(): Promise<void> {
     const [row] = await this.query<{ name: string }>('select pg_walfile_name(pg_current_wal_lsn()) as name');
     await this.query('select pg_switch_wal()');
@@ -76,7 +76,7 @@ export class Archive {
     });
   }
 
-  /** Ends the server at once, and brings another one up, in another place, with what was committed up to `time`. */
+  /** Kills the server, and brings up another one, in another place, with what was committed up to `time`. */
   async restore(time: string): Promise<void> {
     await this.#cluster.kill(0);
     const restored = await Cluster.restored(async (place) => {
@@ -91,7 +91,7 @@ export class Archive {
     rmSync(this.#home, { recursive: true, force: true });
   }
 
-  /** The one in use. */
+  /** The current one. */
   get #cluster(): Cluster {
     return this.#clusters.at(-1)!;
   }

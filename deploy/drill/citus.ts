@@ -52,27 +52,27 @@ const { values: flags } = parseArgs({
   },
 });
 
-/** Of each node. */
+/** Per node. */
 const SHARDS = 2;
 const RECOVERY_MS = 60_000;
-/** Whose decisions are compared. */
+/** How many tenants' decisions are compared. */
 const TENANTS = 4;
 
 interface Round {
   /** What was killed, or moved. */
   fault: string;
   acknowledged: number;
-  /** Answers that asked to try again, and requests that got none. */
+  /** Responses that asked for a retry, and requests without a response. */
   tried_again: number;
-  /** Acknowledged, and not in the chain afterwards. */
+  /** Acknowledged, but not in the chain afterwards. */
   lost: number;
   doubled: number;
-  /** The longest time without an acknowledgement, in milliseconds: of the tenants that it is about, and of all others. */
+  /** The longest time without an acknowledgement, in milliseconds: for the affected tenants, and for all others. */
   longest_gap_ms: number;
   others_gap_ms: number;
-  /** The same of the others before, which is what this machine does by itself. */
+  /** The same for the others before the fault, which is this machine's baseline. */
   calm_gap_ms: number;
-  /** The longest time until an answer, whichever. */
+  /** The longest time until any response. */
   longest_answer_ms: number;
   /** The average load of this machine over a minute. */
   load: number;
@@ -114,7 +114,7 @@ async function drill(): Promise<number> {
             : moved < moves
               ? moving(cluster, tenant, moved % 2 === 0 ? other : node)
               : rebalancing(cluster);
-      // so that there is something to do
+      // so that there is something to rebalance
       if (moved >= moves) await cluster.move(tenant, (await cluster.nodeOf(tenant)) === node ? other : node);
       const result = await suffer(cluster, servers, tenants, fault, { seconds, writers });
       done.push(result);
@@ -145,14 +145,14 @@ async function drill(): Promise<number> {
   return ok ? 0 : 1;
 }
 
-/** One server at the coordinator, or one beside each node. */
+/** One server at the coordinator, or one next to each node. */
 class Servers {
   readonly #all: Server[] = [];
   #redis: ChildProcess | undefined;
-  /** Which of them has a tenant, where they are beside nodes. */
+  /** Which server handles a tenant, if the servers are next to nodes. */
   readonly #of = new Map<string, number>();
 
-  /** `beside`: how many nodes get one. */
+  /** `beside`: how many nodes get a server. */
   async start(cluster: Cluster, beside: number): Promise<void> {
     if (beside === 0) {
       this.#all.push(new Server(cluster.url));
@@ -177,7 +177,7 @@ class Servers {
     return this.#all.map(({ output }) => output.slice(-4000)).join('\n');
   }
 
-  /** Has what is sent for a tenant go to the server beside this node. */
+  /** Routes a tenant's requests to the server next to this node. */
   lead(tenant: string, node: number): void {
     this.#of.set(tenant, (node - 1) % this.#all.length);
   }
@@ -196,7 +196,7 @@ class Servers {
   }
 }
 
-/** Makes tenants until every node has one. Resolves with one of each node, by its number. */
+/** Makes tenants until every node has one. Resolves with one tenant per node, by node number. */
 async function tenantsOn(cluster: Cluster, server: Server, nodes: number): Promise<ReadonlyMap<number, string>> {
   const found = new Map<number, string>();
   for (let n = 1; found.size < nodes; n++) {
@@ -209,11 +209,14 @@ async function tenantsOn(cluster: Cluster, server: Server, nodes: number): Promi
   return found;
 }
 
-/** How much less servers on Citus take than one on a single PostgreSQL. They take turns, so that all meet the same machine. */
+/**
+ * How much lower the throughput of servers on Citus is than on a single PostgreSQL. They alternate, so that all see the same
+ * machine.
+ */
 async function compare(turns: number): Promise<number> {
   const [nodes, writers] = [Number(flags.nodes), Number(flags.writers)];
   const spread = () => Cluster.start({ nodes, shards: SHARDS * nodes });
-  // a database of its own for each: servers without Redis do not share one
+  // a separate database for each: servers without Redis do not share one
   const clusters = { plain: await Cluster.plain(), coordinator: await spread(), beside: await spread() };
   const servers = {
     plain: new Server(clusters.plain.url),
@@ -226,7 +229,7 @@ async function compare(turns: number): Promise<number> {
     const tenants: string[] = [];
     for (let n = 1; tenants.length < TENANTS; n++) {
       const tenant = `drill-${n}`;
-      // both clusters divide tenants the same way
+      // both clusters distribute tenants the same way
       if ((await clusters.beside.nodeOf(tenant)) !== 1) continue;
       tenants.push(tenant);
       for (const engine of engines) {
@@ -260,13 +263,13 @@ async function compare(turns: number): Promise<number> {
   return 0;
 }
 
-/** Answers a second, and the processor time that the databases took for one. */
+/** Responses per second, and the processor time that the databases used for each. */
 interface Taken {
   rate: number;
   ms: number;
 }
 
-/** How many calls `writers` clients get answered in about a second, each one after the other. */
+/** How many calls `writers` clients get answered in about a second, each making one after another. */
 async function answeredOf(
   call: (writer: number) => Promise<void>,
   writers: number,
@@ -285,10 +288,10 @@ async function answeredOf(
 
 const median = (values: readonly number[]) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
 
-/** What is done to the cluster under load. */
+/** A fault that the cluster suffers under load. */
 interface Fault {
   readonly name: string;
-  /** The tenants that it is about: one, or all. */
+  /** The affected tenants: one, or all if undefined. */
   readonly of: string | undefined;
   run(): Promise<void>;
 }

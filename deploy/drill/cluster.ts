@@ -6,17 +6,17 @@ import path from 'node:path';
 import pg from 'pg';
 import { eventually, freePort } from './pair.ts';
 
-/** Where Debian puts PostgreSQL 15. */
+/** Where Debian installs PostgreSQL 15. */
 export const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
 /** PostgreSQL refuses to run as root. */
 export const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
 
-/** Why there can be no PostgreSQL here; undefined when there can. */
+/** Why PostgreSQL cannot run here; undefined if it can. */
 export function noPostgres(): string | undefined {
   return existsSync(path.join(BIN, 'initdb')) ? undefined : `there is no PostgreSQL in ${BIN}`;
 }
 
-/** Why there can be no cluster here; undefined when there can. */
+/** Why a cluster cannot run here; undefined if it can. */
 export function noCitus(): string | undefined {
   const absent = noPostgres();
   if (absent !== undefined) return absent;
@@ -36,8 +36,8 @@ interface Place {
 }
 
 /**
- * A coordinator and nodes with Citus on loopback, with PostgreSQL's defaults, which make them durable. As `plain`, one
- * PostgreSQL with the same settings and without Citus, to compare.
+ * A coordinator and nodes with Citus on loopback, with PostgreSQL's defaults, which make them durable. As `plain`, a single
+ * PostgreSQL with the same settings and without Citus, for comparison.
  */
 export class Cluster {
   readonly #home: string;
@@ -54,9 +54,9 @@ export class Cluster {
       'citus.shard_count': String(options.shards),
       'citus.node_conninfo': 'sslmode=disable',
       max_prepared_transactions: '200',
-      // by which shards move while they are written
+      // lets shards move while they are written to
       wal_level: 'logical',
-      // what a transaction of several nodes left behind is settled soon after they are back
+      // what multi-node transactions left behind is resolved soon after the nodes are back
       'citus.recover_2pc_interval': '2s',
       ...options.settings,
     });
@@ -66,7 +66,7 @@ export class Cluster {
     return Cluster.#start(0, settings);
   }
 
-  /** One PostgreSQL on a copy of another one's data directory, which `restore` makes; it may recover from an archive first. */
+  /** A PostgreSQL on a copy of another one's data directory, which `restore` makes; it may first recover from an archive. */
   static async restored(restore: (place: Place) => Promise<void>): Promise<Cluster> {
     const cluster = await Cluster.#empty(0);
     const [node] = cluster.#nodes;
@@ -138,7 +138,7 @@ export class Cluster {
     return `postgres://${user}@127.0.0.1:${this.#nodes[node]!.port}/svc`;
   }
 
-  /** A statement as the superuser; by default on the coordinator. */
+  /** Runs a statement as the superuser; by default on the coordinator. */
   async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = [], node = 0): Promise<R[]> {
     return query<R>(this.#nodes[node]!, text, 'svc', values);
   }
@@ -158,7 +158,7 @@ export class Cluster {
     return this.#nodes.findIndex(({ port }) => port === row!.port);
   }
 
-  /** Moves the shard of a tenant to another node: `block_writes` refuses writes meanwhile, `force_logical` but for a moment. */
+  /** Moves a tenant's shard to another node: `block_writes` refuses writes during the move, `force_logical` only for a moment. */
   async move(tenantId: string, to: number, mode: 'block_writes' | 'force_logical' = 'block_writes'): Promise<void> {
     await this.#tidied();
     await this.query(
@@ -168,14 +168,14 @@ export class Cluster {
     );
   }
 
-  /** Has Citus move shards until each node has as many. */
+  /** Has Citus move shards until all nodes have the same number. */
   async rebalance(): Promise<void> {
     await this.#tidied();
     await this.query(`select citus_rebalance_start(shard_transfer_mode => 'force_logical')`);
     await this.query('select citus_rebalance_wait()');
   }
 
-  /** A shard does not come back to a node where its former rows are not deleted yet. */
+  /** A shard cannot return to a node until its former rows there are deleted. */
   async #tidied(): Promise<void> {
     await eventually('what earlier moves left behind is deleted', async () => {
       await this.query('call citus_cleanup_orphaned_resources()');
@@ -183,23 +183,25 @@ export class Cluster {
     });
   }
 
-  /** Ends all processes of a node at once. */
+  /** Kills all processes of a node. */
   async kill(node: number): Promise<void> {
     const child = this.#nodes[node]!.child;
     if (!child || child.exitCode !== null || child.signalCode !== null) return;
     const exited = once(child, 'exit');
-    // a backend that outlives the postmaster would go on for a while
+    // a backend that outlives the postmaster would keep running for a while
     this.#signal(node, 'SIGKILL');
     await exited;
     rmSync(path.join(this.#nodes[node]!.data, 'postmaster.pid'), { force: true });
   }
 
-  /** Has a node say nothing any more, as a machine that swaps or waits for its disk: connections stay open, and new ones are taken. */
+  /**
+   * Makes a node unresponsive, like a machine that swaps or waits for its disk: connections stay open, and new ones are accepted.
+   */
   hang(node: number): void {
     this.#signal(node, 'SIGSTOP');
   }
 
-  /** Has a node that hangs go on. */
+  /** Resumes a hanging node. */
   resume(node: number): void {
     this.#signal(node, 'SIGCONT');
   }
@@ -211,10 +213,10 @@ export class Cluster {
       try {
         process.kill(pid, signal);
       } catch {
-        // it was gone already
+        // it was already gone
       }
     };
-    // the first, so that it begins no others
+    // the postmaster first, so that it starts no others
     signalled(master!);
     for (const pid of this.#backendsOf(String(master))) signalled(pid);
   }
@@ -229,7 +231,7 @@ export class Cluster {
     }
   }
 
-  /** The processor time that all nodes took so far, in milliseconds: of their processes that run now. */
+  /** The processor time that all nodes have used so far, in milliseconds, counting only processes that are running now. */
   processorMs(): number {
     let ticks = 0;
     for (const pid of this.#backendsOf(this.#nodes.map(({ child }) => child?.pid).join(','))) {
@@ -238,13 +240,13 @@ export class Cluster {
         const [user, system] = fields!.split(' ').slice(11, 13);
         ticks += Number(user) + Number(system);
       } catch {
-        // it has ended meanwhile
+        // it has ended in the meantime
       }
     }
     return 10 * ticks;
   }
 
-  /** Starts a node again that was killed. */
+  /** Restarts a killed node. */
   async revive(node: number): Promise<void> {
     await this.#run(this.#nodes[node]!);
   }
@@ -259,7 +261,7 @@ export class Cluster {
     const child = spawn(path.join(BIN, 'postgres'), ['-D', node.data, '-p', String(node.port)], {
       ...NOBODY,
       cwd: this.#home,
-      // where libpq looks for files of its own
+      // where libpq looks for its files
       env: { ...process.env, HOME: this.#home },
       stdio: ['ignore', log, log],
     });

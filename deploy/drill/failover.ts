@@ -32,16 +32,16 @@ const { values: flags } = parseArgs({
 });
 
 const RECOVERY_MS = 60_000;
-/** With --asynchronous: for how long the standby misses what is committed. */
+/** With --asynchronous: how far the standby lags behind commits. */
 const BEHIND_MS = 500;
 
 interface Round {
   acknowledged: number;
-  /** Answers that asked to try again, and requests that got none. */
+  /** Responses that asked for a retry, and requests without a response. */
   tried_again: number;
-  /** Acknowledged, and not in the chain afterwards. */
+  /** Acknowledged, but not in the chain afterwards. */
   lost: number;
-  /** Records that the server itself says are lost; the operator accepted them. 0 where it found none. */
+  /** Records that the server itself reports as lost; the operator accepted them. 0 if it found none. */
   lost_as_reported: number;
   doubled: number;
   /** The longest time without an acknowledgement, in milliseconds. */
@@ -136,11 +136,11 @@ async function failOver(
   };
 }
 
-/** Does what an operator does when the server reports a loss. Resolves with how many records it was. */
+/** Does what an operator does when the server reports a loss. Resolves with the number of lost records. */
 async function acceptLosses(pair: Pair, server: Server, load: Load): Promise<number> {
   const before = load.count;
   const closed = () => pair.query<{ chain: string }>('select chain from chain_alarm order by chain');
-  // either the chain is closed, or it goes on because the standby had everything
+  // either the chain is closed, or it continues because the standby had everything
   await eventually('the server has looked at its chains', async () => {
     return (await closed()).length > 0 || load.count > before + 100;
   });

@@ -12,7 +12,7 @@ import { endAtOnce, eventually, freePort } from './pair.ts';
 const EXAMPLES = path.join(import.meta.dirname, '../patroni');
 const MEMBERS = 3;
 
-/** Why there can be none here; undefined when there can. */
+/** Why this cannot run here; undefined if it can. */
 export function noPatroni(): string | undefined {
   const absent = ['etcd', 'patroni', 'haproxy', 'openssl'].filter(
     (program) => spawnSync('sh', ['-c', `command -v ${program}`], { env: { PATH } }).status !== 0,
@@ -20,10 +20,10 @@ export function noPatroni(): string | undefined {
   return noPostgres() ?? (absent.length > 0 ? `there is no ${absent.join(', no ')}` : undefined);
 }
 
-/** Debian has HAProxy where root alone looks for programs. */
+/** Debian installs HAProxy where only root looks for programs. */
 const PATH = `${process.env.PATH}:/usr/sbin`;
 
-/** A program that is kept running, as a service manager does it. */
+/** A program that is kept running, as a service manager would. */
 interface Program {
   readonly name: string;
   readonly command: readonly string[];
@@ -43,19 +43,19 @@ interface MemberState {
   state: string;
 }
 
-/** What can be ended: a PostgreSQL, the Patroni beside it, both as with their machine, etcd, and HAProxy. */
+/** What can be killed: a PostgreSQL, its Patroni, both as if the machine failed, etcd, and HAProxy. */
 export type Killed = 'postgres' | 'patroni' | 'machine' | 'etcd' | 'haproxy';
 
 /**
- * Three PostgreSQL servers on loopback under Patroni, with etcd, and HAProxy in front: as deploy/patroni configures them, with
- * addresses, directories and passwords of their own. Patroni and the members connect to PostgreSQL by TLS, as the lines of
- * pg_hba in the file ask; etcd, the REST API and the connections of the server are plain.
+ * Three PostgreSQL servers on loopback under Patroni, with etcd, and HAProxy in front: configured as in deploy/patroni, but with
+ * their own addresses, directories and passwords. Patroni and the members connect to PostgreSQL over TLS, as the pg_hba lines in
+ * the file require; etcd, the REST API and the server's connections are plain.
  */
 export class Managed {
   readonly #home = mkdtempSync(path.join(tmpdir(), 'svc-managed-'));
   readonly #password = randomBytes(16).toString('hex');
   readonly #members: Member[] = [];
-  /** The certificate of the members, which signs itself. */
+  /** The members' self-signed certificate. */
   #certificate = '';
   #etcd!: Program;
   #haproxy!: Program;
@@ -65,7 +65,7 @@ export class Managed {
     this.#own(this.#home);
   }
 
-  /** Resolves when the database `svc` is there and has a synchronous standby. */
+  /** Resolves when the database `svc` exists and has a synchronous standby. */
   static async start(): Promise<Managed> {
     const managed = new Managed();
     try {
@@ -78,18 +78,18 @@ export class Managed {
     }
   }
 
-  /** The database through HAProxy, or by all its hosts, as DATABASE_URL names it. */
+  /** The database through HAProxy, or with all its hosts, as DATABASE_URL lists them. */
   url(through: 'haproxy' | 'hosts'): string {
     const ports = through === 'haproxy' ? [this.#door] : this.#members.map(({ port }) => port);
     return `postgres://svc_owner:${this.#password}@${ports.map((port) => `127.0.0.1:${port}`).join(',')}/svc`;
   }
 
-  /** A statement on the primary, as the superuser. */
+  /** Runs a statement on the primary, as the superuser. */
   async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = []): Promise<R[]> {
     return this.#ask<R>(await this.#primary(), 'svc', text, values);
   }
 
-  /** Ends something at once: of PostgreSQL and Patroni, those of the primary. Resolves with what brings it back. */
+  /** Kills something: for PostgreSQL and Patroni, the primary's. Resolves with a function that brings it back. */
   async end(fault: Killed): Promise<() => Promise<void>> {
     const primary = await this.#primary();
     const { patroni } = primary;
@@ -99,13 +99,13 @@ export class Managed {
     if ((fault === 'postgres' || fault === 'machine') && !endAtOnce(this.#data(primary))) {
       throw new Error('the primary has no PostgreSQL to end');
     }
-    // a PostgreSQL is Patroni's to bring back
+    // Patroni brings PostgreSQL back itself
     return async () => {
       if (program) await this.#run(program);
     };
   }
 
-  /** Has the primary hand over to its synchronous standby, as `patronictl switchover` does. Resolves when it has. */
+  /** Has the primary hand over to its synchronous standby, as `patronictl switchover` does. Resolves when done. */
   async switchOver(): Promise<void> {
     const { name, api } = await this.#primary();
     const login = Buffer.from(`patroni:${this.#password}`).toString('base64');
@@ -117,12 +117,12 @@ export class Managed {
     if (!answer.ok) throw new Error(`Patroni did not switch over: ${answer.status} ${await answer.text()}`);
   }
 
-  /** Who the members that answer say is the primary. */
+  /** The primary according to the members that respond. */
   async leader(): Promise<string> {
     return (await this.#primary()).name;
   }
 
-  /** Resolves when all members are there, and one is the synchronous standby of the primary. */
+  /** Resolves when all members are up, and one is the primary's synchronous standby. */
   async whole(): Promise<void> {
     await eventually(
       'Patroni has a primary with a synchronous standby, and one more',
@@ -141,7 +141,7 @@ export class Managed {
     );
   }
 
-  /** The last of what the members say. */
+  /** The most recent output of the members. */
   get output(): string {
     return this.#members.map(({ name }) => `${name}: ${this.#said(name).slice(-3000)}`).join('\n');
   }
@@ -185,7 +185,7 @@ export class Managed {
       const file = this.#write(`${name}.yml`, stringify(this.#patroni(name, port, api, client)));
       this.#members.push({ name, port, api, patroni: this.#program(name, ['patroni', file]) });
     }
-    // the first makes the database; the others copy it, and without one of them nothing is acknowledged
+    // the first one creates the database; the others copy it, and without at least one of them nothing is acknowledged
     await this.#run(this.#members[0]!.patroni);
     await eventually('Patroni made a primary', async () => (await this.leader()) === this.#members[0]!.name);
     for (const { patroni } of this.#members.slice(1)) await this.#run(patroni);
@@ -200,7 +200,7 @@ export class Managed {
     await this.#run(this.#haproxy);
   }
 
-  /** deploy/patroni/patroni.yml on this machine. */
+  /** deploy/patroni/patroni.yml, adapted to this machine. */
   #patroni(name: string, port: number, api: number, etcd: number): object {
     const one = parse(readFileSync(path.join(EXAMPLES, 'patroni.yml'), 'utf8'));
     const [listen, password] = [`127.0.0.1:${port}`, this.#password];
@@ -208,7 +208,7 @@ export class Managed {
     for (const login of [one.restapi.authentication, ...Object.values(authentication)]) {
       (login as { password: string }).password = password;
     }
-    // in place of all that the file says of etcd: this one has no TLS and no logins
+    // replaces the file's etcd section: this etcd has no TLS and no logins
     Object.assign(one, { name, etcd3: { hosts: [`127.0.0.1:${etcd}`] } });
     Object.assign(one.restapi, { listen: `127.0.0.1:${api}`, connect_address: `127.0.0.1:${api}` });
     Object.assign(one.postgresql, {
@@ -224,13 +224,13 @@ export class Managed {
         unix_socket_directories: '',
         shared_buffers: '32MB',
       },
-      // the lines of the file stay as they are, so that one which is missing there is missing here; the server is on loopback, too
+      // the file's lines stay as they are, so that a line missing there is missing here; the server also connects over loopback
       pg_hba: [...one.postgresql.pg_hba, 'host svc svc_owner 127.0.0.1/32 scram-sha-256'],
     });
     return one;
   }
 
-  /** deploy/patroni/haproxy.cfg on this machine. */
+  /** deploy/patroni/haproxy.cfg, adapted to this machine. */
   #proxy(): string {
     const text = readFileSync(path.join(EXAMPLES, 'haproxy.cfg'), 'utf8');
     return text

@@ -29,11 +29,11 @@ interface Member {
 const LIMIT_MS = 60_000;
 
 /**
- * Two PostgreSQL servers on loopback, with fsync: a primary, and a standby that streams from it. What a machine's failure
- * does to them is done by SIGKILL; what a cluster manager does then (Patroni, CloudNativePG), `promote` and `rebuild` do.
+ * Two PostgreSQL servers on loopback, with fsync: a primary, and a standby that streams from it. SIGKILL stands in for a machine
+ * failure; `promote` and `rebuild` do what a cluster manager (Patroni, CloudNativePG) does next.
  */
 export class Pair {
-  /** The database by both hosts, as DATABASE_URL names it. */
+  /** The database with both hosts, as DATABASE_URL lists them. */
   url = '';
   readonly #home: string;
   readonly #synchronous: boolean;
@@ -52,10 +52,10 @@ export class Pair {
     this.#standby = member(1);
   }
 
-  /** With the empty database `svc`. `synchronous`: each of them, as primary, acknowledges nothing that the other lacks. */
+  /** Starts with the empty database `svc`. `synchronous`: whichever is primary acknowledges nothing that the other lacks. */
   static async start(options: { synchronous: boolean }): Promise<Pair> {
     const home = mkdtempSync(path.join(tmpdir(), 'svc-drill-'));
-    // PostgreSQL runs as another user when this is root
+    // PostgreSQL runs as another user if this process is root
     chmodSync(home, 0o755);
     const pair = new Pair(home, options.synchronous, [await freePort(), await freePort()]);
     try {
@@ -76,12 +76,12 @@ export class Pair {
     }
   }
 
-  /** A statement on the primary, as the superuser. */
+  /** Runs a statement on the primary. */
   async query<R extends pg.QueryResultRow>(text: string, values: unknown[] = []): Promise<R[]> {
     return query<R>(this.#primary, text, values);
   }
 
-  /** Resolves when the standby streams, and counts as synchronous where it should. */
+  /** Resolves when the standby streams, and counts as synchronous if it should. */
   async streaming(): Promise<void> {
     const state = this.#synchronous ? ['sync', 'quorum'] : ['async'];
     await eventually('the standby streams', async () => {
@@ -93,12 +93,12 @@ export class Pair {
     });
   }
 
-  /** What the primary commits from now on does not reach the standby, as when the network between them is slow. */
+  /** Keeps what the primary commits from now on from reaching the standby, like a slow network between them. */
   async holdBack(): Promise<void> {
     process.kill(await this.#receiver(), 'SIGSTOP');
   }
 
-  /** Ends all processes of the primary at once. */
+  /** Kills all processes of the primary. */
   async kill(): Promise<void> {
     await killed(this.#primary);
   }
@@ -107,18 +107,18 @@ export class Pair {
     await killed(this.#standby);
   }
 
-  /** Starts the server that was killed as it was: a former primary takes writes, and knows nothing of the promotion. */
+  /** Restarts the killed server as it was: a former primary accepts writes, and knows nothing of the promotion. */
   async revive(): Promise<void> {
     await this.#run(this.#standby);
   }
 
-  /** Makes the standby the primary; the killed server is next to be rebuilt. */
+  /** Makes the standby the primary; the killed server must be rebuilt next. */
   async promote(): Promise<void> {
-    // what holdBack stopped ends with the promotion
+    // whatever holdBack stopped ends with the promotion
     const receiver = await this.#receiver().catch(() => undefined);
     if (receiver !== undefined) process.kill(receiver, 'SIGKILL');
     [this.#primary, this.#standby] = [this.#standby, this.#primary];
-    // what ended its receiver restarted its other processes: the answer to the first call may be lost, and the promotion not
+    // killing its receiver restarted its other processes: the response to the first call may be lost, but not the promotion
     const promoted = 'select case when pg_is_in_recovery() then pg_promote(true, 60) else true end as done';
     await eventually('the standby is promoted', async () => {
       const [row] = await this.query<{ done: boolean }>(promoted);
@@ -126,7 +126,7 @@ export class Pair {
     });
   }
 
-  /** Puts a copy of the primary in the place of the server that was killed, as its standby. */
+  /** Replaces the killed server with a copy of the primary, as its standby. */
   async rebuild(): Promise<void> {
     rmSync(this.#standby.dir, { recursive: true, force: true });
     await this.#follow(this.#standby);
@@ -189,23 +189,23 @@ async function killed(member: Member): Promise<void> {
   member.running = undefined;
 }
 
-/** Ends all processes of the PostgreSQL of a data directory, as when its machine loses power. False when none runs. */
+/** Kills all processes of the PostgreSQL in a data directory, as if its machine lost power. False if none is running. */
 export function endAtOnce(data: string): boolean {
   const postmaster = postmasterOf(data);
   if (postmaster === undefined) return false;
-  // a backend that outlives the postmaster would go on for a while
+  // a backend that outlives the postmaster would keep running for a while
   const backends = ps('-o', 'pid=', '--ppid', postmaster).split(/\s+/).filter(Boolean);
   for (const pid of [postmaster, ...backends]) {
     try {
       process.kill(Number(pid), 'SIGKILL');
     } catch {
-      // it was gone already
+      // it was already gone
     }
   }
   return true;
 }
 
-/** What was killed leaves its postmaster.pid behind, and its number may be another program's by now. */
+/** A killed server leaves its postmaster.pid behind, and the process id in it may belong to another program by now. */
 function postmasterOf(data: string): string | undefined {
   let pid: string | undefined;
   try {
@@ -238,7 +238,7 @@ async function query<R extends pg.QueryResultRow>(member: Member, text: string, 
   }
 }
 
-/** Writes a file of a cluster, as the user who owns it. */
+/** Writes a file of a cluster as its owner. */
 function write(cluster: string, name: string, text: string): void {
   const file = path.join(cluster, name);
   writeFileSync(file, text, { mode: 0o600 });
@@ -246,7 +246,7 @@ function write(cluster: string, name: string, text: string): void {
   chownSync(file, uid, gid);
 }
 
-/** Files of a running server come and go; what is missing or torn, the WAL since pg_backup_start brings. */
+/** Files of a running server come and go; the WAL since pg_backup_start makes up for missing or torn ones. */
 function copyCluster(source: string, target: string): void {
   const SKIPPED = /^(postmaster\.(pid|opts)|standby\.signal|backup_label|(pg_wal|pg_replslot|pg_stat_tmp)\/.+)$/;
   const { uid, gid } = lstatSync(source);

@@ -44,7 +44,7 @@ const { values: flags } = parseArgs({
   },
 });
 
-/** A lock lasts 20 seconds, and members look every four. */
+/** A lock lasts 20 seconds, and members check every four. */
 const RECOVERY_MS = 120_000;
 type Fault = Killed | 'switchover';
 const FAULTS: readonly Fault[] = ['postgres', 'machine', 'patroni', 'etcd', 'haproxy', 'switchover'];
@@ -54,12 +54,12 @@ type Way = (typeof WAYS)[number];
 interface Round {
   through: Way;
   fault: Fault;
-  /** Who was the primary, and who is it now. */
+  /** The primary before and after. */
   primary: { before: string; after: string };
   acknowledged: number;
-  /** Answers that asked to try again, and requests that got none. */
+  /** Responses that asked for a retry, and requests without a response. */
   tried_again: number;
-  /** Acknowledged, and not in the chain afterwards. */
+  /** Acknowledged, but not in the chain afterwards. */
   lost: number;
   doubled: number;
   /** The longest time without an acknowledgement, in milliseconds. */
@@ -82,7 +82,7 @@ async function drill(): Promise<number> {
   if (!(rest >= 0 && rest <= 1000)) throw new Error('--rest must be from 0 to 1000');
   const faults = chosen(flags.faults, FAULTS);
   const plan = chosen(flags.through, WAYS)
-    // who does not go through it would not notice
+    // a server that does not go through HAProxy would not notice
     .map((through) => ({ through, suffered: faults.filter((fault) => fault !== 'haproxy' || through === 'haproxy') }))
     .filter(({ suffered }) => suffered.length > 0);
   if (plan.length === 0)
@@ -155,7 +155,7 @@ async function suffer(
   const bringBack = fault === 'switchover' ? undefined : await managed.end(fault);
   if (fault === 'etcd') await delay(options.etcdAway * 1000);
   if (fault === 'haproxy') await delay(1000);
-  // what belongs to the former primary stays away until there is another one
+  // the former primary's part stays down until there is another primary
   if (fault === 'machine' || fault === 'patroni') {
     await eventually('there is another primary', async () => (await managed.leader()) !== before, RECOVERY_MS);
   }

@@ -36,7 +36,7 @@ const { values: flags } = parseArgs({
 const ROOT = path.resolve(import.meta.dirname, '../..');
 /** How many of the lost events are sent again. */
 const AGAIN = 20;
-/** How long each writer rests between two decisions that will be lost. */
+/** How long each writer pauses between two decisions that will be lost. */
 const REST_MS = 50;
 const POLICY = 'permit(principal, action, resource == Tool::"drill");';
 
@@ -59,7 +59,7 @@ async function drill(): Promise<number> {
     await archive.backup();
     say(`a full backup, while ${load.count} decisions were acknowledged`);
     await delay(seconds * 1000);
-    // acknowledged before the time is asked for, so committed before it
+    // acknowledged before the time is read, so committed before it
     const before = [...load.acknowledged.keys()];
     const [mark] = await archive.query<{ time: string; seq: number }>(
       `select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || '+00' as time, seq::int
@@ -158,7 +158,7 @@ async function drill(): Promise<number> {
 /** A checkpoint is signed every 1,000 records, and every minute. */
 const SIGNED_MS = 120_000;
 
-/** An enforcement proxy, as a process of its own. It takes no bundle with a lower number than the newest that it has seen. */
+/** An enforcement proxy in its own process. It rejects bundles with a lower number than the newest that it has seen. */
 class EnforcementProxy {
   readonly #dir = mkdtempSync(path.join(tmpdir(), 'svc-drill-proxy-'));
   #child: ChildProcess | undefined;
@@ -184,7 +184,7 @@ class EnforcementProxy {
     });
   }
 
-  /** Resolves with the number of the bundle in force, when it is higher than `seq` and nothing newer was refused. */
+  /** Resolves with the number of the bundle in force, once it is higher than `seq` and nothing newer was refused. */
   async newerThan(seq: number): Promise<number> {
     let now = 0;
     await eventually(`the proxy has a bundle after ${seq}`, async () => {

@@ -12,14 +12,14 @@ import type { ChainName } from '../../server/chain/record.ts';
 import { eventually, freePort } from './pair.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
-/** The tenant that the first start makes. */
+/** The tenant created by the first start. */
 const DEFAULT = 'default';
-/** The first start makes all tables. */
+/** The first start creates all tables. */
 const START_MS = 180_000;
-/** The events of a batch. */
+/** The number of events in a batch. */
 export const BATCH = 100;
 
-/** What a route takes, as the OpenAPI document says it; `never` where that is no JSON. */
+/** The body that a route takes according to the OpenAPI document; `never` if it is not JSON. */
 type Body<Route extends keyof paths> = Extract<
   paths[Route],
   { post: { requestBody: { content: { 'application/json': unknown } } } }
@@ -37,7 +37,7 @@ const eventOf = (event_id: string): Body<'/v1/events/ingest'>['events'][number] 
   evaluation_us: 1,
 });
 
-/** A server, and as whom it is asked. */
+/** A server's address, and the credentials to use. */
 interface Caller {
   readonly url: string;
   readonly headers: Record<string, string>;
@@ -48,7 +48,7 @@ const withKey = (url: string, key: string | undefined): Caller => ({
   headers: { authorization: `Bearer ${key}` },
 });
 
-/** `id`: what takes the place of the route's. */
+/** `id`: replaces the one in the route. */
 function post<Route extends keyof paths>(
   { url, headers }: Caller,
   route: Route,
@@ -63,7 +63,7 @@ function post<Route extends keyof paths>(
   });
 }
 
-/** Resolves with the text of an answer that says that it was done. Throws where it says anything else. */
+/** Resolves with the text of a successful response. Throws on any other. */
 async function done(asked: Promise<Response>): Promise<string> {
   const response = await asked;
   const text = await response.text();
@@ -71,7 +71,7 @@ async function done(asked: Promise<Response>): Promise<string> {
   return text;
 }
 
-/** Sends one event. Resolves with whether it is acknowledged; every answer but a 503 with Retry-After is a fault. */
+/** Sends one event. Resolves with whether it was acknowledged; any response other than a 503 with Retry-After is a fault. */
 export async function sendEvent(url: string, key: string | undefined, event_id: string): Promise<boolean> {
   const response = await post(withKey(url, key), '/v1/events/ingest', { events: [eventOf(event_id)] });
   const text = await response.text();
@@ -80,7 +80,7 @@ export async function sendEvent(url: string, key: string | undefined, event_id: 
   throw new Error(`an event was answered ${response.status}: ${text}`);
 }
 
-/** The control plane, as a process of its own with the settings of an installation. */
+/** The control plane, in its own process with the settings of an installation. */
 export class Server {
   readonly #env: Record<string, string>;
   readonly #dir = mkdtempSync(path.join(tmpdir(), 'svc-drill-server-'));
@@ -89,14 +89,14 @@ export class Server {
   #keys = new Map<string, string>();
   #agents = new Map<string, string>();
   #port = 0;
-  /** Signs the administrator in whom the first start makes, once. */
+  /** Signs in, once, the administrator created by the first start. */
   #link: URL | undefined;
   output = '';
 
   constructor(databaseUrl: string, settings: Record<string, string> = {}) {
     this.#env = {
       PATH: process.env.PATH ?? '',
-      // a drill starts it, and commands beside it, again and again
+      // a drill starts it and its commands many times
       NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
       SVC_MASTER_KEY: randomBytes(32).toString('hex'),
       SVC_RATE_INGEST: '1000000',
@@ -107,7 +107,7 @@ export class Server {
     };
   }
 
-  /** Another process of this installation, with settings of its own. */
+  /** Another process of this installation, with its own settings. */
   another(settings: Record<string, string>): Server {
     const { PORT: _port, DATABASE_URL, ...same } = this.#env;
     const other = new Server(DATABASE_URL!, { ...same, ...settings });
@@ -120,7 +120,7 @@ export class Server {
     return `http://127.0.0.1:${this.#port}`;
   }
 
-  /** Resolves when it serves. Later starts are at the same address. */
+  /** Resolves when it is serving. Later starts use the same address. */
   async start(): Promise<void> {
     if (this.#port === 0) this.#port = await freePort();
     this.#env.PORT = String(this.#port);
@@ -153,12 +153,12 @@ export class Server {
     });
   }
 
-  /** Its next start is on another database. */
+  /** The next start uses another database. */
   moveTo(databaseUrl: string): void {
     this.#env.DATABASE_URL = databaseUrl;
   }
 
-  /** Makes a tenant. */
+  /** Creates a tenant. */
   async tenant(id: string): Promise<void> {
     const words = ['--id', id, '--name', id, '--admin-email', 'drill@example.com', '--json'];
     const { api_key } = JSON.parse(await this.svc('tenant', 'create', ...words)) as { api_key: string };
@@ -172,12 +172,12 @@ export class Server {
     });
   }
 
-  /** Sends one event. Resolves with whether it is acknowledged; every other answer asks to send it again. */
+  /** Sends one event. Resolves with whether it was acknowledged; any other response asks for a retry. */
   send(event_id: string, tenant: string): Promise<boolean> {
     return sendEvent(this.url, this.#keys.get(tenant), event_id);
   }
 
-  /** Sends many events at once, or asks for one decision. Throws when they are not stored. */
+  /** Sends many events at once, or asks for one decision. Throws if they are not stored. */
   async ask(what: 'batches' | 'evaluate', tenant: string): Promise<void> {
     if (what === 'batches') {
       const events = Array.from({ length: BATCH }, () => eventOf(randomUUID()));
@@ -188,7 +188,7 @@ export class Server {
     }
   }
 
-  /** Makes an agent of a tenant, which then may ask. */
+  /** Creates an agent of a tenant, which can then ask for decisions. */
   async agent(tenant: string): Promise<void> {
     const admin = withKey(this.url, this.#keys.get(tenant));
     const made = await done(post(admin, '/v1/agent-keys', { agent_id: 'drill', agent_role: 'drill' }));
@@ -196,7 +196,7 @@ export class Server {
     this.#agents.set(tenant, key);
   }
 
-  /** Asks again while the server asks to. Resolves with whether the chain is whole, or what it lacks. */
+  /** Retries as long as the server asks to. Resolves with whether the chain is intact, and the server's response. */
   async verify(tenant = DEFAULT, chain: ChainName = 'forensics'): Promise<{ whole: boolean; said: string }> {
     let said = '';
     await eventually('the chain is verified', async () => {
@@ -209,7 +209,7 @@ export class Server {
     return { whole: verified === true && linear === true, said };
   }
 
-  /** Makes an API key of the first tenant. */
+  /** Creates an API key of the first tenant. */
   async key(scope: string): Promise<string> {
     const { key } = JSON.parse(await this.svc('key', 'create', '--tenant', DEFAULT, '--scopes', scope, '--json')) as {
       key: string;
@@ -223,18 +223,18 @@ export class Server {
     return (await promisify(execFile)(process.execPath, args, { cwd: ROOT, env: this.#env })).stdout;
   }
 
-  /** What `svc doctor` finds wrong. */
+  /** What `svc doctor` reports as failed. */
   async doctor(): Promise<string[]> {
-    // it ends with 1 where it finds something
+    // it exits with 1 if it finds something
     const said = await this.svc('doctor', '--json').catch((error: { stdout: string }) => error.stdout);
     const { checks } = JSON.parse(said) as { checks: { check: string; level: string; detail: string }[] };
     return checks.filter(({ level }) => level === 'FAIL').map(({ check, detail }) => `${check}: ${detail}`);
   }
 
-  /** Does what an operator does about chains that are closed. Resolves with how many decisions are known to be lost. */
+  /** Does what an operator does about closed chains. Resolves with how many decisions are known to be lost. */
   async acceptLosses(chains: readonly string[], reason: string): Promise<number> {
     let lost = 0;
-    // the audit chain is first: the acceptance of the other is recorded in it
+    // the audit chain comes first: accepting the loss of the other is recorded in it
     for (const chain of chains.toSorted()) {
       const words = ['--tenant', DEFAULT, '--chain', chain, '--reason', reason, '--json'];
       const accepted = JSON.parse(await this.svc('chain', 'accept-loss', ...words)) as {
@@ -246,7 +246,7 @@ export class Server {
     return lost;
   }
 
-  /** The newest record that the checkpoint file of the decisions names. */
+  /** The newest record listed in the decisions' checkpoint file. */
   async filed(): Promise<number> {
     let newest = 0;
     const file = checkpointFile(path.join(this.#dir, 'checkpoints'), DEFAULT, 'forensics');
@@ -254,7 +254,7 @@ export class Server {
     return newest;
   }
 
-  /** Has a new policy enforced at once, as the administrator whom the first start made. */
+  /** Has a new policy enforced at once, as the administrator created by the first start. */
   async enforce(id: string, dsl_source: string): Promise<void> {
     const { pathname, search, origin } = this.#link!;
     const signedIn = await fetch(this.url + pathname + search, { redirect: 'manual' });
@@ -264,7 +264,7 @@ export class Server {
     await done(post(administrator, '/v1/policies/{id}/break-glass', { version: 1, reason: 'drill' }, id));
   }
 
-  /** Ends it at once. */
+  /** Kills it. */
   async kill(): Promise<void> {
     const child = this.#child;
     if (!child || child.exitCode !== null || child.signalCode !== null) return;
@@ -278,19 +278,19 @@ export class Server {
   }
 }
 
-/** Clients that send one event after the other as a proxy does: again under the same id, until it is acknowledged. */
+/** Clients that send one event after another as a proxy does: retrying with the same id until it is acknowledged. */
 export class Load {
-  /** Ids, with when they were acknowledged and whose they are. */
+  /** Event ids, with when they were acknowledged and their tenant. */
   readonly acknowledged = new Map<string, { at: number; tenant: string }>();
   triedAgain = 0;
-  /** The longest time until an answer, in milliseconds: also one that asks to try again, or a connection that breaks. */
+  /** The longest time until a response, in milliseconds, counting responses that ask for a retry and broken connections. */
   longestAnswerMs = 0;
   #running = true;
   #fault: unknown;
   readonly #server: Pick<Server, 'send'>;
   readonly #writers: Promise<void>[];
 
-  /** `restMs`: how long each rests after an acknowledgement. */
+  /** `restMs`: how long each writer pauses after an acknowledgement. */
   constructor(server: Pick<Server, 'send'>, writers: number, tenants: readonly string[] = [DEFAULT], restMs = 0) {
     this.#server = server;
     const run = randomBytes(4).toString('hex');
@@ -312,7 +312,7 @@ export class Load {
           return;
         }
       } catch (error) {
-        // no answer: it may be stored or not; any other answer than 202 and 503 is a fault of the server
+        // no response: it may be stored or not; any response other than 202 and 503 is a fault of the server
         if (error instanceof Error && error.message.startsWith('an event was')) this.#fault = error;
       } finally {
         this.longestAnswerMs = Math.max(this.longestAnswerMs, Math.round(performance.now() - asked));
@@ -322,13 +322,13 @@ export class Load {
     }
   }
 
-  /** How many are acknowledged so far. */
+  /** How many events have been acknowledged so far. */
   get count(): number {
     if (this.#fault !== undefined) throw this.#fault;
     return this.acknowledged.size;
   }
 
-  /** How many of this tenant are acknowledged so far. */
+  /** How many events of this tenant have been acknowledged so far. */
   countOf(tenant: string): number {
     if (this.#fault !== undefined) throw this.#fault;
     return [...this.acknowledged.values()].filter((one) => one.tenant === tenant).length;
@@ -338,13 +338,13 @@ export class Load {
     return this.longestGapOf(() => true);
   }
 
-  /** The longest time without an acknowledgement of any of these tenants, in milliseconds. */
+  /** The longest time without an acknowledgement for any of these tenants, in milliseconds. */
   longestGapOf(tenants: (tenant: string) => boolean): number {
     const times = [...this.acknowledged.values()].filter(({ tenant }) => tenants(tenant)).map(({ at }) => at);
     return Math.round(Math.max(0, ...times.slice(1).map((time, index) => time - times[index]!)));
   }
 
-  /** What the table of decisions lacks of what was acknowledged, and how much of it is there more than once. */
+  /** How many acknowledged decisions the table lacks, and how many it has more than once. */
   async compare(
     query: (text: string, values: unknown[]) => Promise<Record<string, unknown>[]>,
   ): Promise<{ lost: number; doubled: number }> {

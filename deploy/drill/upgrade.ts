@@ -47,10 +47,10 @@ const { values: flags } = parseArgs({
 });
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
-/** Between two events of a writer: room for the servers that start. */
+/** The pause between two events of a writer, which leaves room for starting servers. */
 const REST_MS = 20;
 const START_MS = 180_000;
-/** Of each process in the end, of the share that it would have if all had the same. */
+/** The least that each process must own in the end, relative to an equal share. */
 const LEAST_SHARE = 0.7;
 
 async function drill(): Promise<number> {
@@ -60,7 +60,7 @@ async function drill(): Promise<number> {
   const say = (text: string) => flags.json || console.log(text);
   const commit = firstCommit();
   const home = mkdtempSync(path.join(tmpdir(), 'svc-drill-upgrade-'));
-  // PostgreSQL runs as another user when this is root
+  // PostgreSQL runs as another user if this process is root
   chmodSync(home, 0o755);
   const older = olderVersion(home, commit);
   let database: EmbeddedPostgres | undefined;
@@ -96,7 +96,7 @@ async function drill(): Promise<number> {
     for (let n = 0; n < tenants; n++) keys.set(`drill${n}`, await old[0]!.createTenant(`drill${n}`));
 
     let turn = 0;
-    /** As a load balancer: to the servers that take requests, in turn. */
+    /** Acts as a load balancer: to the servers that accept requests, in turn. */
     const balancer = {
       send(id: string, tenant: string): Promise<boolean> {
         const taking = running.filter((server) => server.taking);
@@ -156,13 +156,13 @@ const git = (...args: string[]) =>
 
 interface Version {
   name: string;
-  /** Whether it has the program of this directory: then nothing is upgraded. */
+  /** Whether it has the same program as this directory: then nothing is upgraded. */
   same: boolean;
   directory: string;
   remove(): void;
 }
 
-/** The commit to start with; undefined for a copy of this version, where that is allowed. */
+/** The commit to start with; undefined for a copy of this version, if allowed. */
 function firstCommit(): string | undefined {
   const commit = flags.from ?? comparable();
   if (commit === undefined && !flags['or-copy']) {
@@ -195,13 +195,13 @@ function differs(commit: string, ...files: string[]): boolean {
   return spawnSync('git', ['diff', '--quiet', commit, '--', ...files], { cwd: ROOT }).status !== 0;
 }
 
-/** The newest commit that has another program than this directory, on the same database, with the same packages. */
+/** The newest commit whose program differs from this directory's, with the same database and packages. */
 function comparable(): string | undefined {
   let commits: string[];
   try {
     commits = git('rev-list', '--max-count=200', 'HEAD').split('\n');
   } catch {
-    // without a history
+    // there is no history
     return undefined;
   }
   const packages = packagesOf(readFileSync(path.join(ROOT, LOCK), 'utf8'));
@@ -214,7 +214,7 @@ function comparable(): string | undefined {
 
 const LOCK = 'package-lock.json';
 
-/** What a program runs with, by a lock file: not what tests and checks need. */
+/** A program's runtime packages according to a lock file, without those for tests and checks. */
 function packagesOf(lock: string): string {
   const { packages } = JSON.parse(lock) as { packages: Record<string, { version?: string; dev?: boolean }> };
   return Object.entries(packages)
@@ -223,7 +223,7 @@ function packagesOf(lock: string): string {
     .join('\n');
 }
 
-/** The directory of this version, or with --migration of a copy that has one more. */
+/** The directory of this version, or with --migration of a copy that has one more migration. */
 function newerVersion(home: string): string {
   if (!flags.migration) return ROOT;
   const directory = path.join(home, 'newer');
@@ -254,7 +254,7 @@ export class Drill extends Migration {
   return directory;
 }
 
-/** The names of the migrations that the newer version has and the older one lacks. Throws where they cannot share a database. */
+/** The names of migrations that only the newer version has. Throws if the two cannot share a database. */
 function migrationsBetween(older: Version, newer: string): string[] {
   const script = `import('./db/migrations/index.ts').then((all) => console.log(JSON.stringify([...all.migrationChecksums()])))`;
   const of = (cwd: string) =>
@@ -272,13 +272,13 @@ function migrationsBetween(older: Version, newer: string): string[] {
   return [...now.keys()].filter((name) => !then.has(name));
 }
 
-/** Runs an operator's command of a version. Resolves with what it prints. */
+/** Runs an operator's command of a version. Resolves with its output. */
 async function run(directory: string, env: Record<string, string>, ...words: string[]): Promise<string> {
   const args = ['server/cli.ts', ...words];
   return (await promisify(execFile)(process.execPath, args, { cwd: directory, env })).stdout;
 }
 
-/** Resolves with the part of the tenants that each server owns, when they own all of them and about as many. */
+/** Resolves with the share of the tenants that each server owns, once they own all of them, about evenly. */
 async function evenShares(servers: readonly Server[]): Promise<number[]> {
   let shares: number[] = [];
   await eventually('the servers share the tenants evenly', async () => {
