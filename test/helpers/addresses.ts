@@ -1,6 +1,6 @@
 /**
- * Spellings of addresses that no tenant may make the server dial. `HOSTS` are written into the host of a URL as they
- * are; `FORBIDDEN_ADDRESSES` are also answered by DNS servers. `forbiddenUrls` makes whole URLs of them.
+ * Spellings of addresses that no tenant may make the server dial. `HOSTS` go into the host of a URL as they are;
+ * `FORBIDDEN_ADDRESSES` are also returned by DNS servers. `forbiddenUrls` makes whole URLs from them.
  */
 
 export const FORBIDDEN_ADDRESSES: readonly string[] = [
@@ -142,7 +142,7 @@ const HOSTS: readonly string[] = [
   'loc\talhost',
 ];
 
-/** URLs with userinfo, slashes and spaces that make some parsers see another host, and schemes that are not for us. */
+/** URLs with userinfo, slashes and spaces that make some parsers see another host, and schemes that we do not support. */
 const TRICKS: readonly string[] = [
   'http://hooks.example@127.0.0.1:{port}/',
   'http://127.0.0.1:{port}@hooks.example/',
@@ -172,7 +172,7 @@ const TRICKS: readonly string[] = [
   '',
 ];
 
-/** Every spelling as a URL with this port: where something listens on loopback that must never be reached. */
+/** Every spelling as a URL with this port, for when something listens on loopback that must never be reached. */
 export function forbiddenUrls(port: number): string[] {
   return [
     ...FORBIDDEN_ADDRESSES.map((address) => `http://${address.includes(':') ? `[${address}]` : address}:${port}/hook`),

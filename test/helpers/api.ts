@@ -7,7 +7,7 @@ import { deliveryId } from '../../server/subscriptions/delivery-id.ts';
 import { atEnd } from './cleanups.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
-/** One operation of the OpenAPI document. */
+/** An operation of the OpenAPI document. */
 export interface Operation {
   /** `METHOD /path` with `{id}` for parameters. */
   line: string;
@@ -27,7 +27,7 @@ export const document = (await describeApi()) as {
   components: { schemas: Record<string, unknown>; responses: Record<string, unknown> };
 };
 
-/** Every operation that the document describes, with the access rule that its security says. */
+/** Every operation in the document, with the access rule that its security entry gives. */
 export const operations: readonly Operation[] = Object.entries(document.paths).flatMap(([path, methods]) =>
   Object.entries(methods).map(([method, { operationId, security = [] }]) => {
     const all = Object.assign({}, ...security) as NonNullable<DocumentOperation['security']>[number];
@@ -42,7 +42,7 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
   }),
 );
 
-/** What a reading route cannot be asked without, besides its path. */
+/** The parameters besides the path without which a read route cannot be called. */
 export function queryOf(path: string): string {
   const needed: Record<string, string> = {
     '/v1/session-facts': '?session_id=s',
@@ -58,7 +58,7 @@ export function queryOf(path: string): string {
   return path.endsWith('/diff') ? '?from=1&to=2' : (needed[path] ?? '');
 }
 
-/** A tool that each world has, which nobody has decided on. */
+/** A tool that each world has, which no one has decided on. */
 export const READ_FILE = pinned('files', {
   name: 'read_file',
   description: 'Reads a file.',
@@ -66,7 +66,7 @@ export const READ_FILE = pinned('files', {
   annotations: { readOnlyHint: true },
 });
 
-/** The line of an operation with its parameters filled in; what is not given becomes an id that nothing has. */
+/** The line of an operation with its parameters filled in; missing ones become an id that does not exist. */
 export function fill(line: string, ids: Record<string, string> = {}): string {
   return line.replace(
     /\{(\w+)\}/g,
@@ -79,7 +79,7 @@ export function fill(line: string, ids: Record<string, string> = {}): string {
   );
 }
 
-/** A small body that each write route takes. */
+/** A small body that each write route accepts. */
 export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /auth/logout': {},
   'POST /v1/practice': { agent_role: 'clerk', tool_name: 'read' },
@@ -304,7 +304,7 @@ export const GUARD = [
 /** A tenant with one of everything that has an id. */
 export interface World {
   tenant: TestTenant;
-  /** A credential that each access rule lets pass. */
+  /** A credential that passes each access rule. */
   credential: { admin: Credential; adminKey: Credential; agent: Credential };
   policy: string;
   hold: string;
@@ -316,16 +316,16 @@ export interface World {
   session: string;
   invite: string;
   subscription: string;
-  /** A pipeline that is trusted. */
+  /** A trusted pipeline. */
   trust: string;
   /** A record of the audit log. */
   audit: string;
   /** A saved question. */
   question: string;
-  /** A change of settings that waits. */
+  /** A pending change of settings. */
   settingsChange: string;
   stop: string;
-  /** One of the subscription's. */
+  /** A delivery of the subscription. */
   delivery: string;
 }
 
@@ -361,7 +361,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const loosening = { self_approval: true, reason: 'one of us is away' };
   const change = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', admin, loosening);
   await tenant.set({ approval_required: null });
-  // its issuer need not answer here
+  // its issuer does not need to respond here
   const trust = `wlt_${++counter}`;
   await sql(
     server,
@@ -457,13 +457,13 @@ export async function delivered(server: TestServer, tenantId: string, subscripti
   return deliveryId(subscription, `oev_${counter}`);
 }
 
-/** Creates a policy and brings it into force. */
+/** Creates a policy and puts it into force. */
 export async function deploy(server: TestServer, who: Credential, id: string, source: string): Promise<void> {
   await server.call(201, 'POST /v1/policies', who, { id, dsl_source: source });
   await server.call(200, `POST /v1/policies/${id}/approve`, who, { version: 1 });
 }
 
-/** The id in a world that a route's `{id}` stands for. */
+/** The id in a world that replaces a route's `{id}`. */
 export function idOf(world: World, path: string): string {
   const [, kind] = /^\/v1\/([\w-]+)(?:\/|$)/.exec(path) ?? [];
   const ids: Record<string, string> = {
@@ -496,7 +496,7 @@ export function allowed(world: World, { access }: Operation): Credential {
 }
 
 const pools = new Map<string, pg.Pool>();
-/** Connections to a test's own database that stay open until the end of its file: to open one costs more than most queries. */
+/** Connections to a test's own database that stay open until the end of its file: opening one costs more than most queries. */
 function poolOf({ databaseUrl }: Pick<TestServer, 'databaseUrl'>): pg.Pool {
   const known = pools.get(databaseUrl);
   if (known) return known;
@@ -531,8 +531,8 @@ export async function dump(server: TestServer): Promise<Record<string, string>> 
 }
 
 /**
- * The number of rows of every table and a checksum over them, to find what a request changed; without what changes by
- * itself: the coarse times of last use, what the workers note of events, and the events of checkpoints.
+ * The number of rows of every table and a checksum over them, to find what a request changed; leaves out what changes by itself:
+ * the coarse times of last use, what workers record about events, and checkpoint events.
  */
 export async function fingerprint(server: TestServer): Promise<Record<string, string>> {
   const known = fingerprints.get(server.databaseUrl);
@@ -542,7 +542,7 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
   return Object.fromEntries(rows.map(({ name, sum }) => [name, sum]));
 }
 
-/** The query of `fingerprint`, by database: to find the columns takes longer than to read what is in them. */
+/** The query of `fingerprint`, by database: finding the columns takes longer than reading them. */
 const fingerprints = new Map<string, string>();
 
 async function fingerprintOf(server: TestServer): Promise<string> {
@@ -561,8 +561,8 @@ async function fingerprintOf(server: TestServer): Promise<string> {
 }
 
 /**
- * What jobs write at any time, apart from any request: checkpoints, mails that leave the outbox, ends of simulations, what
- * the tests of live policies find.
+ * What jobs may write at any time, independently of any request: checkpoints, mails leaving the outbox, ends of simulations,
+ * results of the tests of live policies.
  */
 const BY_JOBS = ['chain_checkpoint', 'mail_message', 'mail_notice', 'policy_simulation', 'policy_tests'];
 

@@ -4,7 +4,7 @@ import { type Browser, type BrowserContext, chromium, type Page } from 'playwrig
 import { afterAll, afterEach, beforeAll, describe, expect, vi } from 'vitest';
 import { type Credential, isShared } from './server.ts';
 
-/** Debian's browser, which these tests drive; elsewhere name another one. */
+/** The browser that these tests drive, by default Debian's. */
 const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
 const FLAGS = [
   '--no-sandbox',
@@ -17,7 +17,7 @@ const FLAGS = [
 ];
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-/** Tests in a browser. Where there is none they are skipped and say so, but never where everything must run. */
+/** Tests in a browser. Without one they are skipped with a message, except where everything must run. */
 export const describeInBrowser = (() => {
   if (existsSync(PROGRAM) || process.env.CI) return describe;
   console.warn(`${PROGRAM} is not there (SVC_CHROMIUM): the tests in a browser are skipped`);
@@ -27,11 +27,11 @@ export const describeInBrowser = (() => {
 export interface Visitor {
   page: Page;
   context: BrowserContext;
-  /** Opens a path and waits until the page stands. */
+  /** Opens a path and waits until the page has loaded. */
   open(path: string): Promise<void>;
-  /** Faults that belong to the test, such as the 409 that it provokes. */
+  /** Allows faults that belong to the test, such as the 409 that it provokes. */
   expectFault(pattern: RegExp): void;
-  /** No violation of WCAG 2.2 AA as far as axe can tell, in light and in dark. */
+  /** Asserts that axe finds no violation of WCAG 2.2 AA, in light and in dark. */
   assertAccessible(): Promise<void>;
 }
 
@@ -39,13 +39,13 @@ const VIEWPORT = { width: 1280, height: 900 };
 
 let launched: Browser | undefined;
 
-/** A browser profile, which a later test uses again when its visitor is gone. */
+/** A browser profile, which a later test reuses when its visitor is gone. */
 interface Profile {
   context: BrowserContext;
-  /** The only server that it is used for. */
+  /** The only server that it is used with. */
   origin: string;
   /**
-   * Between visitors it shows a plain text of the server: with it the process stays that compiled the dashboard. A
+   * Between visitors it shows a plain-text page of the server: this keeps the process that compiled the dashboard alive. A
    * profile that is new to the dashboard costs three times as much.
    */
   page: Page;
@@ -53,7 +53,7 @@ interface Profile {
 
 const spare: Profile[] = [];
 
-/** A profile without anything of an earlier visitor. */
+/** A profile without any traces of an earlier visitor. */
 async function enter(browser: Browser, origin: string, own: boolean): Promise<Profile> {
   const index = own ? -1 : spare.findIndex((one) => one.origin === origin);
   if (index < 0) {
@@ -72,7 +72,7 @@ async function enter(browser: Browser, origin: string, own: boolean): Promise<Pr
   return profile;
 }
 
-/** Empties a profile as far as that needs its server, which may be away; then it is not used again. */
+/** Cleans a profile as far as that requires its server, which may be down; in that case it is not reused. */
 async function leave({ context, origin, page }: Profile): Promise<void> {
   for (const event of WATCHED) page.removeAllListeners(event);
   context.removeAllListeners('page');
@@ -88,18 +88,18 @@ async function leave({ context, origin, page }: Profile): Promise<void> {
   spare.push({ context, origin, page });
 }
 
-/** The browser of this process, which ends with it: test files that run in it one after the other share it. */
+/** The browser of this process, which ends with it: test files that run in it one after another share it. */
 async function launch(): Promise<Browser> {
   if (!launched?.isConnected()) launched = await chromium.launch({ executablePath: PROGRAM, args: FLAGS });
   return launched;
 }
 
 /**
- * A browser for a test file. A test fails when a page of its had an error in the console, an exception, or a request
- * that failed, unless it said that it expects that one.
+ * A browser for a test file. A test fails if one of its pages had a console error, an exception, or a failed request, unless the
+ * test said to expect it.
  */
 export function useBrowser(url: () => string) {
-  // a browser is slow beside two others on a small machine; each wait within a test has its own, shorter limit
+  // a browser is slow next to two others on a small machine; each wait within a test has its own, shorter limit
   vi.setConfig({ testTimeout: 180_000 });
   let browser: Browser;
   const open: { profile: Profile; faults: string[]; expected: RegExp[]; own: boolean }[] = [];
@@ -119,8 +119,8 @@ export function useBrowser(url: () => string) {
   });
   return {
     /**
-     * A browser profile in which nobody ever signed in, then of this person where one is given. `own`: it is not used
-     * again, for a test that changes what cannot be taken back.
+     * A browser profile in which no one ever signed in, then signed in as this person if one is given. `own`: it is not reused,
+     * for a test that changes something that cannot be undone.
      */
     async visitor(
       who?: Credential,
@@ -134,7 +134,7 @@ export function useBrowser(url: () => string) {
       open.push({ profile, faults, expected, own });
       watch(page, faults);
       context.on('page', (opened) => watch(opened, faults));
-      // as long as a poll may take: what a page asks for every few seconds comes late on a machine under load
+      // as long as a poll may take: on a busy machine, what a page polls every few seconds arrives late
       context.setDefaultTimeout(20_000);
       if (who?.cookie) await signIn(context, url(), who);
       const { width, height } = options;
@@ -148,7 +148,7 @@ export function useBrowser(url: () => string) {
         },
         expectFault: (pattern) => void expected.push(pattern),
         assertAccessible: async () => {
-          // a page that a link has just led to has no heading while its parts load
+          // a page that was just opened through a link has no heading while its parts load
           await page.locator('h1').first().waitFor({ state: 'attached' });
           for (const colorScheme of ['light', 'dark'] as const) {
             await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
@@ -169,13 +169,13 @@ export async function signIn(context: BrowserContext, url: string, who: Credenti
   await context.addCookies([{ name, value, url, httpOnly: true, sameSite: 'Lax' }]);
 }
 
-/** The heading is there and nothing says that it still loads. */
+/** The heading is there and nothing is still marked as loading. */
 export async function settled(page: Page): Promise<void> {
   await page.getByRole('heading', { level: 1 }).first().waitFor();
   await page.locator('[aria-busy="true"], [aria-label="Loading"]').first().waitFor({ state: 'detached' });
 }
 
-/** For a person who wants to see the pages of a test: pictures of this one, in the folder that SVC_LOOK names. */
+/** For looking at a test's pages: takes screenshots of this one, in the folder that SVC_LOOK names. */
 export async function look(page: Page, name: string): Promise<void> {
   const folder = process.env.SVC_LOOK;
   if (!folder) return;
@@ -200,7 +200,7 @@ function watch(page: Page, faults: string[]): void {
   });
   page.on('pageerror', (error) => faults.push(`exception: ${error.message}`));
   page.on('requestfailed', (request) => {
-    // a page that is left ends what it was still asking for
+    // leaving a page aborts its pending requests
     if (request.failure()?.errorText !== 'net::ERR_ABORTED') faults.push(`request: ${request.url()} failed`);
   });
   page.on('response', (response) => {
@@ -209,11 +209,11 @@ function watch(page: Page, faults: string[]): void {
 }
 
 const STANDARDS = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
-/** What another color scheme can break; everything else is the same in both. */
+/** What a different color scheme can break; everything else is the same in both. */
 const COLORS = ['color-contrast', 'link-in-text-block'];
 
 async function violations(page: Page, runOnly: readonly string[]): Promise<string[]> {
-  // evaluated by the debugger, which the page's policy for scripts does not bind
+  // evaluated through the debugger, which is not bound by the page's script policy
   if (!(await page.evaluate(() => 'axe' in globalThis))) await page.evaluate(axe);
   return page.evaluate(async (runOnly) => {
     const { axe } = globalThis as unknown as {
@@ -223,7 +223,7 @@ async function violations(page: Page, runOnly: readonly string[]): Promise<strin
         ): Promise<{ violations: { id: string; nodes: { html: string; any: { message: string }[] }[] }[] }>;
       };
     };
-    // the rules for style sheets are experimental ones, which do not run
+    // the rules for style sheets are experimental and do not run
     const preload = { assets: ['media'] };
     const { violations } = await axe.run({ runOnly, resultTypes: ['violations'], preload });
     return violations.flatMap(({ id, nodes }) =>

@@ -2,12 +2,12 @@ import { afterAll } from 'vitest';
 
 const cleanups: (() => unknown)[] = [];
 
-/** Has something done when the present test file ends, the last that was asked for first. */
+/** Runs a cleanup when the current test file ends, in reverse order of registration. */
 export function atEnd(clean: () => unknown): void {
   cleanups.push(clean);
 }
 
-/** To be called once for each test file: a hook that is registered from within a running test is never called. */
+/** Call once per test file: a hook that is registered from within a running test is never called. */
 export function registerCleanups(): void {
   afterAll(async () => {
     for (const clean of cleanups.splice(0).reverse()) await clean();

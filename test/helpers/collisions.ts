@@ -1,8 +1,8 @@
 import { idHash } from '../../server/chain/record.ts';
 
 /**
- * Two ids of one 32-bit hash, found by trying: what is found by the hash of an id must tell them apart. Anyone who chooses
- * ids (an agent does) can find such pairs within a second.
+ * Two ids with the same 32-bit hash, found by trying: lookups by the hash of an id must tell them apart. Anyone who chooses ids
+ * (an agent does) can find such pairs within a second.
  */
 export const COLLIDING = ['case-46vu', 'case-fyea'] as const;
 

@@ -3,7 +3,7 @@ import { fileURLToPath } from 'node:url';
 
 const directory = process.env.SVC_TEST_DATA ?? fileURLToPath(new URL('../../../shared/data', import.meta.url));
 
-/** A public corpus that is read in place and is not part of this project; undefined, with a message, where it is not at hand. */
+/** A public corpus that is read in place and is not part of this project; undefined, with a message, if it is not available. */
 export function corpus<T>(file: string): T | undefined {
   const path = `${directory}/${file}`;
   if (existsSync(path)) return JSON.parse(readFileSync(path, 'utf8')) as T;

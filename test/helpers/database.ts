@@ -4,7 +4,7 @@ import { afterAll, beforeAll } from 'vitest';
 import { type Database, openDatabase } from '../../db/index.ts';
 import { databaseServer } from './provisions.ts';
 
-/** A database of the test file's own, cloned from the migrated template. Made before the first test, dropped at the end. */
+/** The test file's own database, cloned from the migrated template. Created before the first test, dropped at the end. */
 export function useDatabase(): { readonly url: string; readonly db: Database } {
   const box = {} as { url: string; db: Database };
   const name = `t_${randomBytes(6).toString('hex')}`;
@@ -15,13 +15,13 @@ export function useDatabase(): { readonly url: string; readonly db: Database } {
   afterAll(async () => {
     await box.db?.close();
     await asAdmin(`drop database if exists ${name} with (force)`);
-    // the process keeps what a file declared, for all files after it
+    // the process keeps what a file declared alive for all files after it
     Object.assign(box, { db: undefined });
   });
   return box;
 }
 
-/** Makes a database from the migrated template. Resolves with its address. */
+/** Creates a database from the migrated template. Resolves with its URL. */
 export async function cloneTemplate(name: string): Promise<string> {
   await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
   return (await databaseServer()).databaseUrl.replace('NAME', name);

@@ -5,8 +5,8 @@ import packet, { type Answer } from 'dns-packet';
 import { afterAll, beforeAll } from 'vitest';
 
 /**
- * What a name answers. A list of addresses, families mixed, goes to A and AAAA questions alike, each taking its own;
- * a function is called for each question, which is how a name rebinds.
+ * What a name resolves to. A list of addresses, families mixed, answers both A and AAAA questions, each with its own family; a
+ * function is called for each question, which is how a name rebinds.
  */
 export type Script =
   | readonly string[]
@@ -18,13 +18,13 @@ export type Script =
   | ((type: 'A' | 'AAAA' | 'TXT', count: number) => Script);
 
 const RCODES = { NOERROR: 0, SERVFAIL: 2, NXDOMAIN: 3, REFUSED: 5 } as const;
-/** Above this an answer over UDP is cut, and the client must ask again over TCP. */
+/** Above this size an answer over UDP is truncated, and the client must ask again over TCP. */
 const UDP_LIMIT = 512;
 
-/** A real DNS server on a loopback port of its own, over UDP and TCP. A name that is not scripted is NXDOMAIN. */
+/** A real DNS server on its own loopback port, over UDP and TCP. A name without a script is NXDOMAIN. */
 export class TestDns {
   readonly names: Record<string, Script>;
-  /** `TYPE name` of every question that came. */
+  /** `TYPE name` of every question received. */
   readonly asked: string[] = [];
   readonly #udp: Socket;
   readonly #tcp: Server;
@@ -65,7 +65,7 @@ export class TestDns {
     return dns;
   }
 
-  /** `host:port`, as SVC_DNS_SERVERS takes it. */
+  /** `host:port`, in the format of SVC_DNS_SERVERS. */
   get server(): string {
     return `127.0.0.1:${(this.#tcp.address() as AddressInfo).port}`;
   }
@@ -111,7 +111,7 @@ export class TestDns {
   }
 }
 
-/** A DNS server for the test file. To be called before the servers that ask it are declared. */
+/** A DNS server for the test file. Call it before declaring the servers that use it. */
 export function useDns(names: Record<string, Script> = {}) {
   let dns: TestDns | undefined;
   beforeAll(async () => {
@@ -123,7 +123,7 @@ export function useDns(names: Record<string, Script> = {}) {
     get asked(): readonly string[] {
       return dns!.asked;
     },
-    /** The settings of a server that asks it. */
+    /** The settings for a server that uses it. */
     settings: (more: Record<string, string> = {}): Record<string, string> => ({
       ...more,
       get SVC_DNS_SERVERS() {

@@ -1,14 +1,14 @@
 import { writeFileSync } from 'node:fs';
 import type { Example } from '../../server/api/examples.ts';
 
-/** Longer ones teach nobody. */
+/** Longer examples teach no one anything. */
 const MOST_CHARACTERS = 4000;
 
-/** What the requests and answers of a test look like, for the OpenAPI document. */
+/** Examples of requests and responses, taken from tests, for the OpenAPI document. */
 export class ExampleRecorder {
   readonly #examples: Record<string, Example> = {};
 
-  /** Keeps the first answer of a route, without secrets and with two entries of each list. */
+  /** Keeps the first response of a route, without secrets and with two entries per list. */
   answer(line: string, body: unknown): void {
     const shown = short(body);
     if (JSON.stringify(shown).length > MOST_CHARACTERS) return;

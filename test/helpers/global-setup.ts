@@ -9,14 +9,14 @@ import type { EmbeddedPostgres } from '../../db/embedded.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {
-    /** Where a test file asks for what it needs of the run: see provisions.ts. */
+    /** Where a test file requests what it needs from the run: see provisions.ts. */
     provisions: string;
   }
 }
 
 /**
- * What test files share is made by the first that asks for it, so that the tests of pure files wait for nothing: one
- * PostgreSQL for the run with a migrated template database, which each test file clones, and the built dashboard.
+ * What test files share is created by the first one that requests it, so that pure tests wait for nothing: one PostgreSQL for the
+ * run with a migrated template database, which each test file clones, and the built dashboard.
  */
 export default async function setup(project: TestProject) {
   let postgres: Promise<Server> | undefined;
@@ -35,7 +35,7 @@ export default async function setup(project: TestProject) {
       return {};
     },
   };
-  // while one watches, the dashboard's sources change
+  // in watch mode, the dashboard's sources change
   project.onTestsRerun(() => {
     dashboard = undefined;
   });
@@ -76,7 +76,7 @@ async function startPostgres(dataDir: string): Promise<Server> {
   return server;
 }
 
-/** A PostgreSQL of another version: see test/matrix.ts. */
+/** A PostgreSQL of a different version: see test/matrix.ts. */
 async function startOther(bin: string, settings: Record<string, string>): Promise<Server> {
   const { Postgres15 } = await import('./postgres15.ts');
   const hasty = { fsync: 'off', full_page_writes: 'off', synchronous_commit: 'off' };

@@ -1,7 +1,7 @@
 import type { HoldRequest } from '../../server/escrow/terms.ts';
 import { approverView } from '../../server/policy/evaluation/approver-view.ts';
 
-/** What a hold on a small payment asks for. */
+/** The request for a hold on a small payment. */
 export function holdRequest(more: Partial<HoldRequest> = {}): HoldRequest {
   return {
     agent_role: 'clerk',

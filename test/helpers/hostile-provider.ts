@@ -18,9 +18,9 @@ type Sign = (
   key?: Key | Uint8Array,
 ) => Promise<string>;
 
-/** How it deviates from a correct provider; what is omitted is correct. */
+/** How it deviates from a correct provider; anything omitted is correct. */
 export interface Misbehavior {
-  /** Answers a path by itself. */
+  /** Handles a path itself. */
   answer?: Record<string, (request: IncomingMessage, response: ServerResponse) => void>;
   document?: (document: Record<string, unknown>) => Record<string, unknown>;
   keySet?: (keys: JWK[]) => unknown;
@@ -35,8 +35,8 @@ export interface Misbehavior {
 export const CLIENT = { client_id: 'svc-client', client_secret: 'a secret: with/odd+characters %' };
 
 /**
- * An OpenID provider on loopback that can be told to misbehave. It checks its own part as a good one does: client
- * authentication, PKCE, redirect URI, and that a code is used once.
+ * An OpenID provider on loopback that can be made to misbehave. It performs its own checks like a good one: client
+ * authentication, PKCE, redirect URI, and single use of codes.
  */
 export class HostileProvider {
   person: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
@@ -61,7 +61,7 @@ export class HostileProvider {
     this.issuer = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   }
 
-  /** `now`: the time by which its tokens are made, in milliseconds. */
+  /** `now`: the clock that its tokens use, in milliseconds. */
   static async start(now: () => number): Promise<HostileProvider> {
     const { privateKey, publicKey } = await generateKeyPair('RS256', { extractable: true });
     const server = createServer();
@@ -83,7 +83,7 @@ export class HostileProvider {
     await once(this.#server, 'close');
   }
 
-  /** What a person's browser brings back from the provider: the authorization response, as URL of the client. */
+  /** What a person's browser brings back from the provider: the authorization response, as a URL of the client. */
   async authorize(url: string): Promise<string> {
     const response = await fetch(url, { redirect: 'manual' });
     const location = response.headers.get('location');

@@ -1,7 +1,7 @@
 import type { Database } from '../../db/index.ts';
 import { until } from './until.ts';
 
-/** Resolves once so many sessions of the database wait for a lock that another one has. */
+/** Resolves once this many sessions of the database are waiting for a lock that another one holds. */
 export async function untilBlocked(db: Pick<Database, 'asideOf'>, sessions: number): Promise<void> {
   await until(async () => {
     const { rows } = await db.asideOf('').query<{ waiting: number }>(

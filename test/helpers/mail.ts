@@ -7,12 +7,12 @@ export interface Received {
   to: string;
   subject: string;
   text: string;
-  /** The first address in it. */
+  /** The first URL in it. */
   link: string;
   token: string;
 }
 
-/** The mails that the server has written for an address, the oldest first. */
+/** The mails that the server has written to an address, oldest first. */
 export function mailsTo(server: TestServer, to: string): Received[] {
   const directory = path.join(server.dataDir, 'mail');
   let names: string[] = [];
@@ -37,9 +37,9 @@ export function mailsTo(server: TestServer, to: string): Received[] {
     });
 }
 
-/** Waits until the mail queue and the requests for links are empty: everything that was asked for is written. */
+/** Waits until the mail queue and the requests for links are empty: everything requested has been written. */
 export async function mailsSent(server: TestServer): Promise<void> {
-  // as the job would within the second
+  // as the job would do within the second
   while ((await server.core.links.serveRequests()) > 0);
   while ((await server.core.mailQueue.sendDue()) > 0);
   await expect

@@ -7,11 +7,11 @@ import { atEnd } from './cleanups.ts';
 
 export interface ProviderOptions {
   clients: (Pick<ClientMetadata, 'client_id'> & Partial<ClientMetadata>)[];
-  /** The claims of the person who types this as login; undefined when there is none. */
+  /** The claims of the person who enters this login; undefined if there is none. */
   claimsOf: (login: string) => { email: string; email_verified: boolean; name: string } | undefined;
   /** The redirect URIs that clients have registered, read at each request. */
   redirectUris: ReadonlySet<string>;
-  /** Whether the ID token has the claims of scopes, or userinfo alone. */
+  /** Whether the ID token contains the claims of scopes, or only userinfo does. */
   claimsInToken: boolean;
   /** How clients may authenticate; default: as the provider's library does. */
   methods?: ('client_secret_basic' | 'client_secret_post')[];

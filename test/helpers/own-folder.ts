@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 
 /**
- * A folder in the temporary directory that stays between runs, and that programs are run from. Made if it is not there; an
- * error if anybody else could have put something in it, since all users of a machine know its name.
+ * A folder in the temporary directory that persists between runs, and that programs are run from. Created if missing; an error if
+ * anyone else could have put something into it, since all users of a machine know its name.
  */
 export function ownFolder(name: string): string {
   const folder = path.join(tmpdir(), name);

@@ -7,17 +7,17 @@ import path from 'node:path';
 import { freePort } from './ports.ts';
 import { until } from './until.ts';
 
-/** Where Debian puts it. */
+/** Where Debian installs it. */
 const BIN = '/usr/sbin/pgbouncer';
 
-/** Why tests behind PgBouncer are skipped; undefined when it is there. */
+/** Why tests behind PgBouncer are skipped; undefined if it is installed. */
 export const noPgBouncer = existsSync(BIN) ? undefined : `there is no ${BIN}`;
 if (noPgBouncer) console.warn(`SKIPPED: tests behind PgBouncer, because ${noPgBouncer}`);
 
 /** It refuses to run as root. */
 const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
 
-/** A PgBouncer of the test's own, on loopback, in front of all databases of one server. */
+/** The test's own PgBouncer, on loopback, in front of all databases of one server. */
 export class PgBouncer {
   readonly #port: number;
   readonly #dir: string;
@@ -29,7 +29,7 @@ export class PgBouncer {
     this.#child = child;
   }
 
-  /** In front of the server of `url`, with the login of `url` for anyone who connects. */
+  /** In front of the server in `url`, with the login in `url` for every client. */
   static async start(
     url: string,
     {
@@ -77,7 +77,7 @@ ${more}
     return bouncer;
   }
 
-  /** The address through it that leads to the database of `url`. */
+  /** The URL that leads through it to the database in `url`. */
   url(url: string): string {
     const through = new URL(url);
     through.host = `127.0.0.1:${this.#port}`;

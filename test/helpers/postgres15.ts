@@ -7,17 +7,17 @@ import pg from 'pg';
 import { freePort } from './ports.ts';
 import { until } from './until.ts';
 
-/** Where Debian puts PostgreSQL 15, the oldest version that the program supports. */
+/** Where Debian installs PostgreSQL 15, the oldest version that the program supports. */
 const BIN = process.env.SVC_PG15_BIN ?? '/usr/lib/postgresql/15/bin';
 
-/** Why tests on PostgreSQL 15 are skipped; undefined when it is there. */
+/** Why tests on PostgreSQL 15 are skipped; undefined if it is installed. */
 export const noPostgres15 = existsSync(path.join(BIN, 'initdb')) ? undefined : `there is no PostgreSQL 15 in ${BIN}`;
 if (noPostgres15) console.warn(`SKIPPED: tests on PostgreSQL 15, because ${noPostgres15}`);
 
 /** PostgreSQL refuses to run as root. */
 const NOBODY = process.getuid?.() === 0 ? { uid: 65534, gid: 65534 } : {};
 
-/** A PostgreSQL 15, or another one of which the binaries are named, of the test's own, on loopback, with the empty database `svc`. */
+/** The test's own PostgreSQL 15, or another version whose binaries are given, on loopback, with the empty database `svc`. */
 export class Postgres15 {
   readonly #bin: string;
   readonly #port: number;
@@ -31,7 +31,7 @@ export class Postgres15 {
     this.#dir = dir;
   }
 
-  /** With PostgreSQL's defaults, which make it durable, but for `settings`. */
+  /** With PostgreSQL's defaults, which make it durable, except for `settings`. */
   static async start(settings: Record<string, string> = {}, bin = BIN): Promise<Postgres15> {
     const dir = mkdtempSync(path.join(tmpdir(), 'svc-pg15-'));
     if (NOBODY.uid !== undefined) chownSync(dir, NOBODY.uid, NOBODY.gid);
@@ -42,7 +42,7 @@ export class Postgres15 {
     const lines = Object.entries(all).map(([name, value]) => `${name} = '${value}'\n`);
     appendFileSync(path.join(server.#data, 'postgresql.conf'), lines.join(''));
     await server.restart();
-    // the owner of the tables is no superuser, as in a real installation: row-level security binds both roles alike
+    // the owner of the tables is not a superuser, as in a real installation: row-level security binds both roles alike
     await server.query('create role svc_owner login createrole', 'postgres');
     await server.query('create database svc owner svc_owner', 'postgres');
     return server;
@@ -69,7 +69,7 @@ export class Postgres15 {
     }
   }
 
-  /** Starts the server again, which was killed; resolves when it answers. */
+  /** Restarts the killed server; resolves when it responds. */
   async restart(): Promise<void> {
     const child = spawn(path.join(this.#bin, 'postgres'), ['-D', this.#data, '-p', String(this.#port)], {
       ...NOBODY,
@@ -89,24 +89,24 @@ export class Postgres15 {
     await until(answers, () => `PostgreSQL answers: ${this.#output}`, { limitMs: 60_000, everyMs: 50 });
   }
 
-  /** Ends all its processes at once, as when the machine loses power. */
+  /** Kills all its processes at once, as if the machine lost power. */
   async kill(): Promise<void> {
     const child = this.#child!;
-    // a backend that outlives the postmaster would go on for a while
+    // a backend that outlives the postmaster would keep running for a while
     const backends = execFileSync('ps', ['-o', 'pid=', '--ppid', String(child.pid)], { encoding: 'utf8' });
     child.kill('SIGKILL');
     for (const pid of backends.split(/\s+/).filter(Boolean)) {
       try {
         process.kill(Number(pid), 'SIGKILL');
       } catch {
-        // it was gone already
+        // it was already gone
       }
     }
     if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
     rmSync(path.join(this.#data, 'postmaster.pid'), { force: true });
   }
 
-  /** Ends it, and leaves nothing behind. */
+  /** Stops it, and leaves nothing behind. */
   async stop(): Promise<void> {
     // it may have been killed before
     await this.kill().catch(() => undefined);

@@ -13,7 +13,7 @@ import { freePort } from './ports.ts';
 const ROOT = path.resolve(import.meta.dirname, '../..');
 export const MASTER_KEY = Buffer.alloc(32, 7).toString('hex');
 
-/** A server as its own process, as `npm start` runs it. */
+/** A server in its own process, run like `npm start`. */
 export class ServerProcess {
   readonly name: string;
   readonly #env: Record<string, string>;
@@ -30,12 +30,12 @@ export class ServerProcess {
     this.#dir = mkdtempSync(path.join(tmpdir(), 'svc-process-'));
   }
 
-  /** Starts it and waits until it serves (it is not "ready" on the tests' database, which does not flush). */
+  /** Starts it and waits until it is serving (it is not "ready" on the tests' database, which does not flush). */
   async start(port?: number): Promise<void> {
     port ??= await freePort();
     this.url = `http://127.0.0.1:${port}`;
     await this.spawn({ PORT: String(port) });
-    // only what hangs takes so long: on a busy machine several start at once, with nothing compiled yet
+    // only a hang takes this long: on a busy machine several start at once, with nothing compiled yet
     for (const end = Date.now() + 120_000; Date.now() < end; ) {
       if (this.ended) throw new Error(`${this.name} ended: ${this.output.slice(-2000)}`);
       const response = await fetch(`${this.url}/healthz`).catch(() => undefined);
@@ -91,7 +91,7 @@ export class ServerProcess {
     this.#child?.kill(signal);
   }
 
-  /** Starts it again where it was. */
+  /** Restarts it at the same address. */
   async startAgain(): Promise<void> {
     await this.start(Number(new URL(this.url).port));
   }
@@ -121,17 +121,17 @@ export class ServerProcess {
 }
 
 export interface Writer {
-  /** Ids of the events that were acknowledged. */
+  /** Ids of acknowledged events. */
   readonly acknowledged: Set<string>;
-  /** How often an answer was not 202, by what it was. */
+  /** How often a response was not 202, by what it was. */
   readonly refusals: Map<string, number>;
-  /** Sends one event until it is acknowledged, to one server after the other. */
+  /** Sends one event until it is acknowledged, trying one server after another. */
   append(servers: readonly ServerProcess[], first?: number): Promise<void>;
 }
 
 let nextEvent = 0;
 
-/** Sends events as a proxy does: again under the same id, to any server, until the acknowledgement. */
+/** Sends events as a proxy does: retrying with the same id, on any server, until acknowledged. */
 export function writer(key: string, options: { giveUpMs?: number } = {}): Writer {
   const acknowledged = new Set<string>();
   const refusals = new Map<string, number>();
@@ -187,7 +187,7 @@ export function eventOf(event_id: string) {
   };
 }
 
-/** Recomputes the chain, and finds in it each acknowledged event once. */
+/** Recomputes the chain, and checks that it contains each acknowledged event once. */
 export async function expectWhole(db: Database, tenantId: string, acknowledged: ReadonlySet<string>): Promise<void> {
   const { connectionString } = db.owner.options;
   const result = await verifyChain(connectionString!, tenantId, 'forensics', { keys: await signingKeys(db) });

@@ -1,16 +1,16 @@
 import { inject } from 'vitest';
 
 export interface DatabaseServer {
-  /** Address of the server's database `postgres` as superuser. */
+  /** URL of the server's database `postgres` as superuser. */
   adminUrl: string;
-  /** Address of a database, with the name left as NAME, as the owner of the program's tables. */
+  /** URL of a database, with the placeholder NAME for its name, as the owner of the program's tables. */
   databaseUrl: string;
 }
 
-/** The run's PostgreSQL with its migrated database `template_svc`; the first to ask starts it. */
+/** The run's PostgreSQL with its migrated database `template_svc`; the first caller starts it. */
 export const databaseServer = () => provided<DatabaseServer>('database');
 
-/** Resolves when the dashboard is built from its sources as they are. */
+/** Resolves when the dashboard is built from its current sources. */
 export const builtDashboard = () => provided<object>('dashboard');
 
 async function provided<T>(what: string): Promise<T> {

@@ -13,10 +13,10 @@ export interface Received {
   at: number;
 }
 
-/** What a receiver does with a request: a status, or whatever it likes with the answer. */
+/** What a receiver does with a request: return a status, or anything it likes with the response. */
 export type Behavior = number | ((request: Received, response: ServerResponse) => unknown);
 
-/** A real webhook receiver on loopback, with TLS where it has a certificate. */
+/** A real webhook receiver on loopback, with TLS if it has a certificate. */
 export class Receiver {
   readonly received: Received[] = [];
   /** What it does next; 200 by default. */
@@ -63,7 +63,7 @@ export class Receiver {
     return `${this.#secure ? 'https' : 'http'}://${host}:${this.port}${path}`;
   }
 
-  /** Ends all connections, as a server does that has waited long enough. */
+  /** Ends all connections, like a server that has waited long enough. */
   hangUp(): void {
     for (const socket of this.#sockets) socket.destroy();
   }

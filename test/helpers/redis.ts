@@ -4,12 +4,12 @@ import { connect } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
 import { freePort } from './ports.ts';
 
-/** Why tests that need a Redis are skipped; undefined when there is one. */
+/** Why tests that need Redis are skipped; undefined if it is installed. */
 export const noRedis =
   spawnSync('redis-server', ['--version']).status === 0 ? undefined : 'redis-server is not on the PATH';
 if (noRedis) console.warn(`SKIPPED: tests of several processes, because ${noRedis}`);
 
-/** A real Redis of the test's own, on loopback, that keeps nothing on disk. */
+/** The test's own real Redis, on loopback, that keeps nothing on disk. */
 export class TestRedis {
   readonly port: number;
   #child: ChildProcess | undefined;
@@ -57,7 +57,7 @@ export class TestRedis {
     return String(answer).trim();
   }
 
-  /** Freezes it: connections stay, nothing is answered. */
+  /** Freezes it: connections stay open, nothing is answered. */
   pause(): void {
     this.#child?.kill('SIGSTOP');
   }

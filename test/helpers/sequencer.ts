@@ -1,7 +1,7 @@
 import path from 'node:path';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
 
-/** The files that take longest. A long one that begins last keeps one worker busy while the others have nothing to do. */
+/** The files that take longest. A long one that starts last keeps one worker busy while the others have nothing to do. */
 const LONGEST = [
   'deploy/drill',
   'actors/processes',
@@ -52,7 +52,7 @@ const LONGEST = [
   'api/export',
 ];
 
-/** Begins with the longest files, also where no earlier run is known; among the others, with what failed or is large. */
+/** Starts with the longest files, even if no earlier run is known; the others are ordered by whether they failed or are large. */
 export class LongestFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
     const place = ({ moduleId }: TestSpecification) => {

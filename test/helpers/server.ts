@@ -18,7 +18,7 @@ import { PgBouncer } from './pgbouncer.ts';
 import { freePort } from './ports.ts';
 import { builtDashboard } from './provisions.ts';
 
-/** A clock that a test can move forward. It never stands still: it runs with the real one from where it was put. */
+/** A clock that a test can move forward. It never stops: it keeps running from wherever it was set. */
 export class TestClock implements Clock {
   #ahead = 0;
   now(): number {
@@ -42,26 +42,26 @@ export interface Credential {
   headers?: Record<string, string>;
 }
 
-/** A tenant of a test's own, with a key of each scope and a person of each role. */
+/** A test's own tenant, with a key for each scope and a person for each role. */
 export interface TestTenant {
   id: string;
-  /** The first admin, with a key of theirs. */
+  /** The first admin, with their own key. */
   admin: { key: string; userId: string };
-  /** The admin key that the tenant was made with. It belongs to nobody. */
+  /** The admin key that the tenant was created with. It belongs to no one. */
   operatorKey: { key: string };
-  /** Changes settings as an operator does, whatever they guard. */
+  /** Changes settings as an operator does, even guarded ones. */
   set(patch: Record<string, unknown>): Promise<void>;
   key(...scopes: Scope[]): Promise<Credential>;
   /** A signed-in person with these roles. */
   person(...roles: string[]): Promise<Credential & { userId: string }>;
   /** A member who is not signed in. Resolves with their id. */
   member(who: { email: string; name?: string; roles: readonly string[] }): Promise<string>;
-  /** Signs a member in, from a browser of this name where one is given. */
+  /** Signs a member in, from a browser with this name if one is given. */
   enter(userId: string, userAgent?: string): Promise<Credential & { userId: string }>;
   agent(agentId: string, agentRole: string): Promise<Credential>;
 }
 
-/** What the server takes only with a reason. */
+/** The routes that require a reason. */
 const REASONED = [
   /^DELETE \/v1\/(keys|agent-keys|workload-trust|team|policies|lists|subscriptions|proxies)\/[^/?]+$/,
   /^DELETE \/v1\/(settings\/sso\/domains\/[^/?]+|users\/[^/]+\/roles\/[^/?]+|tools\/[^/]+\/[^/?]+)$/,
@@ -70,7 +70,7 @@ const REASONED = [
   /^(PATCH|PUT) \/v1\/subscriptions\/[^/]+$/,
 ];
 
-/** The body with a reason where the route asks for one, for the tests that are about something else. */
+/** Adds a reason to the body if the route requires one, for tests that are about something else. */
 function reasoned(line: string, body: unknown): unknown {
   const isObject = body === undefined || (typeof body === 'object' && body !== null && body.constructor === Object);
   if (!isObject || !REASONED.some((one) => one.test(line))) return body;
@@ -79,7 +79,7 @@ function reasoned(line: string, body: unknown): unknown {
 
 export interface TestServer {
   readonly url: string;
-  /** The origin from which browsers send to this server: that of SVC_BASE_URL. */
+  /** The origin of browser requests to this server: that of SVC_BASE_URL. */
   readonly origin: string;
   readonly core: Core;
   readonly clock: TestClock;
@@ -99,18 +99,18 @@ export interface TestServer {
 let counter = 0;
 
 interface Options {
-  /** At an address that a browser can open; else its base URL is a name that nothing resolves. */
+  /** At a URL that a browser can open; otherwise its base URL is a name that does not resolve. */
   browsed?: boolean;
   /**
-   * One server that browsers can open for all files that ask for it in the same process, with the usual settings. A file
-   * that shares it keeps to tenants of its own and never moves the clock. It spares the start, and a browser's profile
-   * that already knows the server need not load the dashboard again.
+   * One server that browsers can open, with the usual settings, for all files in the same process that ask for it. A file that
+   * shares it must use its own tenants and never move the clock. Sharing saves the startup, and a browser profile that already
+   * knows the server need not load the dashboard again.
    */
   shared?: boolean;
-  /** With a PgBouncer in transaction mode between it and the database, which has few connections for all its clients. */
+  /** With a PgBouncer in transaction mode in front of the database, with few connections for all its clients. */
   pooled?: boolean;
   egress?: Egress;
-  /** The address of an empty database that is the test's own; else one is made from the template. */
+  /** The URL of an empty database of the test's own; otherwise one is created from the template. */
   database?: () => string;
 }
 
@@ -127,10 +127,10 @@ interface Running {
 
 /** See test/matrix.ts. */
 const ALL_POOLED = Boolean(process.env.SVC_TEST_POOLER);
-/** Connections of all pools that requests and jobs of a pooled server share. */
+/** The number of connections shared by all pools for requests and jobs of a pooled server. */
 const POOLED = 3;
 
-/** Settings; as a function where some are known only when the server starts. */
+/** Settings; a function if some are known only when the server starts. */
 type Settings = Record<string, string> | (() => Record<string, string>);
 
 async function start(env: Settings, options: Options): Promise<Running> {
@@ -157,7 +157,7 @@ async function start(env: Settings, options: Options): Promise<Running> {
     SVC_RATE_EXPORT: '100000',
     SVC_RATE_SUBSCRIPTION_TEST: '100000',
     SVC_RATE_TOOLS: '100000',
-    // nobody answers there: no test asks a name server of the outside
+    // nothing responds there: no test queries an outside name server
     SVC_DNS_SERVERS: '127.0.0.1:9',
     ...(pooler && { DATABASE_URL: pooler.url(databaseUrl), DATABASE_SESSION_URL: databaseUrl }),
     ...(typeof env === 'function' ? env() : env),
@@ -185,7 +185,7 @@ async function start(env: Settings, options: Options): Promise<Running> {
 let sharedServer: Promise<Running> | undefined;
 let sharedUrl: string | undefined;
 
-/** Whether the server at this address outlives the present test file. */
+/** Whether the server at this URL outlives the current test file. */
 export const isShared = (url: string) => url === sharedUrl;
 
 async function startShared(): Promise<Running> {
@@ -195,7 +195,7 @@ async function startShared(): Promise<Running> {
   return running;
 }
 
-/** The real program on a database of its own, over real HTTP. */
+/** The real program on its own database, over real HTTP. */
 export function useServer(env: Settings = {}, options: Options = {}): TestServer {
   let state = {} as Running;
   beforeAll(async () => {
@@ -204,7 +204,7 @@ export function useServer(env: Settings = {}, options: Options = {}): TestServer
   });
   afterAll(async () => {
     if (!options.shared) await state.stop?.();
-    // the process keeps what a file declared, for all files after it
+    // the process keeps what a file declared alive for all files after it
     state = {} as Running;
   });
   const server: TestServer = {
@@ -244,7 +244,7 @@ export function useServer(env: Settings = {}, options: Options = {}): TestServer
         },
         ...(body !== undefined && { body: raw ? (body as string) : JSON.stringify(body) }),
       });
-      // a stream of hints has no end: that it began is the answer
+      // a stream of hints has no end: its start is the response
       const endless = target.startsWith('/v1/stream') && response.ok;
       if (endless) await response.body!.cancel();
       const bytes = endless ? Buffer.alloc(0) : Buffer.from(await response.arrayBuffer());

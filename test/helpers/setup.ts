@@ -2,8 +2,8 @@ import fc from 'fast-check';
 import { SIEGE } from '../siege/rounds.ts';
 import { registerCleanups } from './cleanups.ts';
 
-// one seed for all properties, so that a run of the tests can be repeated and what a test counts over its cases is the same
-// each time; `npm run siege` draws other cases each time
+// one seed for all property tests, so that a test run can be repeated and the counts that a test makes over its cases do not
+// vary; `npm run siege` uses different cases each time
 if (!SIEGE) fc.configureGlobal({ seed: 1 });
 
 registerCleanups();

@@ -1,11 +1,11 @@
 import { createServer, type Socket } from 'node:net';
 
-/** A mail server on loopback that takes everything, or answers DATA as it is told. */
+/** A mail server on loopback that accepts everything, or answers DATA as instructed. */
 export interface MailServer {
   url: string;
-  /** What came, header and body. */
+  /** The mails received, header and body. */
   received: { to: string[]; text: string }[];
-  /** The answer to the next letters; 250 when empty. */
+  /** The responses to the next mails; 250 when empty. */
   answers: string[];
   close(): Promise<void>;
 }

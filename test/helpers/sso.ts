@@ -3,7 +3,7 @@ import type { TestDns } from './dns.ts';
 import type { Answer, Credential, TestServer, TestTenant } from './server.ts';
 import { Visitor } from './visitor.ts';
 
-/** The public address of test servers, to which providers send browsers back. */
+/** The public URL of test servers, to which providers send browsers back. */
 export const BASE_URL = 'http://control.test';
 
 export interface AuditRow {
@@ -21,7 +21,7 @@ export async function audited(server: TestServer, tenant: TestTenant, query = ''
   return body.records;
 }
 
-/** Sets the tenant's provider as its first admin, signed in. */
+/** Configures the tenant's provider as its first admin, signed in. */
 export async function setProvider(
   server: TestServer,
   tenant: TestTenant,
@@ -35,7 +35,7 @@ export async function setProvider(
 /** Where the tenant's provider sends browsers back to. */
 export const redirectUriOf = (tenant: TestTenant) => `${BASE_URL}/auth/callback/${tenant.id}`;
 
-/** A browser to which the server is at its public address. */
+/** A browser that reaches the server at its public URL. */
 export function newBrowser(server: TestServer): Visitor {
   return new Visitor({ 'control.test': new URL(server.url).host });
 }
@@ -62,7 +62,7 @@ export async function verifyDomain(
   await server.call(200, `POST /v1/settings/sso/domains/${domain}/verify`, who);
 }
 
-/** Where the browser ends up after the callback, and who it is then. */
+/** Where the browser ends up after the callback, and who is signed in then. */
 export async function finish(server: TestServer, browser: Visitor, callback: string) {
   const response = await browser.send(callback);
   const location = new URL(response.headers.get('location') ?? 'none:', BASE_URL);

@@ -1,7 +1,7 @@
 import { expect } from 'vitest';
 import type { Credential, TestServer } from './server.ts';
 
-/** Reads a stream until it has seen what is looked for. A stream that is silent for too long fails. */
+/** Reads a stream until it contains what is expected. Fails if the stream is silent for too long. */
 export async function listen(server: Pick<TestServer, 'url'>, who: Credential) {
   const gone = new AbortController();
   const response = await fetch(`${server.url}/v1/stream`, {

@@ -7,8 +7,8 @@ import { BIN, type Cluster } from '../../deploy/drill/cluster.ts';
 import { eventually } from '../../deploy/drill/pair.ts';
 
 /**
- * What a server of a cluster takes for a synchronous standby: it receives the log and has it on its disk before it says so, and
- * serves nothing.
+ * Something that a server of a cluster accepts as a synchronous standby: it receives the log, writes it to disk before it
+ * confirms, and serves nothing.
  */
 export class SynchronousStandby {
   readonly #cluster: Cluster;
@@ -21,7 +21,7 @@ export class SynchronousStandby {
     this.#node = node;
   }
 
-  /** Commits of this server wait for it from then on, whether or not it is there. */
+  /** From then on, commits of this server wait for it, whether or not it is running. */
   static async of(cluster: Cluster, node: number): Promise<SynchronousStandby> {
     const standby = new SynchronousStandby(cluster, node);
     await standby.start();
@@ -46,7 +46,7 @@ export class SynchronousStandby {
     await once(child, 'exit');
   }
 
-  /** It keeps its connection and confirms nothing, until it goes on. */
+  /** It keeps its connection and confirms nothing until it is resumed. */
   pause(): void {
     this.#child!.kill('SIGSTOP');
   }

@@ -10,7 +10,7 @@ const client = new pg.Client(databaseUrl);
 const redis = new Redis(redisUrl);
 const EVERY_MS = 2;
 const MOST_MS = 60_000;
-/** Processes that Redis knew at once, at most. */
+/** The most processes that Redis knew at once. */
 let most = 0;
 
 async function kill({ pid, ...killed }: Killed): Promise<TakeOver> {
@@ -42,7 +42,7 @@ async function owner({ tenantId, fence }: Omit<Killed, 'pid'>, since: () => numb
   return { taken: taken.at, written: written.at };
 }
 
-/** When `look` finds something for the first time. */
+/** Resolves when `look` first finds something. */
 async function seen<T>(since: () => number, look: () => Promise<T | undefined>): Promise<{ at: number; value: T }> {
   for (;;) {
     const value = await look();
@@ -56,7 +56,7 @@ async function connected(): Promise<number> {
   return ((await redis.pubsub('CHANNELS', 'svc:*:node:*')) as string[]).length;
 }
 
-/** As of a client that sends one event until it is acknowledged. */
+/** Like a client that sends one event until it is acknowledged. */
 async function acknowledgement({ url, key, event }: Omit<Killed, 'pid'>, since: () => number): Promise<number> {
   for (;;) {
     const response = await fetch(`${url}/v1/events/ingest`, {

@@ -6,13 +6,13 @@ export interface Killed {
   /** The process that is killed, and its fence. */
   pid: number;
   fence: number;
-  /** A process that lives, a key for it, and an event that is sent to it at the same moment. */
+  /** A surviving process, a key for it, and an event that is sent to it at the same moment. */
   url: string;
   key: string;
   event: object;
 }
 
-/** What was seen after a kill, in milliseconds since. */
+/** What was observed after a kill, in milliseconds since then. */
 export interface TakeOver {
   /** Redis no longer has the killed process. */
   gone: number;
@@ -25,8 +25,8 @@ export interface TakeOver {
 }
 
 /**
- * Kills owners and sees how another process takes over. From a thread of its own: hundreds of requests under way keep the thread
- * of a test busy for longer than what is to be measured takes.
+ * Kills owners and observes how another process takes over. Runs in its own thread: hundreds of requests in flight keep a test's
+ * thread busy for longer than the interval to be measured.
  */
 export class TakeOvers {
   readonly #worker: Worker;

@@ -7,9 +7,9 @@ export interface Identity {
   cert: string;
 }
 
-/** A certificate authority of the test's own: nothing in the system trusts it. */
+/** The test's own certificate authority: nothing in the system trusts it. */
 export class TestCa {
-  /** PEM, for those who shall trust it. */
+  /** PEM, for those who should trust it. */
   readonly cert: string;
   readonly #key: string;
 
@@ -41,7 +41,7 @@ export class TestCa {
     return { key: made.private, cert: made.cert };
   }
 
-  /** A certificate that ended yesterday. */
+  /** A certificate that expired yesterday. */
   expired(names: readonly string[]): Promise<Identity> {
     const day = 24 * 3600 * 1000;
     return this.issue(names, { from: new Date(Date.now() - 30 * day), to: new Date(Date.now() - day) });

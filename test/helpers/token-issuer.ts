@@ -21,15 +21,15 @@ export const GITHUB_RUN = {
   actor_id: '5',
 };
 
-/** What a tenant trusts of them. */
+/** The claims that a tenant trusts. */
 export const GITHUB_MATCH = { repository: 'acme/policies', repository_id: '7001', ref: 'refs/heads/main' };
 
-/** A platform that signs the tokens of pipelines, on loopback until the test file ends. */
+/** A platform that signs pipeline tokens, on loopback until the test file ends. */
 export class TokenIssuer {
   readonly issuer: string;
   readonly publicKey: JWK;
   readonly #privateKey: CryptoKey;
-  /** Answers a path by itself. */
+  /** Handles a path itself. */
   answer: Record<string, (request: IncomingMessage, response: ServerResponse) => void> = {};
   /** `METHOD /path` of each request. */
   readonly requests: string[] = [];
@@ -72,7 +72,7 @@ export class TokenIssuer {
     return issuer;
   }
 
-  /** A token that this platform signed; a claim that is undefined is left out. */
+  /** A token signed by this platform; a claim that is undefined is left out. */
   sign(
     claims: Record<string, unknown>,
     header: Partial<JWTHeaderParameters> = {},
@@ -86,7 +86,7 @@ export class TokenIssuer {
   }
 }
 
-/** What POST /auth/token takes. */
+/** The body of POST /auth/token. */
 export const exchangeOf = (subject_token: string, scope?: string) => ({
   grant_type: 'urn:ietf:params:oauth:grant-type:token-exchange',
   subject_token,
@@ -94,7 +94,7 @@ export const exchangeOf = (subject_token: string, scope?: string) => ({
   ...(scope !== undefined && { scope }),
 });
 
-/** The audience that tokens for a tenant of a test server have. */
+/** The audience of tokens for a tenant of a test server. */
 export const audienceOf = (server: TestServer, tenant: TestTenant) => `${server.origin}/tenants/${tenant.id}`;
 
 /** Trusts the runs of the repository with these scopes; resolves to the id. */
@@ -114,7 +114,7 @@ export async function trust(
   return (await server.call<{ id: string }>(201, 'POST /v1/workload-trust', tenant.admin, body)).body.id;
 }
 
-/** A token of the server for a run, which the tenant must trust. */
+/** A server token for a run, which the tenant must trust. */
 export async function workloadToken(
   server: TestServer,
   tenant: TestTenant,

@@ -1,14 +1,14 @@
 import { setTimeout as delay } from 'node:timers/promises';
 
-/** Far longer than anything that is waited for takes on a busy machine: only what hangs exceeds it. */
+/** Far longer than any expected wait on a busy machine: only a hang exceeds it. */
 const LIMIT_MS = 20_000;
 
-/** It asks often at first, then less and less: what asks is often a query or a request, which a long wait repeats. */
+/** Polls often at first, then less and less: each poll is often a query or a request, and a long wait repeats it. */
 const [FIRST_MS, MOST_MS, GROWTH] = [10, 50, 1.3];
 
 /**
- * Asks again and again until the answer is neither undefined, null nor false, and resolves to it. After `limitMs` it
- * rejects and names `what`. With `everyMs` it asks as often as that, for what does not stay so.
+ * Polls until the result is neither undefined, null nor false, and resolves to it. After `limitMs` it rejects and names `what`.
+ * With `everyMs` it polls at that fixed interval, for conditions that do not last.
  */
 export async function until<T>(
   ask: () => T | Promise<T>,

@@ -1,14 +1,14 @@
-/** Someone with as much of a browser as signing in needs: it keeps cookies for each host, and follows redirects when told to. */
+/** Just enough of a browser to sign in: it keeps cookies per host, and follows redirects when told to. */
 export class Visitor {
   readonly #jars = new Map<string, Map<string, string>>();
   readonly #hosts: Readonly<Record<string, string>>;
 
-  /** `hosts`: names of the test's own -> where they listen, such as `control.test` -> `127.0.0.1:1234`. */
+  /** `hosts`: the test's own names -> where they listen, such as `control.test` -> `127.0.0.1:1234`. */
   constructor(hosts: Record<string, string> = {}) {
     this.#hosts = hosts;
   }
 
-  /** One request, without following what it answers. */
+  /** Sends one request, without following redirects. */
   async send(url: string, init: RequestInit = {}): Promise<Response> {
     const target = new URL(url);
     target.host = this.#hosts[target.host] ?? target.host;
@@ -29,7 +29,7 @@ export class Visitor {
     return response;
   }
 
-  /** Follows redirects until one leads to `stop` (a prefix of the URL), and returns that; or the last answer. */
+  /** Follows redirects until one leads to `stop` (a prefix of the URL), and returns that; or the last response. */
   async follow(url: string, init: RequestInit = {}, stop?: string): Promise<{ url: string; response?: Response }> {
     let at = url;
     let response = await this.send(at, init);
