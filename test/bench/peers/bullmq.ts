@@ -12,14 +12,13 @@ const DESTINATIONS = 50;
 const CONCURRENCY = 50;
 
 /**
- * Deliveries beside BullMQ, a queue on Redis: as many signed requests to the same receivers, all of which answer at once.
- * Its worker has a concurrency of 50 and a keep-alive agent, retries as its documentation says, and is given the jobs in
- * one call; ours turns events into deliveries itself. Both run in this process, one after the other.
+ * Deliveries compared with BullMQ, a queue on Redis: the same number of signed requests to the same receivers, all of which
+ * respond at once. Its worker has a concurrency of 50 and a keep-alive agent, retries as its documentation recommends, and gets
+ * the jobs in one call; ours turns events into deliveries itself. Both run in this process, one after the other.
  *
- * It does not: keep a job when Redis loses power (here Redis keeps nothing on the disk; ours is flushed with the change
- * that it is about); deliver to others while destinations hang (each of them holds one of the 50 places until its timeout;
- * `deliver` measures ours beside 50 that hang); guard which address is dialed; keep the order or the state of a
- * destination.
+ * BullMQ does not: keep a job when Redis loses power (here Redis keeps nothing on disk; ours is flushed with the change that it
+ * is about); deliver to others while destinations hang (each of them takes up one of the 50 slots until its timeout; `deliver`
+ * measures ours with 50 that hang); guard which address is dialed; keep the order or the state of a destination.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const bull = peer('bullmq') as BullMQ | undefined;
@@ -61,7 +60,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
             bullmq: () => receivers.rate(count, add),
             bare: () => bareRate(agent, receivers.fast, pick(ctx, 1, 3)),
           };
-          // until the engine has compiled what runs often, neither is as fast as it is
+          // until the engine has compiled the hot paths, neither is at full speed
           for (const one of [contenders.ours, contenders.bullmq]) await one();
           const rates = await alternate(pick(ctx, 1, 5, 9), contenders, ctx.print);
           return [

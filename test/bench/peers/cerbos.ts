@@ -42,7 +42,7 @@ function cedar(tool: number): string {
     .join('\n');
 }
 
-/** What is held until a person approves is denied here: it has no holds. */
+/** What would be held until a person approves is denied here: it has no holds. */
 function cerbos(tool: number): string {
   const of = { actions: ['tool_call'], roles: ['support'] };
   const written = rules.map(({ effect, amount: limit, user }) => {
@@ -53,14 +53,14 @@ function cerbos(tool: number): string {
     const condition = all.length > 0 ? { condition: { match: { all: { of: all } } } } : {};
     return { ...of, effect: effect === 'permit' ? 'EFFECT_ALLOW' : 'EFFECT_DENY', ...condition };
   });
-  // YAML takes JSON
+  // YAML accepts JSON
   return JSON.stringify({
     apiVersion: 'api.cerbos.dev/v1',
     resourcePolicy: { resource: `tool_${tool}`, version: 'default', rules: written },
   });
 }
 
-/** What both are asked: 7 digits of it differ each time, and a rule reads them. */
+/** The question for both: 7 of its digits differ each time, and a rule reads them. */
 const WHAT = {
   amount: 'AMOUNT',
   user: { id: 'u_1', tier: 'gold' },
@@ -70,13 +70,13 @@ const WHAT = {
 const fresh = (body: unknown) => JSON.stringify(body).replace('"AMOUNT"', 'XXXXXXX');
 
 /**
- * Decisions over HTTP beside Cerbos, an authorization service in Go: the same rules in its language, the same questions,
- * none of them asked twice, from the same number of connections. Both are asked by the same load generator, in turn.
+ * Decisions over HTTP compared with Cerbos, an authorization service in Go: the same rules in its language, the same questions,
+ * none of them asked twice, from the same number of connections. Both get their load from the same generator, in turn.
  *
- * Cerbos is set up as its documentation says for a service of its own: policies on disk, decisions logged to a file. It
- * does not: ask for a key; wait until its log is on the disk (ours is, before the answer); chain its records, so that a
- * missing one shows; hold an action for a person; count what an agent did before. It decides with all processors, in
- * Go; ours shares the machine with its PostgreSQL.
+ * Cerbos is set up as its documentation describes for a standalone service: policies on disk, decisions logged to a file. It does
+ * not: require a key; wait until its log is on disk (ours is, before the response); chain its records, so that a missing one
+ * shows; hold an action for a person; count what an agent did before. It decides on all processors, in Go; ours shares the
+ * machine with its PostgreSQL.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const name = `cerbos-${process.platform}-${process.arch}`;
@@ -119,7 +119,7 @@ async function beside(ctx: BenchContext, of: string, ours: Target, theirs: Targe
       if (errors > 0) throw new Error(`${target.path}: ${errors} errors, such as ${firstError}`);
       return requestsPerSecond;
     };
-    // the first about each tool, and until what runs often is compiled
+    // the first question about each tool, and until the hot paths are compiled
     for (const target of [ours, theirs]) {
       const warming = { ...target, connections, eventsPerRequest: 1, seconds: 0.1, warmSeconds: pick(ctx, 1, 3) };
       await load(warming).catch(() => undefined);

@@ -1,13 +1,13 @@
 import type { ActionRequest } from '../../../server/domain/policy.ts';
 import { peer } from './install.ts';
 
-/** A rule about the calls of one tool by the role `support`, as each engine writes it in its own way. */
+/** A rule about the calls of one tool by the role `support`, which each engine writes in its own way. */
 export interface Rule {
   tool: string;
   effect: 'permit' | 'forbid';
-  /** It holds where the amount is above or below this. */
+  /** It applies if the amount is above or below this. */
   amount?: { is: '>' | '<'; than: number };
-  /** And where a user is named. */
+  /** And if a user is named. */
   user?: true;
 }
 
@@ -22,9 +22,9 @@ const asked = ({ agent_role, action_type, tool_name, arguments: args }: ActionRe
 };
 
 /**
- * The engines for Node that are installed, with the same rules, a forbid before any permit, and the same answer on each
- * request. None of them reads the arguments itself (here that is done for it), masks, holds, counts, says why in the way
- * of a record, or has policies that are checked before they bind.
+ * The installed engines for Node, with the same rules, a forbid before any permit, and the same answer to each request. None of
+ * them reads the arguments itself (here that is done for it), masks, holds, counts, gives reasons the way a record does, or has
+ * policies that are checked before they apply.
  */
 export async function engines(rules: readonly Rule[]): Promise<Engine[]> {
   return [await casbin(rules), jsonRules(rules), microsoft(rules)].filter((one) => one !== undefined);
@@ -38,7 +38,7 @@ interface Casbin {
   }>;
 }
 
-/** The tool first, since it tells most rules apart. */
+/** The tool first, since it distinguishes most rules. */
 const MODEL = `[request_definition]
 r = sub, act, obj, amount, user
 [policy_definition]
@@ -108,7 +108,7 @@ interface Microsoft {
   };
 }
 
-/** The JavaScript package of the Agent Governance Toolkit: its policy engine alone, without its identity and audit log. */
+/** The JavaScript package of the Agent Governance Toolkit: only its policy engine, without its identity and audit log. */
 function microsoft(rules: readonly Rule[]): Engine | undefined {
   const module = peer('@microsoft/agent-governance-sdk') as Microsoft | undefined;
   if (!module) return undefined;

@@ -14,16 +14,15 @@ const SHAPES = [
 ] as const;
 
 /**
- * Events over HTTP beside hypercore, an append-only log with a signed Merkle tree: the same requests from the same load
- * generator, and behind a Fastify route of its own, in the same process, one log for each tenant in one Corestore. A request's
- * events are one append, as its documentation says for many logs and for many blocks.
+ * Events over HTTP compared with hypercore, an append-only log with a signed Merkle tree: the same requests from the same load
+ * generator, and behind its own Fastify route, in the same process, one log per tenant in one Corestore. A request's events are
+ * one append, as its documentation recommends for many logs and for many blocks.
  *
- * It does not: flush what it acknowledged to the disk (its storage writes without a sync: a machine that loses power
- * loses the end of the log; ours is flushed before the answer); check what it is given; find a record by agent, session or
- * decision; notice an event that comes twice; isolate tenants; serve several processes. It signs each append, ours each
- * thousand records.
+ * hypercore does not: flush what it acknowledged to disk (its storage writes without a sync: a machine that loses power loses the
+ * end of the log; ours is flushed before the response); validate its input; find a record by agent, session or decision; notice a
+ * duplicate event; isolate tenants; serve several processes. It signs each append, ours every thousand records.
  *
- * A route that reads the events and stores nothing says how much more than hypercore anything behind HTTP could take here.
+ * A route that reads the events and stores nothing shows how much more than hypercore anything behind HTTP could take here.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const Corestore = peer('corestore') as CorestoreClass | undefined;
@@ -93,7 +92,7 @@ async function appended(Corestore: CorestoreClass, tenants: number, sent: Sent):
 
 const namesOf = (tenants: number) => Array.from({ length: tenants }, (_, n) => `tenant ${n}`);
 
-/** Events a second of a route that gives each request's events to `take`, by the name of their tenant. */
+/** Events per second of a route that gives each request's events to `take`, by tenant name. */
 async function served(
   names: readonly string[],
   sent: Sent,

@@ -5,7 +5,7 @@ import path from 'node:path';
 import { ownFolder } from '../../helpers/own-folder.ts';
 import type { BenchContext, Figure } from '../lib.ts';
 
-/** What people would use instead. Never a dependency: `npm run bench -- peers` installs them into a folder of its own. */
+/** What people would use instead. Never a dependency: `npm run bench -- peers` installs them into their own folder. */
 const PEERS = {
   '@microsoft/agent-governance-sdk': '4.0.0',
   bullmq: '6.7.0',
@@ -13,7 +13,7 @@ const PEERS = {
   cerbos: '0.51.0',
   corestore: '7.12.5',
   hypercore: '11.37.1',
-  /** BullMQ's driver, which it leaves to its users. */
+  /** BullMQ's driver, which users must install themselves. */
   ioredis: '6.0.0',
   'json-rules-engine': '7.3.1',
 } as const;
@@ -22,13 +22,13 @@ type Peer = keyof typeof PEERS;
 const FOLDER = process.env.SVC_BENCH_PEERS ?? ownFolder('svc-bench-peers');
 const MODULES = path.join(FOLDER, 'node_modules');
 
-/** The module of a peer; undefined where it is not installed. */
+/** The module of a peer; undefined if it is not installed. */
 export function peer(name: Peer): unknown {
   if (!existsSync(path.join(MODULES, name))) return undefined;
   return createRequire(path.join(FOLDER, 'peers.cjs'))(name);
 }
 
-/** A file of the peers' packages; undefined where it is not installed. */
+/** A file of the peers' packages; undefined if it is not installed. */
 export function peerFile(...parts: string[]): string | undefined {
   const file = path.join(MODULES, ...parts);
   return existsSync(file) ? file : undefined;
@@ -36,7 +36,7 @@ export function peerFile(...parts: string[]): string | undefined {
 
 export const notInstalled = (name: Peer) => `${name} is not installed, skipped (npm run bench -- peers installs it)`;
 
-/** Installs them. No script of theirs is run. */
+/** Installs them. None of their scripts are run. */
 export async function bench({ print = () => {} }: BenchContext): Promise<Figure[]> {
   mkdirSync(FOLDER, { recursive: true });
   const packages = Object.entries(PEERS).map(([name, version]) => `${name}@${version}`);

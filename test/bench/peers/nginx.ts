@@ -12,12 +12,12 @@ import { type Proxies, STATEMENTS, withProxies } from '../proxy.ts';
 const CONNECTIONS = 16;
 
 /**
- * Requests a second through the proxy, beside a bare Node reverse proxy and nginx with `auth_request`, all to the same
- * upstream and from the same load generator. nginx asks a Node server on each request whether the key is known, keeps
+ * Requests per second through the proxy, compared with a bare Node reverse proxy and nginx with `auth_request`, all to the same
+ * upstream and from the same load generator. For each request nginx asks a Node server whether the key is known, keeps
  * connections to both, and writes its access log.
  *
- * It does not: look at the body (the question has the headers alone); decide by rules; flush its log to the disk before
- * it forwards (the proxy does), nor chain it; hold, mask or count. The bare proxy does nothing but forward.
+ * nginx does not: look at the body (the question contains only the headers); decide by rules; flush its log to disk before it
+ * forwards (the proxy does), nor chain it; hold, mask or count. The bare proxy only forwards.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProxies(ctx.url, async (proxies) => {
