@@ -7,7 +7,7 @@ import { systemClock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { type BenchContext, type Figure, figure, load } from './lib.ts';
 
-/** Of a tenant of its own, which is in the table of tenants and has no people. */
+/** An appender for a new tenant, which is in the table of tenants and has no people. */
 async function tenantWithAppender(url: string, name: string, poolSize: number) {
   const db = await openDatabase(url, { poolSize });
   const tenantId = `${name}_${Date.now().toString(36)}`;
@@ -16,7 +16,7 @@ async function tenantWithAppender(url: string, name: string, poolSize: number) {
   return { db, tenantId, appender };
 }
 
-/** A tenant with a chain of so many events, `batch` of them appended at once. Resolves with its id. */
+/** A tenant with a chain of `size` events, appended in batches of `batch`. Resolves with its id. */
 export async function filledTenant(
   url: string,
   name: string,
@@ -42,13 +42,13 @@ export async function filledTenant(
 }
 
 const ROUNDS = 5;
-/** A p99 is what one hundredth of the time was like: in few seconds, what the disk did once. */
+/** A p99 reflects one hundredth of the time: over a few seconds, a single hiccup of the disk. */
 const INGEST = { connections: 8, eventsPerRequest: 20, seconds: 9, warmSeconds: 1 };
 
 /**
- * Ingest (open loop, `rate` events/s) alone, and while the same process does some work over and over, round by round on one
- * machine: what the work costs the requests beside it. `work` does it once; it may end with the signal, and asks `busy` as
- * it would in a server. Resolves with the figures, and with the seconds for which it was done.
+ * Ingest (open loop, `rate` events/s) alone, and while the same process does other work repeatedly, round by round on one
+ * machine: what the work costs concurrent requests. `work` does it once; it may end when the signal aborts, and calls `busy` as
+ * it would in a server. Resolves with the figures, and with the seconds that it ran.
  */
 export async function besideIngest(
   ctx: BenchContext,

@@ -7,7 +7,7 @@ import { withProgram } from './program.ts';
 
 const CONNECTIONS = 16;
 
-/** A proxy's poll that finds nothing new, beside a bare Fastify route that answers 304. */
+/** A proxy's poll that finds nothing new, compared with a bare Fastify route that answers 304. */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProgram(ctx.url, async ({ url, core, tenantId }) => {
     const { secret } = await core.keys.createApiKey(
@@ -35,7 +35,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   });
 }
 
-/** Requests a second that come back 304, asked by a process of its own. */
+/** 304 responses per second, requested by a separate process. */
 async function rate(url: string, headers: Record<string, string>, seconds: number): Promise<number> {
   const args = [new URL(import.meta.url).pathname, url, JSON.stringify(headers), String(seconds)];
   const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] });

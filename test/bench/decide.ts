@@ -9,14 +9,14 @@ import { NO_STATE } from '../policy/support.ts';
 import { type BenchContext, type Figure, figure, growth, median, pick, quantile } from './lib.ts';
 import { type Engine, engines, type Rule } from './peers/engines.ts';
 
-/** How many statements, over how many tools. */
+/** How many statements, and over how many tools. */
 interface Size {
   name: string;
   tools: number;
   each: number;
-  /** Microseconds that are accepted. */
+  /** The most microseconds that are accepted. */
   most: number;
-  /** Peers are asked too. */
+  /** Peers are measured too. */
   peers?: true;
 }
 const SIZES: readonly Size[] = [
@@ -24,14 +24,14 @@ const SIZES: readonly Size[] = [
   { name: '100 statements', tools: 10, each: 10, most: 15, peers: true },
   { name: '1,000 statements', tools: 100, each: 10, most: 15, peers: true },
   { name: '10,000 statements', tools: 1_000, each: 10, most: 15 },
-  // each tool has statements of its own: as many different slices of the bundle
+  // each tool has its own statements: as many different slices of the bundle as tools
   { name: '500 tools, one statement each', tools: 500, each: 1, most: 15 },
   { name: '1,000 tools, one statement each', tools: 1_000, each: 1, most: 15 },
   { name: '10,000 tools, one statement each', tools: 10_000, each: 1, most: 15 },
   { name: '1,000 statements on one tool', tools: 1, each: 1_000, most: 150, peers: true },
 ];
 
-/** Permits with limits, guardrails, and hard denials, as of `bench evaluate`. The last are met by no question. */
+/** Permits with limits, guardrails, and hard denials, as in `bench evaluate`. No question meets the last. */
 function ruleOf(tool: number, i: number): Rule & { escrow?: true } {
   const name = `tool_${tool}`;
   if (i === 0) return { tool: name, effect: 'permit' };
@@ -63,7 +63,7 @@ function contentOf({ tools, each }: Size): BundleContent {
 }
 
 let asked = 0;
-/** No two are alike. */
+/** No two questions are alike. */
 function question(tools: number): ActionRequest {
   const n = asked++;
   return {
@@ -78,7 +78,7 @@ function question(tools: number): ActionRequest {
   };
 }
 
-/** Microseconds of one decision each; questions are made beforehand, and permitted. */
+/** Microseconds per decision; questions are prepared in advance, and must be permitted. */
 async function took(decide: Engine['decide'], requests: readonly ActionRequest[]): Promise<number[]> {
   const times: number[] = [];
   for (const request of requests) {
@@ -92,18 +92,17 @@ async function took(decide: Engine['decide'], requests: readonly ActionRequest[]
 }
 
 interface Contender extends Engine {
-  /** Asked so many times less. */
+  /** Divides the number of questions. */
   slow: number;
-  /** Each question is asked again and again. */
+  /** The same question is asked repeatedly. */
   warm?: true;
   rounds: number[][];
 }
 
 /**
- * Decisions in this process: ours, beside the same decisions where Cedar's own engine is asked for all of them, and beside
- * peers where they are installed (`npm run bench -- peers`), all with the same rules and questions. A *fresh* question was
- * never asked before, a *warm* one was asked just before; the *first* about a tool finds none of its rules compiled. The
- * rounds of each alternate.
+ * Decisions in this process: ours, compared with the same decisions made entirely by Cedar's own engine, and with peers if they
+ * are installed (`npm run bench -- peers`), all with the same rules and questions. A *fresh* question was never asked before, a
+ * *warm* one was asked just before; the *first* about a tool finds none of its rules compiled. The contenders' rounds alternate.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const { print = () => {} } = ctx;
@@ -115,7 +114,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   for (const size of sizes) {
     const content = contentOf(size);
     const engine = new PolicyEngine(content);
-    // with another schema nothing is compiled
+    // with a different schema nothing is compiled
     const cedar = new PolicyEngine({ ...content, schema: `${content.schema}// as it was\n` });
     const decide = (of: PolicyEngine) => (request: ActionRequest) =>
       settle(of.match(request), NO_STATE).decision === 'allow';

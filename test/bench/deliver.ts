@@ -11,14 +11,13 @@ import { Egress } from '../../server/lib/egress.ts';
 import { alternate, type BenchContext, type Figure, figure, median, pick, quantile, ratios } from './lib.ts';
 import { withProgram } from './program.ts';
 
-/** Destinations that answer at once, and as many that take the connection and are silent. */
+/** Destinations that respond at once, and the same number that accept the connection and stay silent. */
 const EACH = 50;
 const RATE = 500;
 
 /**
- * Deliveries per second to fast receivers, alone and while half of all destinations hang, beside bare requests to the same
- * receivers through the same guard (on connections that are kept, with nothing stored); then how late they are at the rate
- * that is asked for.
+ * Deliveries per second to fast receivers, alone and while half of all destinations hang, compared with bare requests to the same
+ * receivers through the same guard (with keep-alive and nothing stored); then how late they are at the required rate.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const queued = pick(ctx, 20, 200);
@@ -31,7 +30,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
         await subscribe(core, tenantId, receivers.fast, EACH);
         const bare = () => bareRate(egress, receivers.fast, pick(ctx, 1, 3));
         const deliveries = () => receivers.rate(queued * EACH, () => happen(core, tenantId, queued));
-        // until the engine has compiled what runs often, neither is as fast as it is
+        // until the engine has compiled the hot paths, neither is at full speed
         for (const one of [bare, deliveries]) await one();
         const rounds = pick(ctx, 1, 5);
         const alone = await alternate(rounds, { bare, deliveries }, ctx.print);
@@ -56,7 +55,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
           figure('deliveries / bare requests', share, 'ratio', 0.3),
           figure(`deliveries, while ${EACH} of ${2 * EACH} destinations hang`, beside.hanging, '/s', RATE),
           figure('the same / bare requests', hanging, 'ratio'),
-          // their events have to be fanned out to them too: twice as many rows
+          // their events have to be fanned out to the hanging ones too: twice as many rows
           figure('with / without those that hang', median(hanging) / median(share), 'ratio', 0.6),
           figure(`event to receiver at ${RATE}/s: p50`, quantile(late, 0.5), 'ms'),
           figure(`event to receiver at ${RATE}/s: p99`, quantile(late, 0.99), 'ms', 2000, true),
@@ -68,19 +67,19 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
 }
 
 interface Receivers {
-  /** Where each request is answered at once. */
+  /** Answers each request at once. */
   fast: string;
-  /** Where each connection is taken, and nothing is answered. */
+  /** Accepts each connection, and answers nothing. */
   hanging: string;
-  /** What came since the start, and how late each was that came since the last question for that. */
+  /** How many requests have arrived since the start, and how late each was that arrived since the last `late` query. */
   ask(what: 'count' | 'late'): Promise<{ count: number; late: number[] }>;
-  /** Resolves when so many have come since the start. */
+  /** Resolves when this many have arrived since the start. */
   arrived(total: number): Promise<void>;
-  /** Requests a second: from when `begin` is called until so many more have come. */
+  /** Requests per second: from the call of `begin` until this many more have arrived. */
   rate(count: number, begin: () => Promise<unknown>): Promise<number>;
 }
 
-/** Receivers in a process of their own, while `work` runs. */
+/** Runs the receivers in their own process during `work`. */
 export async function withReceivers<T>(work: (receivers: Receivers) => Promise<T>): Promise<T> {
   const child = fork(new URL(import.meta.url), { stdio: ['ignore', 'inherit', 'inherit', 'ipc'] });
   try {
@@ -106,7 +105,7 @@ export async function withReceivers<T>(work: (receivers: Receivers) => Promise<T
   }
 }
 
-/** So many destinations at the receiver, each of every event of `happen`. */
+/** Creates this many destinations at the receiver, each subscribed to every event of `happen`. */
 export async function subscribe(core: Core, tenantId: string, receiver: string, count: number): Promise<void> {
   for (let n = 0; n < count; n++) {
     await core.subscriptions.create(
@@ -120,7 +119,7 @@ export async function subscribe(core: Core, tenantId: string, receiver: string, 
   }
 }
 
-/** So many events in one transaction, as of now. */
+/** Creates this many events in one transaction, dated now. */
 export async function happen(core: Core, tenantId: string, count: number): Promise<void> {
   const client = await core.db.owner.connect();
   try {
@@ -153,13 +152,13 @@ async function bareRate(egress: Egress, url: string, seconds: number): Promise<n
   return sent / ((performance.now() - began) / 1000);
 }
 
-/** What `happen` makes happen, as the payload of an event. */
+/** The payload of an event created by `happen`. */
 export const sampleEvent = (at: number) => ({
   ...{ subscription_id: 'bench', message: 'one of many' },
   created_at: new Date(at).toISOString(),
 });
 
-/** The receivers, in a process of their own: what they were sent, and how late it was. */
+/** The receivers, in their own process: what they were sent, and how late it was. */
 async function receive(): Promise<void> {
   let count = 0;
   let late: number[] = [];

@@ -6,8 +6,8 @@ const SEED = Number(process.env.SVC_BENCH_SEED ?? 1);
 const SIZE = { statements: 50, requests: 60 };
 
 /**
- * Random conditions on random requests, asked of the compiled conditions and of Cedar: SVC_BENCH_CASES of them from
- * SVC_BENCH_SEED on. Each round has the next seed, and a difference names its own.
+ * Random conditions on random requests, evaluated by the compiled conditions and by Cedar: SVC_BENCH_CASES of them starting from
+ * SVC_BENCH_SEED. Each round uses the next seed, and a difference is reported with its own.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const { print = () => {} } = ctx;

@@ -34,8 +34,8 @@ const INPUT = {
 };
 
 /**
- * One evaluation over HTTP, its durable record included, beside the two things that it cannot do without: the prepared
- * Cedar calls over the same 100 statements, and one durable single-row commit. One caller, one call after the other.
+ * One evaluation over HTTP, including its durable record, compared with the two things that it cannot do without: the prepared
+ * Cedar calls over the same 100 statements, and one durable single-row commit. One caller, one call at a time.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProgram(ctx.url, async ({ url, core, tenantId }) => {
@@ -74,7 +74,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     };
     await caller.calls('fresh', 300);
     for (const what of [cedar, commit]) await measure([], what, 300);
-    // one of each in turn, so that all of them find the machine in the same state: none of them runs hot in a loop
+    // one of each in turn, so that all of them find the machine in the same state: none runs hot in a loop
     for (let i = 0; i < pick(ctx, 150, 1500); i++) {
       took.http.push(...(await caller.calls('fresh', 1)));
       took.warm.push(...(await caller.calls('warm', 1)));
@@ -100,7 +100,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   });
 }
 
-/** The two calls of a decision on the engine itself, with all statements prepared and nothing sliced. */
+/** The two engine calls of a decision, with all statements prepared and nothing sliced. */
 async function bareCedar(core: import('../../server/app.ts').Core, tenantId: string): Promise<() => void> {
   const bundle = await core.bundles.current(tenantId, null);
   const { content } = openBundle(bundle.bytes, (kid) => core.keyring.find(kid));
@@ -131,9 +131,9 @@ async function bareCedar(core: import('../../server/app.ts').Core, tenantId: str
 }
 
 /**
- * A caller in a process of its own, with one connection and each request made beforehand: what it costs is not the
- * server's. No amount of a fresh question comes twice while the server may remember its answer; that of a warm one is always
- * the same. `calls` resolves with the milliseconds of each.
+ * A caller in its own process, with one connection and each request prepared in advance: its cost does not count as the server's.
+ * No amount in a fresh question repeats while the server may remember its answer; a warm question's amount is always the same.
+ * `calls` resolves with the milliseconds of each.
  */
 async function callerOf(request: string, port: number) {
   const child = fork(new URL(import.meta.url), [request, String(port)]);
@@ -157,7 +157,7 @@ if (import.meta.main) {
   const call = (what: string) =>
     new Promise<number>((resolve, reject) => {
       let text = '';
-      // as long as what it stands for
+      // as long as what it replaces
       const next = request.replace('42.5', what === 'warm' ? '2995' : String(1000 + (n++ % 1990)));
       const began = performance.now();
       socket.on('data', function take(data) {

@@ -10,9 +10,9 @@ import { withProgram } from './program.ts';
 import { fill, run } from './verify.ts';
 
 /**
- * What a unit of the main work costs where there is ten and a hundred times as much around it: a record verified and a page
- * found among more records, a delivery to more destinations, an event of more tenants. (Statements: `decide`.) The sizes
- * take turns. A cost that grows with the size shows as the last figure of each.
+ * What a unit of the main work costs as its surroundings grow ten and a hundred times: a record verified and a page found among
+ * more records, a delivery to more destinations, an event of more tenants. (Statements: `decide`.) The sizes alternate. A cost
+ * that grows with the size shows in the last figure of each.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const egress = new Egress({ allow: ['127.0.0.1/32'], dnsServers: [] });
@@ -89,7 +89,7 @@ async function search(ctx: BenchContext, { core, url }: Program, filled: Readonl
     }
     return (performance.now() - began) / pages;
   };
-  // until the server has compiled what runs often
+  // until the server has compiled the hot paths
   for (const size of filled.keys()) await cost(size, 7);
   return swept(ctx, 'search', [[...filled.keys()], 'records'], cost, 'ms/page');
 }

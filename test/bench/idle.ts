@@ -9,26 +9,26 @@ import { type BenchContext, type Figure, figure, pick, wireEvent } from './lib.t
 import { residentMegabytes } from './memory.ts';
 import { MASTER_KEY, withProgram } from './program.ts';
 
-/** Tables of which each idle tenant has what the pattern has, after the tables that they refer to. */
+/** Tables whose rows each idle tenant gets from the pattern, ordered after the tables that they refer to. */
 const TABLES = [
   ...['tenant', 'member', 'api_key', 'agent_key', 'credential', 'policy', 'policy_revision', 'policy_bundle'],
   ...['chain_head', 'audit_record', 'forensic_record', 'subscription', 'delivery_lane', 'event_outbox', 'delivery'],
   'proxy_instance',
 ];
-/** What is not the same for all of them. */
+/** The values that differ from the pattern. */
 const OWN: Record<string, string> = {
   'credential.hash': `sha256(convert_to(encode(hash, 'hex') || n, 'UTF8'))`,
-  // as if each had signed its heads, and been looked at, at some time of the last month
+  // as if each had signed its heads, and been checked, at some time in the last month
   'chain_head.unsigned': 'false',
   'tenant.erase_at': `now() + random() * interval '30 days'`,
 };
 const CLOCK_TICKS = 100;
-/** After the start: the newest chains are compared with what is known about them. */
+/** After the start, the newest chains are compared with what is known about them. */
 const SETTLE_MS = 45_000;
 
 /**
- * What tenants cost that nobody uses: one server with all roles, which has just started, beside an installation with one tenant.
- * Each has a person, keys, a policy in force, records, a destination, a delivery of last week and a proxy that is gone.
+ * What unused tenants cost: one server with all roles, which has just started, compared with an installation with one tenant.
+ * Each tenant has a person, keys, a policy in force, records, a destination, a delivery of last week and a proxy that is gone.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const many = pick(ctx, 10_000, 100_000, 1_000_000);
@@ -80,7 +80,7 @@ async function makePattern(url: string, pool: pg.Pool, tenantId: string, key: st
   const events = Array.from({ length: 3 }, (_, n) => ({ ...wireEvent(n, undefined), event_id: `evt_${n}` }));
   await post('/v1/events/ingest', { events });
   const at = `now() - interval '7 days'`;
-  // to something that does not happen: nothing that the pattern itself does is sent
+  // subscribed to an event that does not happen: nothing that the pattern itself does is sent
   await pool.query(
     `insert into subscription (tenant_id, id, destination_type, url_sealed, event_types, active, queues_since,
        destination_config, created_by, created_at, updated_at)
@@ -119,7 +119,7 @@ async function fill(pool: pg.Pool, pattern: string, many: number): Promise<void>
       );
       const columns = rows.map(({ name }) => name);
       const values = columns.map((name) => (name === 'tenant_id' ? `'idle-' || n` : (OWN[`${table}.${name}`] ?? name)));
-      // all columns of a table by name, so that those of its pattern are meant
+      // lists all columns by name, so that those of the pattern's row are copied
       await client.query(
         `insert into ${table} (${columns.join(', ')}) select ${values.join(', ')}
          from ${table} cross join generate_series(1, ${many}) n where tenant_id = ${pg.escapeLiteral(pattern)}`,
@@ -130,11 +130,11 @@ async function fill(pool: pg.Pool, pattern: string, many: number): Promise<void>
   }
 }
 
-/** A server that runs for a while and is asked nothing. */
+/** Measures a server that runs for a while without any requests. */
 async function measure(ctx: BenchContext, pool: pg.Pool, seconds: number) {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-idle-'));
   const port = await freePort();
-  // `npm run bench` gives the same to Node as `npm start` does
+  // `npm run bench` passes the same Node options as `npm start`
   const child: ChildProcess = spawn(process.execPath, [...process.execArgv, 'server/main.ts'], {
     stdio: ['ignore', 'ignore', 'inherit'],
     env: {
@@ -184,7 +184,7 @@ async function postmasterOf(pool: pg.Pool): Promise<number> {
   return Number(stat(rows[0]!.pid)[1]);
 }
 
-/** After the name, which may hold anything: the state, the parent, …; see proc(5). */
+/** The fields after the name, which may contain anything: the state, the parent, …; see proc(5). */
 function stat(pid: number): string[] {
   const text = readFileSync(`/proc/${pid}/stat`, 'utf8');
   return text.slice(text.lastIndexOf(')') + 2).split(' ');
@@ -192,7 +192,7 @@ function stat(pid: number): string[] {
 
 const cpuSeconds = (pid: number) => (Number(stat(pid)[11]) + Number(stat(pid)[12])) / CLOCK_TICKS;
 
-/** Of a process, its children, and those of its children that have ended. */
+/** The CPU time of a process, its children, and the children of it that have ended. */
 function familySeconds(parent: number): number {
   const fields = stat(parent);
   let sum = cpuSeconds(parent) + (Number(fields[13]) + Number(fields[14])) / CLOCK_TICKS;

@@ -25,8 +25,8 @@ import {
 } from './lib.ts';
 
 /**
- * Ingest over HTTP beside what PostgreSQL itself takes: raw COPY of rows made beforehand into the same table, with the
- * same indexes, 1,000 a transaction, two transactions under way.
+ * Ingest over HTTP compared with what PostgreSQL itself can take: raw COPY of prepared rows into the same table, with the same
+ * indexes, 1,000 per transaction, two transactions in flight.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const { print } = ctx;
@@ -91,13 +91,13 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-/** Has the database write its log into segments that were used before, as in a server that has run for a while. */
+/** Has the database write its log into recycled segments, like a server that has run for a while. */
 export async function hasRun(ctx: BenchContext, db: Database): Promise<void> {
   await rawCopy(db, 'first', pick(ctx, 100_000, 300_000));
   await ctx.checkpoint?.();
 }
 
-/** Events a second that `count` new tenants' requests bring in, without one error. */
+/** Events per second ingested from the requests of `count` new tenants, without a single error. */
 export async function ingested(
   db: Database,
   count: number,
@@ -117,7 +117,7 @@ async function newTenant(db: Database): Promise<string> {
   return id;
 }
 
-/** Serves ingest for `count` new tenants with one writer for all (or one for each) while `work` runs. */
+/** Serves ingest for `count` new tenants with one writer for all (or one for each) during `work`. */
 async function serving<T>(
   db: Database,
   count: number,
@@ -169,7 +169,7 @@ async function serving<T>(
   }
 }
 
-/** Rows a second of COPY alone: everything else is done beforehand. */
+/** Rows per second of COPY alone: everything else is done in advance. */
 async function rawCopy(db: Database, name: string, total: number): Promise<number> {
   const tenantId = await newTenant(db);
   const groups: Buffer[] = [];

@@ -3,15 +3,15 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { performance } from 'node:perf_hooks';
 
-/** What test/bench/run.ts gives to each benchmark. */
+/** What test/bench/run.ts passes to each benchmark. */
 export interface BenchContext {
   /** An empty, migrated database on a server that flushes its commits (fsync and synchronous_commit on). */
   url: string;
-  /** One line of the report. */
+  /** Prints one line of the report. */
   print?: (line: string) => void;
   /**
-   * Makes the server write a checkpoint. A server that has run for a while writes into recycled WAL segments; a new one
-   * makes and flushes 16 MB for each, which shows as stalls of a commit now and then.
+   * Makes the server write a checkpoint. A server that has run for a while writes into recycled WAL segments; a new one creates
+   * and flushes 16 MB for each, which occasionally shows as a stalled commit.
    */
   checkpoint?: () => Promise<void>;
   /** `--quick` and `--long`. */
@@ -20,17 +20,17 @@ export interface BenchContext {
 
 export type Effort = 'quick' | 'usual' | 'long';
 
-/** The one of three that the options ask for; without a value of its own, `--long` takes the usual one. */
+/** The one of three that the options select; without a value of its own, `--long` uses the usual one. */
 export function pick<T>({ effort = 'usual' }: BenchContext, quick: T, usual: T, long = usual): T {
   return { quick, usual, long }[effort];
 }
 
 export interface Figure {
   name: string;
-  /** The median where there were several rounds. */
+  /** The median if there were several rounds. */
   value: number;
   unit: string;
-  /** Of the rounds, where there were several. */
+  /** Over the rounds, if there were several. */
   min?: number;
   max?: number;
   rounds?: number;
@@ -40,7 +40,7 @@ export interface Figure {
   pass?: boolean;
 }
 
-/** One measured value, or one for each round: then the median counts, and the least and the most are shown. */
+/** One measured value, or one per round: then the median counts, and the minimum and maximum are shown. */
 export function figure(
   name: string,
   measured: number | readonly number[],
@@ -53,12 +53,12 @@ export function figure(
   return {
     ...{ name, value, unit },
     ...(rounds.length > 1 && { min: Math.min(...rounds), max: Math.max(...rounds), rounds: rounds.length }),
-    // what could not be measured has not met its aim
+    // what could not be measured has missed its aim
     ...(target !== undefined && { target, atMost, pass: atMost ? value <= target : value >= target }),
   };
 }
 
-/** The rounds of each contender, one of each in turn, so that all find the machine in the same state. */
+/** The rounds of all contenders, alternating, so that all find the machine in the same state. */
 export async function alternate<Name extends string>(
   rounds: number,
   contenders: Record<Name, (round: number) => number | Promise<number>>,
@@ -73,7 +73,7 @@ export async function alternate<Name extends string>(
   return found;
 }
 
-/** What was measured one after the other, as so many rounds: what is left over belongs to the last. */
+/** Splits consecutive measurements into rounds: the remainder goes to the last. */
 export function inParts<T>(measured: readonly T[], parts = 5): T[][] {
   const each = Math.floor(measured.length / parts);
   return Array.from({ length: parts }, (_, n) =>
@@ -81,15 +81,15 @@ export function inParts<T>(measured: readonly T[], parts = 5): T[][] {
   );
 }
 
-/** The ratio in each round: a round's two measurements were made one after the other. */
+/** The ratio in each round: its two measurements were made one right after the other. */
 export function ratios(ours: readonly number[], theirs: readonly number[]): number[] {
   if (ours.length !== theirs.length) throw new Error(`${ours.length} rounds beside ${theirs.length}`);
   return ours.map((value, round) => value / theirs[round]!);
 }
 
 /**
- * What a unit of the work costs where there is more and more of it, and the cost where there is most beside the cheapest: 1
- * where the whole grows in a straight line, or better.
+ * The cost of a unit of work as the amount of work grows, and the cost at the largest size divided by the cheapest: 1 if the
+ * total grows linearly, or slower.
  */
 export function growth(
   name: string,
@@ -109,13 +109,13 @@ export function growth(
   return [...costs, bend];
 }
 
-/** A number as the reports print it: three digits that count. */
+/** A number as the reports print it: with three significant digits. */
 export function shown(value: number): string {
   if (Number.isInteger(value) || Math.abs(value) >= 1000) return Math.round(value).toLocaleString('en');
   return value.toPrecision(3);
 }
 
-/** Of an even number of values it is the mean of the middle two. */
+/** For an even number of values, the mean of the middle two. */
 export function median(values: readonly number[]): number {
   return quantile(
     values.toSorted((a, b) => a - b),
@@ -123,7 +123,7 @@ export function median(values: readonly number[]): number {
   );
 }
 
-/** Between two values it is as far from one to the other as `q` is between their ranks: 0.5 is the median. */
+/** Between two values it interpolates linearly by rank: 0.5 is the median. */
 export function quantile(sorted: readonly number[], q: number): number {
   const rank = (sorted.length - 1) * q;
   const [low, high] = [sorted[Math.floor(rank)], sorted[Math.ceil(rank)]];
@@ -131,7 +131,7 @@ export function quantile(sorted: readonly number[], q: number): number {
   return low + (high - low) * (rank - Math.floor(rank));
 }
 
-/** The tool calls of a made-up fleet: an ingested event of about 440 bytes, its id left as 15 X. */
+/** The tool calls of a made-up fleet: an ingested event of about 440 bytes, with 15 X in place of its id. */
 export function wireEvent(i: number, tenantId: string | undefined): Record<string, unknown> {
   const decisions = ['allow', 'allow', 'allow', 'allow', 'allow', 'allow', 'allow', 'allow_with_masking', 'deny'];
   const decision = decisions[(i * 7) % decisions.length]!;
@@ -156,41 +156,41 @@ export function wireEvent(i: number, tenantId: string | undefined): Record<strin
 const ID_DIGITS = 15;
 
 export interface LoadOptions {
-  /** Where the server listens, `http://127.0.0.1:8080`. */
+  /** The server's address, `http://127.0.0.1:8080`. */
   url: string;
   path?: string;
-  /** One tenant each: the value of the Authorization header, and the tenant_id in the events where given. */
+  /** One tenant each: the value of the Authorization header, and the tenant_id in the events if given. */
   tenants: readonly { authorization: string; tenantId?: string }[];
   connections: number;
   eventsPerRequest: number;
   /**
-   * Sent instead of events, one for each connection. Each run of three X or more in it becomes a number of as many digits
-   * that grows with each request, over all connections.
+   * Sent instead of events, one per connection. Each run of three or more X in it is replaced by a number of the same length that
+   * grows with each request, across all connections.
    */
   bodies?: readonly string[];
   headers?: Record<string, string>;
-  /** Must be in each answer, which counts as an error without it. */
+  /** Must be in each response; one without it counts as an error. */
   expect?: string;
   seconds: number;
-  /** Before the measurement begins. */
+  /** Before the measurement starts. */
   warmSeconds?: number;
-  /** Open loop: events per second over all connections, sent whether answers have come or not. Else closed loop. */
+  /** Open loop: events per second over all connections, sent whether responses have arrived or not. Otherwise closed loop. */
   rate?: number;
 }
 
 export interface LoadResult {
   eventsPerSecond: number;
   requestsPerSecond: number;
-  /** Milliseconds from when a request was due to its answer. */
+  /** Milliseconds from when a request was due to its response. */
   p50: number;
   p99: number;
   max: number;
-  /** Answers that were not 2xx, or not what was expected. */
+  /** Responses that were not 2xx, or not what was expected. */
   errors: number;
   firstError?: string;
 }
 
-/** Runs the load generator in a process of its own and resolves with what it measured. */
+/** Runs the load generator in its own process and resolves with its measurements. */
 export async function load(options: LoadOptions): Promise<LoadResult> {
   const child = spawn(process.execPath, [new URL(import.meta.url).pathname, JSON.stringify(options)], {
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -202,14 +202,14 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   const [code] = await once(child, 'close');
   if (code !== 0) throw new Error(`the load generator failed with ${code}`);
   const result = JSON.parse(out) as LoadResult;
-  // a quantile of no latencies is NaN, which JSON gives as null
+  // a quantile of no latencies is NaN, which JSON turns into null
   if (result.p50 === null) throw new Error('no request was answered within the measurement: the machine is too busy');
   return result;
 }
 
 /**
- * The load generator: raw sockets, requests made beforehand whose event ids are counted up in place, so that it costs
- * about a microsecond an event and leaves the machine to what is measured.
+ * The load generator: raw sockets, and prepared requests whose event ids are incremented in place, so that it costs about a
+ * microsecond per event and leaves the machine to what is measured.
  */
 async function generate(options: LoadOptions): Promise<LoadResult> {
   const { url, path = '/v1/events/ingest', tenants, connections, eventsPerRequest, seconds, rate } = options;
@@ -244,11 +244,11 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
     }));
     return () => {
       for (const { index, length } of places) bytes.write(digits(length), index, 'latin1');
-      // the socket may keep what it cannot send at once
+      // the socket may hold on to what it cannot send at once
       return Buffer.from(bytes);
     };
   };
-  /** No two alike: with room for a salt also beside other runs, else until all numbers of so many digits were used. */
+  /** No two alike: if there is room for a salt, even across runs; otherwise until all numbers of that length are used up. */
   const digits = (length: number) => {
     counter++;
     if (length === ID_DIGITS) return salt + String(counter).padStart(ID_DIGITS - salt.length, '0');
@@ -323,7 +323,7 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
   };
 }
 
-/** Where the first answer in the text ends; -1 while more of it is to come. */
+/** Where the first response in the text ends; -1 if it is incomplete. */
 function endOfAnswer(text: string): number {
   const head = text.indexOf('\r\n\r\n');
   if (head < 0) return -1;

@@ -1,12 +1,14 @@
-/** What `npm run bench` can run: what it measures, and for about how many seconds at `--quick`, as it is, and at `--long`. */
+/**
+ * What `npm run bench` can run: what each measures, and for about how many seconds with `--quick`, by default, and with `--long`.
+ */
 interface Bench {
   line: string;
   seconds: readonly [quick: number, usual: number, long: number];
   /** Needs no PostgreSQL. */
   pure?: true;
-  /** Where it is not the file of its name. */
+  /** If it is not the file of the same name. */
   file?: string;
-  /** Only where it is named. */
+  /** Runs only if named. */
   named?: true;
 }
 

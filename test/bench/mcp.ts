@@ -14,9 +14,9 @@ const CONCURRENT = 200;
 const ROUNDS = 15;
 
 /**
- * A tool call through `svc-proxy mcp` (decided by 100 statements, recorded and flushed to the disk, forwarded) beside the
- * same call through a bare pass-through process and without any, one of each in turn, over standard input and output.
- * Then 200 calls at a time through each.
+ * A tool call through `svc-proxy mcp` (decided by 100 statements, recorded and flushed to disk, forwarded), compared with the
+ * same call through a bare pass-through process and with a direct call, one of each in turn, over standard input and output. Then
+ * 200 calls at a time through each.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProgram(ctx.url, async ({ url, core, tenantId }) => {
@@ -71,7 +71,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       const file = await open(path.join(dir, 'line'), 'w');
       const line = Buffer.alloc(800, 'x');
       const calls = pick(ctx, 150, 3000);
-      /** Before any is measured: until then the engines of the processes still compile what runs often. */
+      /** Calls before any is measured: until then, the processes' engines are still compiling the hot paths. */
       const warmUp = pick(ctx, 150, 1500);
       for (let i = 0; i < calls + warmUp; i++) {
         for (const name of ['direct', 'bare', 'proxy'] as const) {
@@ -115,7 +115,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   });
 }
 
-/** As little of a client as measures: lines of JSON, and answers by their ids. */
+/** A minimal client for measuring: lines of JSON, and responses by id. */
 class Client {
   readonly #child: ChildProcess;
   readonly #waiting = new Map<number, (answer: { result?: { isError?: boolean } }) => void>();
@@ -139,7 +139,7 @@ class Client {
     this.#child.stdin!.write('{"jsonrpc":"2.0","method":"notifications/initialized"}\n');
   }
 
-  /** The milliseconds of one call, of which there are more different ones than the proxy remembers answers to. */
+  /** The milliseconds of one call; there are more different calls than the proxy remembers answers to. */
   async call(i: number): Promise<number> {
     const args = { amount: 1 + (i % 2000), user: { id: 'u_1', tier: 'gold' }, items: [{ sku: 'a-1', count: 2 }] };
     const began = performance.now();
@@ -167,7 +167,7 @@ class Client {
 if (import.meta.main) {
   const say = (message: unknown) => process.stdout.write(`${JSON.stringify(message)}\n`);
   if (process.argv[2] === 'bare') {
-    // reads and prints each message, as anything between the two would
+    // parses and serializes each message, as anything in between would
     const server = spawn(process.execPath, [process.argv[1]!, 'server'], { stdio: ['pipe', 'pipe', 'inherit'] });
     createInterface({ input: process.stdin })
       .on('line', (line) => server.stdin.write(`${JSON.stringify(JSON.parse(line))}\n`))

@@ -9,18 +9,19 @@ import { type BenchContext, type Figure, figure, load, pick } from './lib.ts';
 import { MASTER_KEY } from './program.ts';
 import { proxyMemory, withProxies } from './proxy.ts';
 
-/** Megabytes that a process may hold. */
+/** The most megabytes that a process may hold. */
 const IDLE = 150;
 const LOADED = 300;
 /**
- * After the start and after the last request: what is given back within this time counts as given back. A server does that when it
- * was quiet for 6 to 9 s; where it is a worker too, the jobs that follow an ingest keep it busy some 10 s longer.
+ * After the start and after the last request: memory released within this time counts as released. A server releases it after
+ * being quiet for 6 to 9 s; if it is also a worker, the jobs that follow an ingest keep it busy for about 10 s longer.
  */
 const SETTLE_MS = { quick: 3_000, usual: 25_000 };
 
 /**
- * Resident memory of the processes as they are run (`npm run worker`, the packed proxy): when nobody has asked them
- * anything, and after load at full speed, when they were quiet for some seconds. First a proxy, then a server with all roles, then (not with `--quick`) `web` and `worker` apart.
+ * Resident memory of the processes as they are run in practice (`npm run worker`, the packed proxy): before any request, and
+ * after load at full speed, once they have been quiet for some seconds. First a proxy, then a server with all roles, then (not
+ * with `--quick`) `web` and `worker` separately.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-memory-'));
@@ -56,7 +57,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     }
   };
   try {
-    // what Node keeps of the program's files (NODE_COMPILE_CACHE) is there from the second start on
+    // Node's compile cache for the program's files (NODE_COMPILE_CACHE) exists from the second start on
     await start('all roles', {});
     await stop();
     const all = await start('all roles', {});
@@ -97,7 +98,7 @@ interface Server {
   megabytes(): number;
 }
 
-/** A server as `npm run worker` starts it, with the roles that `env` says, when it serves. */
+/** A server started like `npm run worker`, with the roles given in `env`, once it is serving. */
 async function started(role: string, env: Record<string, string>): Promise<Server> {
   const port = await freePort();
   const { scripts } = JSON.parse(readFileSync('package.json', 'utf8')) as { scripts: Record<'worker', string> };

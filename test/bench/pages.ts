@@ -23,7 +23,7 @@ const DIST = path.resolve(import.meta.dirname, '../../web/dist');
 const MOST_MS = 200;
 const MOST_KIB = 200;
 
-/** A page, and the link or tab that leads to it from another one. */
+/** A page, and the link or tab that leads to it from another page. */
 interface Way {
   from: string;
   click: string;
@@ -75,13 +75,13 @@ const PAGES: Record<string, Way> = {
 };
 /** What only a tenant without any data leads to. */
 const NEW = ['the first steps'];
-/** What the short form visits. */
+/** What `--quick` visits. */
 const FEW = ['/', '/approvals', '/decisions', '/policies', 'a policy'];
 
 /**
- * How long a page of the dashboard takes from the click on its link until it is painted with all that it asked for, once the
- * program is loaded: with the demo's week, and with a tenant that has far more. Server, PostgreSQL and browser share the
- * machine. Then the bytes of the first view, compressed by gzip.
+ * How long a page of the dashboard takes from the click on its link until it is painted with everything that it requested, once
+ * the program is loaded: with the demo's week, and with a tenant that has far more. Server, PostgreSQL and browser share the
+ * machine. Then the bytes of the first view, gzipped.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const print = ctx.print ?? console.log;
@@ -138,7 +138,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-/** How much a tenant has beside its decisions. */
+/** How much a tenant has besides its decisions. */
 const MUCH = {
   policies: 100,
   reviews: 20,
@@ -154,8 +154,8 @@ const LITTLE: typeof MUCH = {
 };
 
 /**
- * Gives a tenant that has only decisions the rest: an admin, who is answered with, enforced policies and some to review, holds
- * that wait, and what the other pages list. The deliveries about them wait too: their destination is paused.
+ * Gives a tenant that has only decisions the rest: an admin, which it returns, enforced policies and some to review, waiting
+ * holds, and what the other pages list. The deliveries about them wait too: their destination is paused.
  */
 async function enlarge(
   core: Core,
@@ -243,7 +243,7 @@ interface Watched {
   watched: { measure(act: () => void): Promise<{ ms: number; asked: number; answered: number }> };
 }
 
-/** Each page so many times, from a page that was loaded anew: nothing that it shows was asked for before. */
+/** Visits each page `rounds` times, from a freshly loaded page: nothing that it shows was requested before. */
 async function visit(
   page: Page,
   url: string,
@@ -254,7 +254,7 @@ async function visit(
 ): Promise<Figure[]> {
   const found: { name: string; ms: number[]; asked: number; answered: number }[] = [];
   const missing: string[] = [];
-  /** The addresses of the pages from which others are reached by a tab. */
+  /** The URLs of the pages whose tabs lead to others. */
   const known = new Map<string, string>();
   for (const name of names) {
     const { from, click } = PAGES[name]!;
@@ -264,7 +264,7 @@ async function visit(
       continue;
     }
     const one = { name, ms: [] as number[], asked: 0, answered: 0 };
-    // the first time the browser may not have the code of the page
+    // the first time, the browser may not have the page's code
     for (let round = -1; round < rounds; round++) {
       await page.goto(url + start);
       await page.evaluate('watched.loaded()');
@@ -299,7 +299,7 @@ async function visit(
   ];
 }
 
-/** What a browser loads that was never here, before it shows the overview; without what it asks for. */
+/** What a browser on its first visit loads before it shows the overview, without the data that the page requests. */
 async function firstView(browser: Browser, signedIn: BrowserContext, url: string): Promise<Figure[]> {
   const context = await browser.newContext({ storageState: await signedIn.storageState() });
   await context.addInitScript(WATCH);
@@ -311,7 +311,7 @@ async function firstView(browser: Browser, signedIn: BrowserContext, url: string
   });
   const answer = await page.goto(url);
   await page.evaluate('watched.loaded()');
-  // what comes later is for what comes later
+  // files loaded later are for later
   const files = [...loaded.values()];
   const html = gzipSync(await answer!.body()).length;
   await context.close();
@@ -323,8 +323,8 @@ const gzipped = (file: string) =>
   existsSync(`${file}.gz`) ? readFileSync(`${file}.gz`).length : readFileSync(file).length;
 
 /**
- * Runs in the page: counts what it still asks for. It stands when nothing is asked for, nothing says that it loads, and
- * what is there has been painted; and it must stand so for a while, for one answer may lead to the next request.
+ * Runs in the page: counts its pending requests. The page has settled when no request is pending, nothing is marked as loading,
+ * and everything has been painted; and it must stay that way for a while, since one response may lead to the next request.
  */
 const WATCH = `
   globalThis.watched = (() => {

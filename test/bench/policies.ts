@@ -35,10 +35,10 @@ function lines<T>(name: string): T[] {
 const idOf = ({ session_id, step }: { session_id: string; step: number }) => `${session_id} ${step}`;
 
 /**
- * What policies make of recorded calls that change something: how many of the wrong ones they stop or hold, and how many
- * of the rightful ones they let through. Which is which is read for the count alone; no policy was made from it.
+ * What policies do with recorded calls that change something: how many of the wrong ones they stop or hold, and how many of the
+ * legitimate ones they let through. Which is which is read only for the count; no policy was written from it.
  *
- * Each call is decided after the recorded answers of the calls before it. The clock is that of the recording.
+ * Each call is decided after the recorded responses of the calls before it. The clock is the recording's.
  */
 export async function bench({ print = () => {} }: BenchContext): Promise<Figure[]> {
   if (!existsSync(path.join(DATA, 'airline-labels.jsonl'))) {
@@ -78,7 +78,7 @@ export async function bench({ print = () => {} }: BenchContext): Promise<Figure[
           tool[`${kind}, ${came}`] = (tool[`${kind}, ${came}`] ?? 0) + 1;
           byTool.set(call.tool_name, tool);
         }
-        // what comes after it in the recording builds on it, no matter who approved it
+        // what follows it in the recording builds on it, no matter who approved it
         if (came !== 'denied') rows = [...rows, ...learned(engine, call, answers.get(idOf(call)))];
       }
     }

@@ -9,20 +9,20 @@ import { createProgram } from '../../server/program.ts';
 import { createTenant } from '../../server/provision.ts';
 import { freePort } from '../helpers/ports.ts';
 
-/** Of every program that runs on a benchmark's database. */
+/** The master key of every program that runs on a benchmark's database. */
 export const MASTER_KEY = '07'.repeat(32);
-/** Of the tenant that is made for a benchmark. */
+/** The admin of the tenant created for a benchmark. */
 export const BENCH_ADMIN = 'bench@example.test';
 
-/** The real program on a database, with limits that a benchmark does not reach, while `work` runs. */
+/** Runs the real program on a database, with limits that a benchmark does not reach, during `work`. */
 export async function withProgram<T>(
   databaseUrl: string,
   work: (program: { url: string; core: Core; tenantId: string; adminKey: string }) => Promise<T>,
   parts: {
     egress?: Egress;
-    /** At an address that a browser can open. */
+    /** At a URL that a browser can open. */
     browsed?: boolean;
-    /** What is done with the folder of its data before it starts. */
+    /** Prepares its data folder before it starts. */
     before?: (dataDir: string) => Promise<void>;
   } = {},
 ): Promise<T> {

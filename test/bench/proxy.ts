@@ -38,7 +38,7 @@ const bodyOf = (amount: number) =>
   JSON.stringify({ amount, user: { id: 'u_1', tier: 'gold' }, items: [{ sku: 'a-1', count: 2 }] });
 const BODY = bodyOf(42.5);
 
-/** The real program, an upstream, and two ways to it, each in a process of its own. */
+/** The real program, an upstream, and two ways to reach it, each in its own process. */
 export interface Proxies {
   upstream: string;
   bare: string;
@@ -46,9 +46,9 @@ export interface Proxies {
   agentKey: string;
   /** Removed afterwards. */
   dir: string;
-  /** Another process of Node, until the end: resolves with the address that it says it listens on. */
+  /** Starts another Node process, which runs until the end: resolves with the address that it reports listening on. */
   start(args: string[], env?: Record<string, string>): Promise<string>;
-  /** Another proxy, as the package has it, with the megabytes that it has now. */
+  /** Starts another proxy, as packaged, and returns how to read its current megabytes. */
   packed(): Promise<{ url: string; megabytes: () => number }>;
 }
 
@@ -122,9 +122,9 @@ export async function withProxies<T>(databaseUrl: string, work: (proxies: Proxie
 }
 
 /**
- * A request through the proxy (agent told, body read, decided by 100 statements, recorded and flushed to the disk,
- * forwarded) beside the same request through a bare Node reverse proxy and without any, in turns. Each is a process of its
- * own, as is the caller.
+ * A request through the proxy (agent identified, body read, decided by 100 statements, recorded and flushed to disk, forwarded),
+ * compared with the same request through a bare Node reverse proxy and with a direct one, in turns. Each runs in its own process,
+ * as does the caller.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProxies(ctx.url, async (proxies) => [
@@ -133,7 +133,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   ]);
 }
 
-/** One request after the other over one connection. */
+/** One request after another over one connection. */
 async function latencies(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
   const ways = {
     direct: [proxies.upstream, FRESH],
@@ -143,7 +143,7 @@ async function latencies(ctx: BenchContext, proxies: Proxies): Promise<Figure[]>
   } as const;
   const took = { direct: [], bare: [], fresh: [], warm: [] } as Record<keyof typeof ways, LoadResult[]>;
   const flushes: number[] = [];
-  // the first round is not measured: until its end the engines of the processes still compile what runs often
+  // the first round is not measured: until its end the processes' engines are still compiling the hot paths
   for (let round = -1; round < pick(ctx, 1, 5); round++) {
     for (const name of Object.keys(ways) as (keyof typeof ways)[]) {
       const [url, body] = ways[name];
@@ -174,7 +174,7 @@ function saidOf(took: Record<string, LoadResult[]>, round: number): string {
   return each.map(([name, { p50, p99 }]) => `${name} ${shown(p50)} (p99 ${shown(p99)}) ms`).join(', ');
 }
 
-/** The median milliseconds of what a record costs at least: a line written and flushed, as often in a row. */
+/** The median milliseconds of the least that a record costs: a line written and flushed, `times` in a row. */
 function flushed(file: string, times: number): number {
   const fd = openSync(file, 'w');
   try {
@@ -203,7 +203,7 @@ async function asked(url: string, { agentKey }: Proxies, connections: number, bo
   return result;
 }
 
-/** Requests a second: questions of which no two are alike, the same one each time, and without a question. */
+/** Requests per second: with questions that all differ, with the same question each time, and without a question. */
 async function throughput(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
   const figures: Figure[] = [];
   for (const connections of pick(ctx, [16], [16, 64])) {
@@ -229,13 +229,13 @@ async function throughput(ctx: BenchContext, proxies: Proxies): Promise<Figure[]
   return figures;
 }
 
-/** A proxy gives back what load took when it was quiet for 6 to 9 s. */
+/** A proxy releases the memory that load took after being quiet for 6 to 9 s. */
 const SETTLE_MS = 12_000;
 
-/** Megabytes of the proxy's process, as the package has it: before its first request, right after many, and some seconds later. */
+/** Megabytes of the packaged proxy's process: before its first request, right after many, and some seconds later. */
 export async function proxyMemory(ctx: BenchContext, proxies: Proxies): Promise<Figure[]> {
   const { url, megabytes } = await proxies.packed();
-  // it has asked the control plane for everything once
+  // by now it has fetched everything from the control plane once
   await new Promise((resolve) => setTimeout(resolve, 1000));
   const idle = megabytes();
   for (const connections of [16, 64]) await asked(url, proxies, connections, FRESH, pick(ctx, 1, 5));

@@ -9,9 +9,9 @@ export interface Machine {
   postgres: string;
   redis: string;
   commit: string;
-  /** The work tree differs from the commit. */
+  /** The working tree differs from the commit. */
   dirty: boolean;
-  /** The load average of the last minute, when the run began. */
+  /** The load average of the last minute, when the run started. */
   load: number;
   effort: Effort;
 }
@@ -41,7 +41,7 @@ Without a name, all that need not be named. Each measures beside a limit of this
   --strict    exit with 1 where a figure missed its aim, not only where a benchmark failed`;
 }
 
-/** What the program exits with. */
+/** The exit status of the program. */
 export function statusOf(report: Report, failed: Failed, { strict }: { strict: boolean }): 0 | 1 {
   const missed = Object.values(report).some((figures) => figures.some(({ pass }) => pass === false));
   return Object.keys(failed).length > 0 || (strict && missed) ? 1 : 0;
@@ -78,7 +78,7 @@ export function table(machine: Machine, report: Report, failed: Failed): string 
   return [about(machine), ...lines, ...failures, met].join('\n');
 }
 
-/** The figures of docs/benchmarks.md: those with an aim, and ratios. */
+/** The figures for docs/benchmarks.md: those with an aim, and ratios. */
 export function markdown(machine: Machine, report: Report, failed: Failed): string {
   const row = (cells: readonly string[]) => `| ${cells.map((cell) => cell.replaceAll('|', '\\|')).join(' | ')} |`;
   const rows = Object.entries(report).flatMap(([name, figures]) =>

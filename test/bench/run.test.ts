@@ -105,7 +105,7 @@ test('the status is 1 where a benchmark failed, and with --strict where a figure
 });
 
 test('--strict is an option of the program', () => {
-  // what is measured there is exact: no case differs
+  // this one is exact: no case differs
   const { status } = spawnSync(process.execPath, [run, '--quick', '--strict', 'differential'], { env });
   expect(status).toBe(0);
 });

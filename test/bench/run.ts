@@ -10,10 +10,10 @@ import { BENCHES, type BenchName, benchOf } from './list.ts';
 import { help, type Machine, markdown, statusOf, table } from './report.ts';
 
 /**
- * The benchmarks (`npm run bench`, or `npm run bench -- ingest verify`): each measures the program beside what the machine
- * can do at all for the same job, in the same run. The ratios are what counts; absolute figures belong to the machine.
+ * The benchmarks (`npm run bench`, or `npm run bench -- ingest verify`): each compares the program with the most that the machine
+ * can do for the same job, in the same run. The ratios are what counts; absolute figures depend on the machine.
  *
- * Exits with 1 where a benchmark failed, or with `--strict` missed an aim; with 2 where it was asked for what does not exist.
+ * Exits with 1 if a benchmark failed, or with `--strict` missed an aim; with 2 if asked for one that does not exist.
  */
 const OPTIONS = {
   quick: { type: 'boolean', default: false },

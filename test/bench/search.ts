@@ -9,27 +9,26 @@ import { type BenchContext, type Figure, figure, median, pick } from './lib.ts';
 const TENANT = 'searched';
 const TRACE = (n: number) => n.toString(16).padStart(32, '0');
 
-/** The values of each filter: of many records, of a few, and of none. */
+/** The values of each filter: matching many records, a few, and none. */
 const VALUES = {
   agent_id: { many: 'agent-0', few: 'agent-7', none: 'agent-x' },
   session_id: { many: 'session-0', few: 'session-7', none: 'session-x' },
   trace_id: { many: TRACE(0), few: TRACE(7), none: 'f'.repeat(32) },
-  // what every ninth record has, and one that none has
+  // a value that every ninth record has, and one that none has
   decision: { many: 'deny', few: 'allow_with_masking', none: 'escrow' },
-  // of tool-1 none was denied
+  // no call of tool-1 was denied
   tool_name: { many: 'tool-2', few: 'tool-7', none: 'tool-1' },
   tool_server: { many: 'server-4', few: 'server-rare', none: 'server-x' },
   agent_role: { many: 'role-3', few: 'role-rare', none: 'role-x' },
-  // role-3 is of odd records, and policy-4 of even ones
+  // odd records have role-3, and even ones policy-4
   policy_id: { many: 'policy-4', few: 'policy-rare', none: 'policy-x' },
   rule_id: { many: 'rule-1', few: 'rule-rare', none: 'rule-x' },
   proxy_id: { many: 'proxy-5', few: 'proxy-rare', none: 'proxy-x' },
 } as const satisfies Record<FilterField, unknown>;
 
 /**
- * Pages of GET /v1/events for every pair of the filters, and each of them alone, over all records and in a range of time, as
- * the role of requests. What says only how a value begins is shown without an aim: it is bounded by the records that are
- * scanned.
+ * Pages of GET /v1/events for every pair of the filters, and each of them alone, over all records and in a time range, as the
+ * role of requests. Prefix filters are shown without an aim: their cost is bounded by the records scanned.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const print = ctx.print ?? console.log;
@@ -123,12 +122,12 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
 
 const STEP_MS = 7;
 
-/** A number, or for one record in so many a value of its own. */
+/** A number; one record in 10,007 gets the value 'rare' instead. */
 const rare = (number: string) => `case when g % 10007 = 5 then 'rare' else (${number})::text end`;
 
 /**
- * A chain that only a search reads: no hash follows from another. A fifth of it is one busy agent, in one session, that was
- * never denied anything.
+ * A chain for searching only: the hashes do not form a chain. A fifth of it is one busy agent, in one session, that was never
+ * denied anything.
  */
 async function fill(
   db: Awaited<ReturnType<typeof openDatabase>>,
@@ -192,7 +191,7 @@ async function fill(
     `summaries: ${(((performance.now() - began) * 1000) / records).toFixed(1)} µs and ${(rows[0]!.bytes / records).toFixed(1)} bytes a record`,
   );
   const steward = await db.connectOwner();
-  // of many records it takes longer than what is asked of the pool may
+  // with many records it takes longer than a query of the pool may
   await steward.query('vacuum analyze forensic_record, forensic_block');
   await steward.end();
   return first;

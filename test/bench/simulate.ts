@@ -14,7 +14,7 @@ import { runSimulation } from '../../server/simulation/run.ts';
 import { besideIngest, filledTenant } from './beside.ts';
 import { type BenchContext, type Figure, figure, pick, ratios, wireEvent } from './lib.ts';
 
-/** Of each size; of the largest there is one. */
+/** Per size; the largest has one. */
 const ROUNDS = 2;
 const TOOLS = ['payments.refund', 'crm.contact.update', 'email.send', 'db.query', 'orders.read'] as const;
 const ROLES = ['support', 'sales', 'finance', 'desk'] as const;
@@ -38,14 +38,14 @@ function policyText(refund: number, more = ''): string {
 }
 const LIVE = policyText(100);
 const DRAFTS = {
-  /** One limit of one role and tool: a twentieth of the decisions. */
+  /** One limit of one role and tool: affects a twentieth of the decisions. */
   typical: policyText(150),
-  /** A rule for everybody that reads what few values have: all decisions, few questions. */
+  /** A rule for everyone that reads an argument with few values: all decisions, few questions. */
   grouped: policyText(
     100,
     '@id("closed") forbid(principal, action, resource) when { context.str.hasTag("state") && context.str.getTag("state") == "closed" };',
   ),
-  /** A rule for everybody that reads a text that no two calls have in common: as many questions as decisions. */
+  /** A rule for everyone that reads a text that differs in every call: as many questions as decisions. */
   worst: policyText(
     100,
     '@id("words") forbid(principal, action, resource) when { context.str.hasTag("note") && context.str.getTag("note") like "*99*" };',
@@ -55,9 +55,9 @@ type Draft = keyof typeof DRAFTS;
 
 interface Run {
   seconds: number;
-  /** Of the processor, in all threads: on a machine that others use too, it says more than the seconds on the wall. */
+  /** Processor time over all threads: on a shared machine, it is more telling than wall time. */
   processor: number;
-  /** The most memory that its process ever held beyond what it held before, in MB. */
+  /** The peak memory of its process beyond what it held before, in MB. */
   peakMb: number;
   decisions: number;
   questions: number;
@@ -65,9 +65,9 @@ interface Run {
 }
 
 /**
- * The simulation of a draft on stored decisions, beside reading the same rows (COPY OUT, thrown away) in the same run:
- * 10 k, 100 k and 1 M decisions with whole inputs; a draft as most are, one that concerns all decisions in few ways, and
- * the worst there is. Each run is a process of its own, so that its peak memory is its own too.
+ * The simulation of a draft on stored decisions, compared with reading the same rows (COPY OUT, discarded) in the same run: 10 k,
+ * 100 k and 1 M decisions with whole inputs; a typical draft, one that concerns all decisions in few ways, and the worst
+ * possible. Each run has its own process, so that its peak memory is its own too.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const print = ctx.print ?? console.log;
@@ -123,13 +123,13 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-/** What the worst draft costs ingest beside its simulation. */
+/** What ingest pays for a concurrent simulation of the worst draft. */
 async function beside(ctx: BenchContext, simulated: string): Promise<Figure[]> {
   const work = (signal: AbortSignal, busy: () => boolean) => simulate('worst', ctx.url, simulated, signal, busy);
   return (await besideIngest(ctx, { rate: 2000, what: 'simulation', most: 2, work })).figures;
 }
 
-/** A tenant with decisions that keep their inputs whole, and no projections: retention or settings took those. */
+/** A tenant whose decisions keep their whole inputs and no projections, as if retention or settings had removed those. */
 const fill = (url: string, size: number) =>
   filledTenant(url, `simulate_${size}`, { size, batch: 500, eventAt: pastDecision });
 
@@ -163,7 +163,7 @@ function pastDecision(i: number, tenantId: string): AppendEvent {
   return { event: event as unknown as DecisionEvent, input: kept };
 }
 
-/** How many decisions the draft changes: counted here without policies. */
+/** How many decisions the draft changes, counted here without policies. */
 function changedBy(draft: Draft, size: number): number {
   let changed = 0;
   for (let i = 0; i < size; i++) {

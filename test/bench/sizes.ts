@@ -7,10 +7,10 @@ import { addRecord, COPY_RECORDS, session } from '../../server/chain/transaction
 import type { DecisionEvent } from '../../server/domain/decision.ts';
 import { type BenchContext, type Figure, figure, median, pick, ratios, wireEvent } from './lib.ts';
 
-/** Records of one round into each table. */
+/** Records per round in each table. */
 const ROUND = 50_000;
 const GROUP = 1000;
-/** Tenants whose records mix, as in a group of the writer. */
+/** Tenants whose records are mixed, as in a group of the writer. */
 const TENANTS = 30;
 const PARTITIONS = 16;
 
@@ -18,8 +18,8 @@ type Table = 'plain' | 'parted';
 const NAMES: Record<Table, string> = { plain: 'forensic_record', parted: 'forensic_record_parted' };
 
 /**
- * What a stored decision takes on disk and in the log of the database, and the same table with hash partitions by tenant
- * beside it: rows in by the writer's COPY in turn, then a vacuum, and pages as the role of requests.
+ * What a stored decision takes on disk and in the database's log, compared with the same table with hash partitions by tenant:
+ * rows written in turn by the writer's COPY, then a vacuum, and pages as the role of requests.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const print = ctx.print ?? console.log;
@@ -99,9 +99,9 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
 const BATCH = 25;
 const tenantOf = (i: number) => (Math.floor(i / BATCH) * 7919) % TENANTS;
 
-/** One round of groups, each committed and flushed, two under way. Resolves with records per second of the database. */
+/** One round of groups, each committed and flushed, two in flight. Resolves with the database's records per second. */
 async function write(url: string, table: Table, first: number, seqs: number[]): Promise<number> {
-  // made before, so that what is measured is the database
+  // prepared in advance, so that only the database is measured
   const copies: Buffer[] = [];
   for (let from = first; from < first + ROUND; from += GROUP) {
     const rows = new CopyRows(2 ** 20);
@@ -135,7 +135,7 @@ async function write(url: string, table: Table, first: number, seqs: number[]): 
   return ROUND / seconds;
 }
 
-/** Milliseconds of one statement as the role of requests, planned each time as the program does, in turn. */
+/** Milliseconds of one statement as the role of requests, planned each time as in the program, in turn. */
 async function reads(client: pg.Client, records: number): Promise<Figure[]> {
   const figures: Figure[] = [];
   const statements: Record<string, (table: string, n: number) => [string, unknown[]]> = {

@@ -11,14 +11,14 @@ import { withProgram } from './program.ts';
 
 const PROXIES = 100;
 const AGENTS = 10;
-/** A stop is made every second and is in force for so long. */
+/** A stop is created every second and is in force for this long. */
 const IN_FORCE_MS = 4_000;
-/** No decision for the target may pass so long after the stop was made. */
+/** No decision for the target may pass this long after the stop was created. */
 const LATE_MS = 2_000;
 /** Requests per second, of each kind. */
 const RATE = 40;
 
-/** What a decision point decided for an agent, and when it had. */
+/** What a decision point decided for an agent, and when. */
 interface Decided {
   agent: string;
   at: number;
@@ -26,10 +26,10 @@ interface Decided {
 }
 
 /**
- * A stop of an agent every second, lifted again four seconds later, while that agent and others are asked for at
- * `/v1/evaluate` and at a proxy, in an open loop. A hundred more proxies wait for stops as proxies do (the proxy's own
- * code, its polls, its files) and look up what is stopped all the time. Beside it, what the machine can do: a bare Node
- * server with a hundred requests parked, which are answered at once.
+ * A stop of an agent every second, lifted four seconds later, while decisions for that agent and others are requested at
+ * `/v1/evaluate` and at a proxy, in an open loop. A hundred more proxies wait for stops as proxies do (the proxy's own code, its
+ * polls, its files) and constantly look up what is stopped. For comparison, what the machine can do: a bare Node server with a
+ * hundred parked requests, which are answered at once.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const rounds = pick(ctx, 4, 40);
@@ -48,7 +48,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
       (await core.keys.createApiKey(tenantId, { label: 'bench', scopes: ['proxy'], owner: null }, { actor: by.actor }))
         .secret;
     const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-stop-'));
-    // each proxy has a disk of its own; a hundred on this machine's one would wait for each other's flushes
+    // each real proxy has its own disk; a hundred sharing this machine's would wait for each other's flushes
     const memory = existsSync('/dev/shm') ? mkdtempSync('/dev/shm/svc-bench-stop-') : path.join(dir, 'watchers');
     const children: ChildProcess[] = [];
     try {
@@ -191,9 +191,8 @@ async function listening(child: ChildProcess): Promise<string> {
 }
 
 /**
- * A hundred proxies as far as stops go. For each change: when each of them had it in force, by its own look-ups of an
- * agent. They also look up all agents every 50 ms; what is kept of that is the last time before each change that one
- * was let pass.
+ * A hundred proxies, reduced to stops. For each change: when each of them had it in force, by its own look-ups of an agent. They
+ * also look up all agents every 50 ms, keeping only the last time before each change that an agent was let through.
  */
 async function watchers(url: string, key: string, dir: string, agents: readonly string[]): Promise<void> {
   const applied: { id: string; at: number; stopped: boolean }[] = [];
@@ -213,7 +212,7 @@ async function watchers(url: string, key: string, dir: string, agents: readonly 
         if (id === undefined) inForce.delete(agent);
         else {
           inForce.set(agent, id);
-          // the next look-ups begin another entry
+          // the next look-ups start a new entry
           passed.set(`${n} ${agent} ${id}`, passed.get(`${n} ${agent}`) ?? { agent, last: 0 });
         }
         passed.delete(`${n} ${agent}`);
@@ -260,7 +259,7 @@ async function watchers(url: string, key: string, dir: string, agents: readonly 
   process.send!('ready');
 }
 
-/** Asks for every agent in turn, at the server and at the proxy, whether answers have come or not. */
+/** Asks for every agent in turn, at the server and at the proxy, whether responses have arrived or not. */
 async function load(url: string, proxy: string, tenant: string, keys: readonly string[]): Promise<void> {
   const decided = { evaluate: [] as Decided[], proxy: [] as Decided[] };
   let failed = 0;

@@ -14,15 +14,15 @@ const ROUNDS = 3;
 type Mode = 'verify' | 'copy' | 'hash';
 interface Run {
   recordsPerSecond: number;
-  /** The most memory that the process ever held, in MB. */
+  /** The peak memory of the process, in MB. */
   peakMb: number;
-  /** How much of that was added by the pass. */
+  /** How much of that the pass added. */
   addedMb: number;
 }
 
 /**
- * The verification of a stored chain beside its two parts: reading the rows (COPY OUT, thrown away) and hashing lines
- * that are in memory. Each run is a process of its own, so that its peak memory is its own too.
+ * The verification of a stored chain, compared with its two parts: reading the rows (COPY OUT, discarded) and hashing lines in
+ * memory. Each run has its own process, so that its peak memory is its own too.
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const print = ctx.print ?? console.log;
@@ -57,7 +57,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return figures;
 }
 
-/** What a verification of a chain of a million records costs ingest beside it. */
+/** What ingest pays for a concurrent verification of a chain of a million records. */
 async function beside(ctx: BenchContext, verified: string): Promise<Figure[]> {
   let records = 0;
   const work = async (signal: AbortSignal, busy: () => boolean) => {
@@ -72,7 +72,7 @@ async function beside(ctx: BenchContext, verified: string): Promise<Figure[]> {
   return [...figures, figure('records verified beside', records / seconds, 'records/s')];
 }
 
-/** A tenant with a chain of so many records. */
+/** A tenant with a chain of `size` records. */
 export const fill = (url: string, size: number) =>
   filledTenant(url, `verify_${size}`, {
     size,
