@@ -446,9 +446,9 @@ const IN_ORDER: Record<HoldOrder, string> = {
 };
 
 /**
- * The hold shown next to the list: the requested one, or else the first one when the list was opened. INVARIANT: it never changes
- * by itself. A hold that arrives while someone reads must not replace the one they read just as they press a vote's key: agents
- * choose when they ask.
+ * The hold shown next to the list: the requested one, or else the first one when the list was opened.
+ * INVARIANT: it never changes by itself. A hold that arrives while someone reads must not replace the one they read just as they
+ * press a vote's key: agents choose when they ask.
  */
 function useChosen(wide: boolean, asked: string | undefined, list: string, first: string | undefined) {
   const [shown, setShown] = useState<{ list: string; id: string | undefined }>({ list, id: undefined });

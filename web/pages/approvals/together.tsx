@@ -21,8 +21,8 @@ type Action = Pick<Rejectable, 'id' | 'estimated_value' | 'value_currency'> &
   Parameters<typeof ActionTarget>[0]['action'];
 
 /**
- * The selected rows of a list. A different list starts with none, and rows that leave the list are deselected. INVARIANT: nothing
- * gets selected by itself. A hold that arrives while someone selects is not included.
+ * The selected rows of a list. A different list starts with none, and rows that leave the list are deselected.
+ * INVARIANT: nothing gets selected by itself. A hold that arrives while someone selects is not included.
  */
 export function useMarked(list: string, rows: readonly string[]) {
   const [state, setState] = useState({ list, marked: NONE });
