@@ -119,7 +119,7 @@ async function started(role: string, env: Record<string, string>): Promise<Serve
   return { role, url, child, megabytes: () => residentMegabytes(child.pid!) };
 }
 
-/** Of a process, by its id. */
+/** The resident memory of a process, by its id. */
 export function residentMegabytes(pid: number): number {
   return Number(execFileSync('ps', ['-o', 'rss=', '-p', String(pid)], { encoding: 'utf8' })) / 1024;
 }

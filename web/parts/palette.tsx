@@ -100,7 +100,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
   const searching = word.length > 1 && (query.isFetching || sought.toLowerCase() !== word);
   // biome-ignore lint/correctness/useExhaustiveDependencies: whenever another one is chosen
   useEffect(() => {
-    // in some browsers it answers with a promise, which is nothing to clean up with
+    // in some browsers it returns a promise, which is not a cleanup function
     void chosen.current?.scrollIntoView({ block: 'nearest' });
   }, [index]);
 
@@ -113,7 +113,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
     const last = options.length - 1;
     const next = { ArrowDown: index >= last ? 0 : index + 1, ArrowUp: index <= 0 ? last : index - 1 }[event.key];
     if (next !== undefined) setAt(next);
-    // what was typed is not what is listed yet: Enter must not open something else
+    // the list does not match the typed text yet: Enter must not open something else
     else if (event.key === 'Enter' && !searching) open(options[index]);
     else return;
     event.preventDefault();
@@ -124,7 +124,7 @@ export default function Palette({ onClose }: { onClose: () => void }) {
       <Modal.Content aria-label="Find">
         <Modal.Body p="sm">
           <TextInput
-            // with the first render: the trap of the dialog would move the focus after keys that come in the meantime
+            // on the first render: the dialog's focus trap would move the focus only later, after keys typed in the meantime
             autoFocus
             data-autofocus
             aria-label="Find a page, policy, rule, hold, agent, tool, session or record"

@@ -46,7 +46,7 @@ export function DataTable<Row>({
   error?: unknown;
   retry?: () => void;
   empty: ReactNode;
-  /** A click anywhere in a row; by keyboard the row's own link or button does the same. */
+  /** Runs on a click anywhere in a row; on the keyboard, the row's own link or button does the same. */
   onOpen?: (row: Row) => void;
   selected?: string;
   /** The row was added since the page was opened. */

@@ -12,7 +12,7 @@ export function When({ at, exact = false }: { at: string; exact?: boolean }) {
   );
 }
 
-/** The time of day, for lists that flow. */
+/** The time of day, for live lists. */
 export function Clock({ at }: { at: string }) {
   const [zone] = useZone();
   return (

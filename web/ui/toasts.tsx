@@ -5,7 +5,7 @@ const load = () => import('./messages.tsx');
 /** After the first view has loaded, and before the server is likely to become unreachable, which many messages are about. */
 const AHEAD_MS = 5_000;
 
-/** The messages that come and go in a corner. Their code is not part of the first view. */
+/** The messages that appear in a corner for a while. Their code is not part of the first view. */
 export function Toasts() {
   const [Messages, show] = useState<ComponentType>();
   useEffect(() => {

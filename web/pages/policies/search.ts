@@ -1,4 +1,4 @@
-/** `live`: a version is enforced, whichever; the others are the status of the newest version. */
+/** `live`: any version is enforced; the others are the status of the newest version. */
 export const STATUSES = ['live', 'draft', 'pending_approval', 'revoked'] as const;
 export type PolicyStatus = (typeof STATUSES)[number];
 

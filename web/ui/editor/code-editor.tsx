@@ -251,7 +251,7 @@ export default function CodeEditor({
   );
 }
 
-/** The policy has another id: its text is checked again. */
+/** Signals that the policy has a new id, so its text is checked again. */
 const renamed = StateEffect.define<null>();
 
 /**
