@@ -22,7 +22,6 @@ import './start.css';
 /**
  * From an empty tenant to a denied, an allowed, a held and an approved call in a few minutes, all on this page; then the key for
  * a real agent, and its first call.
- * key for a real agent, and its first call.
  */
 export function Start() {
   const me = useMe();
