@@ -40,5 +40,5 @@ export function useServerForm<Values extends Record<string, unknown>>({
 /** The trimmed value of a field; undefined if empty. */
 export const filled = (text: string): string | undefined => text.trim() || undefined;
 
-/** Typed text in the form that the server accepts for a reason: on one line. */
+/** Puts typed text on one line, as the server requires of a reason. */
 export const asReason = (text: string): string => text.trim().replace(/\s+/g, ' ');

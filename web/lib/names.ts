@@ -4,9 +4,7 @@ import { type Named, usePeopleAndKeys } from './people.ts';
 import { useMe } from './session.ts';
 import { trpc } from './trpc.ts';
 
-/**
- * What has an id that means nothing to a reader, by its type as the audit log writes it, and the name for an id, if it has one.
- */
+/** The things whose ids mean nothing to a reader, by type as the audit log writes it, and the name for an id, if it has one. */
 export function useNames() {
   const admin = useMe().has('admin');
   const { data } = useQuery(

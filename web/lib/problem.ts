@@ -6,7 +6,7 @@ type Problem = Omit<ProblemBody, 'code' | 'type'> & { code: ErrorCode | 'UNREACH
 
 const answered = (error: unknown) => (error as { data?: { problem?: ProblemBody } } | null)?.data?.problem;
 
-/** The detail that the server gave for its own title. */
+/** The detail exactly as the server sent it. */
 export const detailOf = (error: unknown): string | undefined => answered(error)?.detail;
 
 /** The problem in the server's response, or one for a missing response. Its title states what happened. */

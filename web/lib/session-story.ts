@@ -1,4 +1,4 @@
-/* Types of its own: a test reads this file without the program whose responses it handles. */
+/* Defines its own types: a test reads this file without the program whose responses it handles. */
 
 interface DecisionLike {
   id: string;

@@ -136,7 +136,7 @@ interface Answered {
   result: Result;
 }
 
-/** Asks each question on the current text, and whether the live policies answer the same. */
+/** Asks each question of the current text, and shows whether the live policies answer the same. */
 function AskAll({
   questions,
   policyId,

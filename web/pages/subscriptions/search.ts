@@ -5,7 +5,10 @@ type Asked = Inputs['subscriptions']['deliveries'];
 
 export const DELIVERY_STATES = ['retrying', 'delivered', 'failed'] as const satisfies Asked['status'][];
 
-/** The search parameters of a subscription's page: the time range of its chart, and which deliveries are listed. */
+/**
+ * The search parameters of a subscription's page: the time range of its chart, the part of it whose deliveries are listed, and
+ * what else filters them.
+ */
 export interface SubscriptionSearch {
   last?: Last;
   since?: string;
