@@ -6,7 +6,7 @@ export type DecisionRow = Answers['events']['list']['events'][number];
 type Filters = Omit<Inputs['events']['list'], 'order' | 'after' | 'limit'>;
 
 const PAGE = 60;
-/** A stream shows at most this many; older decisions are on the list page. */
+/** When new decisions arrive, only this many are kept. */
 const MAX_ROWS = 2_000;
 
 /**

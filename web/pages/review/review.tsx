@@ -49,7 +49,7 @@ export function ReviewPage() {
 function Review({ policy }: { policy: PolicyDetail }) {
   const { id } = policy;
   const name = usePeople();
-  /** The version this person is viewing. Only this version can be decided, even if a newer one is saved meanwhile. */
+  /** The version this person is viewing. It stays the same if a newer one is saved, and can then no longer be decided. */
   const [reviewed, setReviewed] = useState(policy.version);
   const enforcedBefore = useRef(policy.live_version === policy.version ? null : policy.live_version).current;
   const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
