@@ -126,8 +126,8 @@ const STEP_MS = 7;
 const rare = (number: string) => `case when g % 10007 = 5 then 'rare' else (${number})::text end`;
 
 /**
- * A chain for searching only: its hashes do not build on each other. A fifth of it is one busy agent, in one session, that was never
- * denied anything.
+ * A chain for searching only: its hashes do not build on each other. A fifth of it is one busy agent, in one session, that was
+ * never denied anything.
  */
 async function fill(
   db: Awaited<ReturnType<typeof openDatabase>>,

@@ -6,7 +6,7 @@ import { PageLink } from '../../ui/link.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
-/** The evidence that the record is the one that was written: its place and hash in the chain, and the signature that covers it. */
+/** Evidence that the record is the one that was written: its place and hash in the chain, and the signature that covers it. */
 export function Proof({ event: { chain } }: { event: Answers['events']['get'] }) {
   const stored = useQuery(trpc.chain.records.queryOptions({ seq: chain.seq, radius: 1 }));
   const newest = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false }));
