@@ -300,6 +300,7 @@ export class Workloads {
 
   /** The claims, and the trusts whose key set signed them: trusts of one issuer may name several key sets. */
   async #verified(subject: string, token: { issuer: string; audience: string }, all: readonly WorkloadTrustRow[]) {
+    let unreachable = false;
     for (const [jwksUri, trusts] of Map.groupBy(all, (trust) => trust.jwksUri ?? undefined)) {
       try {
         const claims = await this.#oidc.verify(subject, { ...token, jwksUri });
@@ -310,10 +311,14 @@ export class Workloads {
           { issuer: token.issuer, reason: error.detail },
           'the keys of a trusted issuer cannot be fetched',
         );
-        throw new AppError('UNAVAILABLE', 'the keys of the issuer cannot be fetched', {
-          headers: { 'retry-after': '10' },
-        });
+        // another key set may know the signature
+        unreachable = true;
       }
+    }
+    if (unreachable) {
+      throw new AppError('UNAVAILABLE', 'the keys of the issuer cannot be fetched', {
+        headers: { 'retry-after': '10' },
+      });
     }
     return undefined;
   }

@@ -69,6 +69,22 @@ describe('the token of a pipeline', () => {
     expect((await server.call(403, 'POST /v1/policies', { key }, draft)).body.code).toBe('KEY_SCOPE');
   });
 
+  test('needs one key set of its issuer, also while another one that is trusted cannot be fetched', async () => {
+    const gone = await TokenIssuer.start(() => server.clock.now());
+    const other = await server.tenant();
+    await server.call(201, 'POST /v1/workload-trust', other.admin, {
+      ...{ label: 'gone', issuer: issuer.issuer, match: GITHUB_MATCH, scopes: ['policies:read'] },
+      jwks_uri: `${gone.issuer}/jwks`,
+    });
+    gone.answer['/jwks'] = (_, response) => void response.writeHead(500).end();
+    server.clock.advance(1000);
+    await trust(server, other, issuer);
+    const aud = audienceOf(server, other);
+    await exchange(200, await issuer.sign({ ...run(), aud }));
+    expect(gone.requests.length).toBeGreaterThan(1);
+    expect((await exchange(503, await gone.sign({ ...run(), aud, iss: issuer.issuer }))).code).toBe('UNAVAILABLE');
+  });
+
   test('works once, in all processes, no matter who is first', async () => {
     const subject = await issuer.sign(run());
     const answers = await Promise.all(
