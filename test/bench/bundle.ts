@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { request } from 'node:http';
 import Fastify from 'fastify';
-import { alternate, type BenchContext, type Figure, figure, pick, ratios } from './lib.ts';
+import { alternate, type BenchContext, type Figure, figure, killSelf, pick, ratios } from './lib.ts';
 import { withProgram } from './program.ts';
 
 const CONNECTIONS = 16;
@@ -43,8 +43,8 @@ async function rate(url: string, headers: Record<string, string>, seconds: numbe
   child.stdout.on('data', (data) => {
     out += data;
   });
-  const [code] = await once(child, 'close');
-  if (code !== 0) throw new Error(`the load generator failed with ${code}`);
+  const [code, signal] = await once(child, 'close');
+  if (signal !== 'SIGKILL') throw new Error(`the load generator failed with ${code ?? signal}`);
   return Number(out);
 }
 
@@ -69,7 +69,7 @@ if (import.meta.main) {
   setTimeout(() => {
     measuring = true;
     setTimeout(() => {
-      process.stdout.write(String(done / Number(seconds)), () => process.exit(0));
+      process.stdout.write(String(done / Number(seconds)), killSelf);
     }, Number(seconds) * 1000);
   }, 700);
 }

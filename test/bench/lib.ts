@@ -199,8 +199,8 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   child.stdout.on('data', (data) => {
     out += data;
   });
-  const [code] = await once(child, 'close');
-  if (code !== 0) throw new Error(`the load generator failed with ${code}`);
+  const [code, signal] = await once(child, 'close');
+  if (signal !== 'SIGKILL') throw new Error(`the load generator failed with ${code ?? signal}`);
   const result = JSON.parse(out) as LoadResult;
   // a quantile of no latencies is NaN, which JSON turns into null
   if (result.p50 === null) throw new Error('no request was answered within the measurement: the machine is too busy');
@@ -323,6 +323,14 @@ async function generate(options: LoadOptions): Promise<LoadResult> {
   };
 }
 
+/**
+ * Ends a load generator that has printed its result. `process.exit` can wait forever for a compiler thread that itself waits for
+ * the main thread (nodejs/node#54918).
+ */
+export function killSelf(): void {
+  process.kill(process.pid, 'SIGKILL');
+}
+
 /** Where the first response in the text ends; -1 if it is incomplete. */
 function endOfAnswer(text: string): number {
   const head = text.indexOf('\r\n\r\n');
@@ -337,5 +345,5 @@ function endOfAnswer(text: string): number {
 
 if (import.meta.main) {
   const result = await generate(JSON.parse(process.argv[2]!) as LoadOptions);
-  process.stdout.write(JSON.stringify(result), () => process.exit(0));
+  process.stdout.write(JSON.stringify(result), killSelf);
 }
