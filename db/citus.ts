@@ -1,6 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks';
 import pg from 'pg';
 import { isDatabaseFault } from '../server/lib/database-fault.ts';
+import { patient } from '../server/lib/patience.ts';
 import { RequestClient, within } from './client.ts';
 
 /*
@@ -360,7 +361,7 @@ async function inTime<R extends pg.QueryResultRow>(
   const client = await search.connect();
   let broken: Error | undefined;
   try {
-    return (await within(ACROSS_MS, client.query<R>(found, values))).rows;
+    return (await within(patient(ACROSS_MS), client.query<R>(found, values))).rows;
   } catch (error) {
     broken = error as Error;
     throw error;

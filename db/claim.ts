@@ -1,4 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises';
+import { patient } from '../server/lib/patience.ts';
 import { PrimaryClient } from './primary.ts';
 import { connectSession } from './session.ts';
 
@@ -42,7 +43,7 @@ export async function claimDatabase(
       client = undefined;
       again();
     });
-    const end = Date.now() + PATIENCE_MS;
+    const end = Date.now() + patient(PATIENCE_MS);
     for (;;) {
       const { rows } = await mine.query<{ taken: boolean }>(`select ${attempt}($1) as taken`, [CLAIM_LOCK]);
       if (rows[0]?.taken) break;

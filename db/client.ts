@@ -1,5 +1,6 @@
 import pg from 'pg';
 import { inTime } from '../server/lib/deadlines.ts';
+import { patient } from '../server/lib/patience.ts';
 import { PrimaryClient } from './primary.ts';
 
 /** A transaction that may write, including its commit, ends within this time, or its connection is cut. */
@@ -51,7 +52,7 @@ export interface SteadyConfig extends pg.ClientConfig {
  *   statement resolves: a connection that is gone has rolled back, and rejects whatever comes after BEGIN.
  */
 export class SteadyClient extends PrimaryClient {
-  protected readonly silentMs: number = SILENT_MS;
+  protected readonly silentMs: number = patient(SILENT_MS);
   readonly #refusal: (() => Error | undefined) | undefined;
   #transaction: Limit | undefined;
   #long = false;
@@ -78,7 +79,7 @@ export class SteadyClient extends PrimaryClient {
     }
     if (BEGIN.test(text)) {
       this.#transaction?.end();
-      this.#transaction = this.#cutAfter(WRITE_MS);
+      this.#transaction = this.#cutAfter(patient(WRITE_MS));
       this.#long = false;
     }
     if (text === LONG_TRANSACTION) {
@@ -86,7 +87,9 @@ export class SteadyClient extends PrimaryClient {
       this.#long = true;
     }
     const bounded = WRITE.test(text) || (this.#long && END.test(text));
-    const statement = bounded ? this.#cutAfter(WRITE_MS) : this.#cutWhenSilent(this.#long ? SILENT_MS : this.silentMs);
+    const statement = bounded
+      ? this.#cutAfter(patient(WRITE_MS))
+      : this.#cutWhenSilent(this.#long ? patient(SILENT_MS) : this.silentMs);
     const answered = () => {
       this.#heardAt = performance.now();
       statement.end();
@@ -163,15 +166,15 @@ class Limit {
 
 /** An owner connection for work that requests wait for. */
 export class PromptClient extends SteadyClient {
-  protected override readonly silentMs = SILENT_TO_REQUESTS_MS;
+  protected override readonly silentMs = patient(SILENT_TO_REQUESTS_MS);
 }
 
 /** Waiting longer than this for a row lock fails before the whole transaction does: see WRITE_MS. */
 const LOCK_MS = 4000;
 /** The statements that begin a transaction that may write, unless others are given. */
-const BEGIN_WRITE = `begin; set local lock_timeout = ${LOCK_MS}; ${FLUSHED}`;
+const beginWrite = () => `begin; set local lock_timeout = ${patient(LOCK_MS)}; ${FLUSHED}`;
 /** Sent together with the BEGIN of every request transaction. */
-const AS_REQUEST = `; set local role svc_app; set local lock_timeout = ${LOCK_MS}`;
+const asRequest = () => `; set local role svc_app; set local lock_timeout = ${patient(LOCK_MS)}`;
 
 /**
  * A connection for requests. Row-level security binds the role `svc_app`; this connection takes that role in each of its
@@ -189,7 +192,7 @@ export class RequestClient extends PromptClient {
     const text = typeof first === 'string' ? first : (first?.text ?? '');
     if (BEGINS.test(text)) {
       this.#within = true;
-      return super.query(BEGIN.test(text) ? `${text}${AS_REQUEST}; ${FLUSHED}` : text + AS_REQUEST);
+      return super.query(BEGIN.test(text) ? `${text}${asRequest()}; ${FLUSHED}` : text + asRequest());
     }
     if (END.test(text)) this.#within = false;
     else if (!this.#within) throw new Error('a statement of a request outside of a transaction');
@@ -204,7 +207,7 @@ export class RequestClient extends PromptClient {
 export async function inTransaction<T>(
   pool: pg.Pool,
   work: (client: pg.PoolClient) => Promise<T>,
-  begin = BEGIN_WRITE,
+  begin = beginWrite(),
 ): Promise<T> {
   const client = await pool.connect();
   let broken: Error | undefined;

@@ -5,6 +5,7 @@ import type { AuditEntry } from '../server/domain/audit.ts';
 import { type Principal, personOf } from '../server/domain/principal.ts';
 import { ReadRefused } from '../server/lib/database-fault.ts';
 import { databaseHosts } from '../server/lib/database-hosts.ts';
+import { patient } from '../server/lib/patience.ts';
 import { Turns } from '../server/lib/turns.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
 import { type Citus, citusOf, Elsewhere, Places, setTenant, spread } from './citus.ts';
@@ -192,8 +193,8 @@ export async function openDatabase(
   };
   const asTenant = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>, more = ''): Promise<T> =>
     inTransaction(pools.of(tenantId).app, work, `begin read only; ${setTenant(tenantId)}${more}`);
-  const readMs = options.readMs ?? READ_MS;
-  const waiting = { mostWaiting: READS_WAITING, mostMs: READ_WAITS_MS };
+  const readMs = options.readMs ?? patient(READ_MS);
+  const waiting = { mostWaiting: READS_WAITING, mostMs: patient(READ_WAITS_MS) };
   const ofTenant = new Turns({ atOnce: READS_OF_TENANT, ...waiting });
   // these are counted per node
   const placeOf = (tenantId: string) => String(pools.places?.nodeOf(tenantId));

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { patient } from '../server/lib/patience.ts';
 import { type Citus, CitusClient, citusOf, type Places } from './citus.ts';
 import { COLUMN_TYPES, CONNECT_MS, PromptClient, RequestClient, SteadyClient, type SteadyConfig } from './client.ts';
 import type { Replication } from './replication.ts';
@@ -90,7 +91,7 @@ export class Pools {
 
   /** Configuration of request connections. */
   get asApp() {
-    return { Client: this.citus ? CitusClient : RequestClient, ...PATIENCE };
+    return { ...steady(), Client: this.citus ? CitusClient : RequestClient };
   }
 
   /** Connections for a tenant: on the node beside this process if it has the tenant, else for the node that does. */
@@ -136,12 +137,17 @@ export class Pools {
   }
 }
 
-const PATIENCE = { connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
+const steady = () => ({ connectionTimeoutMillis: patient(CONNECT_MS), keepAlive: true });
 
 type Config = pg.PoolConfig & Pick<SteadyConfig, 'refusal'>;
 
 function poolOf(all: Set<pg.Pool>, config: Config): pg.Pool {
-  const pool = new pg.Pool({ types: COLUMN_TYPES, Client: SteadyClient, ...PATIENCE, ...config });
+  const pool = new pg.Pool({
+    types: COLUMN_TYPES,
+    Client: SteadyClient,
+    ...steady(),
+    ...config,
+  });
   all.add(pool);
   // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself
   pool.on('error', () => undefined);

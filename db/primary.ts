@@ -1,5 +1,6 @@
 import pg from 'pg';
 import { type DatabaseHost, databaseHosts } from '../server/lib/database-hosts.ts';
+import { patient } from '../server/lib/patience.ts';
 
 /** How long a host has to answer. More than a round trip takes, and short enough to ask again within CONNECT_MS. */
 const PROBE_MS = 3000;
@@ -157,8 +158,8 @@ function cannotConnect(why: string): Error {
 async function ask(host: DatabaseHost): Promise<number | undefined> {
   const client = new pg.Client({
     connectionString: host.url,
-    connectionTimeoutMillis: PROBE_MS,
-    query_timeout: PROBE_MS,
+    connectionTimeoutMillis: patient(PROBE_MS),
+    query_timeout: patient(PROBE_MS),
   });
   client.on('error', () => undefined);
   try {

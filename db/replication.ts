@@ -1,5 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type pg from 'pg';
+import { patient } from '../server/lib/patience.ts';
 import { within } from './client.ts';
 import { PrimaryClient } from './primary.ts';
 
@@ -249,7 +250,7 @@ async function answerOf(pool: pg.Pool, ask: (client: pg.PoolClient) => Promise<S
   const client = await pool.connect();
   let broken: Error | undefined;
   try {
-    return await within(ANSWER_MS, ask(client));
+    return await within(patient(ANSWER_MS), ask(client));
   } catch (error) {
     // the query may still be running there
     broken = (error as { code?: unknown }).code === 'ETIMEDOUT' ? (error as Error) : undefined;
@@ -275,8 +276,8 @@ class Watched {
   }
 
   get missing(): string | undefined {
-    const silent = this.#heardAt !== undefined && performance.now() - this.#heardAt > HEARD_MS;
-    const missing = silent ? `it has not said for ${HEARD_MS / 1000} s whether there is one` : this.#missing;
+    const silent = this.#heardAt !== undefined && performance.now() - this.#heardAt > patient(HEARD_MS);
+    const missing = silent ? `it has not said for ${patient(HEARD_MS) / 1000} s whether there is one` : this.#missing;
     return missing === undefined || this.name === undefined ? missing : `${this.name}: ${missing}`;
   }
 
@@ -284,7 +285,7 @@ class Watched {
     const now = performance.now();
     this.#heardAt = now;
     this.#waiting = new Map(standing.waiting.map((commit) => [commit, this.#waiting.get(commit) ?? now]));
-    const stuck = [...this.#waiting.values()].some((since) => now - since > STUCK_MS);
+    const stuck = [...this.#waiting.values()].some((since) => now - since > patient(STUCK_MS));
     this.#missing = lackOf(standing) ?? (stuck ? 'commits wait for one that does not confirm them' : undefined);
   }
 

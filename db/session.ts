@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import { patient } from '../server/lib/patience.ts';
 import { CONNECT_MS, SteadyClient } from './client.ts';
 import type { PrimaryClient } from './primary.ts';
 
@@ -25,7 +26,7 @@ export async function connectSession(
   const open = async () => {
     const client = new Client({
       connectionString: url,
-      connectionTimeoutMillis: CONNECT_MS,
+      connectionTimeoutMillis: patient(CONNECT_MS),
       keepAlive: true,
       ...config,
     });

@@ -80,6 +80,9 @@ const environment = z.object({
     .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be an address')
     .optional()
     .describe('sender of mails; default: no-reply@ the host of SVC_BASE_URL'),
+  SVC_PATIENCE: int(1, 1, 20).describe(
+    'times its usual limits that the program waits for its database, Redis and other processes, on a slow machine',
+  ),
   SVC_RATE_EVALUATE: int(100, 1, 1e6).describe('evaluate calls per second and agent key'),
   SVC_RATE_INGEST: int(1000, 1, 1e6).describe('ingest requests per second and key'),
   SVC_RATE_KEY: int(200, 1, 1e6).describe('other requests per second and key'),
@@ -121,6 +124,8 @@ export interface Config {
   /** The master key as given; undefined means: read or generate it in the data directory. */
   readonly masterKey: Buffer | undefined;
   readonly pollSeconds: number;
+  /** See setPatience. */
+  readonly patience: number;
   /** The most statements that a tenant's live policies may have together. */
   readonly liveStatements: number;
   readonly trustProxy: readonly string[];
@@ -195,6 +200,7 @@ export function readConfig(env: Environment = process.env): Config {
     roles: e.SVC_ROLES.length > 0 ? [...new Set(e.SVC_ROLES)] : ROLES,
     masterKey,
     pollSeconds: e.SVC_POLL_SECONDS,
+    patience: e.SVC_PATIENCE,
     liveStatements: e.SVC_LIVE_STATEMENTS,
     trustProxy: e.SVC_TRUST_PROXY,
     egressAllow: e.SVC_EGRESS_ALLOW,

@@ -10,6 +10,7 @@ import { AppError } from './errors.ts';
 import { collectStart, collectWhenQuiet } from './lib/collect.ts';
 import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
+import { setPatience } from './lib/patience.ts';
 import { ConfigError } from './lib/settings.ts';
 import { onStopSignals } from './lib/signals.ts';
 import { createProgram } from './program.ts';
@@ -37,6 +38,7 @@ function options(): { demo?: boolean } {
 async function main(): Promise<void> {
   const { demo } = options();
   const config = readConfig();
+  setPatience(config.patience);
   const log = createLog(config.logLevel);
   // What must be stopped before the process ends, the last started first. A signal may arrive during startup or while the first
   // tenant is being created: that is finished, and then stopped.

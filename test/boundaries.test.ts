@@ -78,6 +78,7 @@ const BESIDE: Record<string, readonly string[]> = {
     'server/lib/egress.ts',
     'server/lib/ids.ts',
     'server/lib/log.ts',
+    'server/lib/patience.ts',
     'server/lib/pause.ts',
     'server/lib/settings.ts',
     'server/lib/signals.ts',

@@ -28,6 +28,7 @@ describe('without any setting', () => {
       durability: 'local',
       masterKey: undefined,
       pollSeconds: 15,
+      patience: 1,
       liveStatements: 5000,
       trustProxy: [],
       egressAllow: [],

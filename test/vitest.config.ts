@@ -1,17 +1,20 @@
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { defineConfig } from 'vitest/config';
-import { LongestFirst } from './helpers/sequencer.ts';
+import { LongestFirst, Seconds } from './helpers/seconds.ts';
 
 // the processes of the tests, and those that they start, need not compile the same files each time
 process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
 
 // *.slow.test.ts: what starts, kills or installs whole programs, long recordings, and most walks in a browser. They run
 // with SVC_SLOW or SVC_SIEGE, or when named. *.long.test.ts: rounds of faults that only SVC_SIEGE runs, or their name.
-const { SVC_SLOW, SVC_SIEGE } = process.env;
+const { SVC_SLOW, SVC_SIEGE, SVC_TEST_REPORT } = process.env;
 const named = (kind: string) => process.argv.some((word) => word.includes(kind));
 const slow = Boolean(SVC_SLOW || SVC_SIEGE) || named('.slow');
 const long = Boolean(SVC_SIEGE) || named('.long');
+
+/** Only what hangs takes so long, on however busy a machine: no limit of a test is shorter (test/suite.test.ts). */
+const HANGS_MS = 300_000;
 
 export default defineConfig({
   test: {
@@ -28,11 +31,13 @@ export default defineConfig({
     // more than a small machine has cores: the tests of several processes mostly wait
     maxWorkers: 3,
     sequence: { sequencer: LongestFirst },
-    // only what hangs takes so long, on however busy a machine
-    testTimeout: slow ? 180_000 : 60_000,
-    hookTimeout: slow ? 180_000 : 60_000,
-    // of a poll that names no other limit: only what hangs exceeds it
-    expect: { poll: { timeout: 20_000 } },
-    reporters: ['default'],
+    testTimeout: HANGS_MS,
+    hookTimeout: HANGS_MS,
+    expect: { poll: { timeout: 60_000 } },
+    reporters: [
+      'default',
+      new Seconds(),
+      ...(SVC_TEST_REPORT ? [['json', { outputFile: SVC_TEST_REPORT }] as ['json', object]] : []),
+    ],
   },
 });

@@ -1,5 +1,6 @@
 import { AppError } from '../errors.ts';
 import { Deadlines } from '../lib/deadlines.ts';
+import { patient } from '../lib/patience.ts';
 
 /**
  * Serializes work per tenant: one actor per tenant does what must not run concurrently. The host routes commands to the
@@ -126,7 +127,7 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
   constructor(kind: ActorKind<Actor, Command, Result>, options: { patienceMs?: number } = {}) {
     this.#kind = kind;
     this.#room = new WaitingRoom(kind);
-    this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
+    this.#patienceMs = options.patienceMs ?? patient(PATIENCE_MS);
     this.#inTime = patience(this.#patienceMs);
   }
 

@@ -3,6 +3,7 @@ import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 import { AppError } from '../errors.ts';
 import type { Fault } from '../lib/faults.ts';
 import type { Log } from '../lib/log.ts';
+import { patient } from '../lib/patience.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import type { Process } from './buckets.ts';
 import { Fenced } from './host.ts';
@@ -318,7 +319,7 @@ export class Peers {
       this.#changed();
     }
     for (const [id, member] of this.#members) {
-      if (++member.missed <= SILENT_BEATS) continue;
+      if (++member.missed <= patient(SILENT_BEATS)) continue;
       this.#log.warn({ process: id }, 'another process is silent; its tenants are taken over');
       this.#forget(id, new NoAnswer('the process is silent'));
     }
@@ -344,7 +345,7 @@ export class Peers {
         this.#questions.delete(number);
         resolve(answer);
       };
-      const timer = setTimeout(() => settle(undefined), ANSWER_MS);
+      const timer = setTimeout(() => settle(undefined), patient(ANSWER_MS));
       this.#questions.set(number, { id, settle });
       this.#send(id, question(number), number);
     });

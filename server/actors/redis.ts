@@ -1,6 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Deadlines } from '../lib/deadlines.ts';
 import type { Log } from '../lib/log.ts';
+import { patient } from '../lib/patience.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { BUCKETS, bucketOf, bucketsOf, ownerOf, type Process } from './buckets.ts';
 import {
@@ -105,8 +106,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   private constructor(kind: ActorKind<Actor, Command, Result>, options: RedisHostOptions) {
     this.#kind = kind;
     this.#log = options.log;
-    this.#answerMs = options.answerMs ?? ANSWER_MS;
-    this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
+    this.#answerMs = options.answerMs ?? patient(ANSWER_MS);
+    this.#patienceMs = options.patienceMs ?? patient(PATIENCE_MS);
     this.#inTime = patience(this.#patienceMs);
     this.#room = new WaitingRoom(kind);
     this.#places = options.places;

@@ -11,6 +11,7 @@ import { inTime } from '../lib/deadlines.ts';
 import { Groups } from '../lib/groups.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
+import { patient } from '../lib/patience.ts';
 import { Turns } from '../lib/turns.ts';
 import type { Sessions } from './sessions.ts';
 
@@ -174,7 +175,7 @@ export class Authenticator {
         end?.();
       }
     };
-    return inTime(ANSWER_MS, asked(), () => {
+    return inTime(patient(ANSWER_MS), asked(), () => {
       late = true;
       return unsure;
     });

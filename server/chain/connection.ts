@@ -1,5 +1,6 @@
 import type pg from 'pg';
 import { within } from '../../db/client.ts';
+import { patient } from '../lib/patience.ts';
 import type { AppenderOptions } from './appender.ts';
 import { ConnectionLost, CopyRows, Pipeline, type Rows, ValueRows } from './copy.ts';
 import { type Batch, type Group, groupOf, isNear, record, sign, undo } from './group.ts';
@@ -46,13 +47,13 @@ export class WriterConnection {
     this.#pipeline = undefined;
     let client: pg.Client | undefined;
     try {
-      client = await within(ANSWER_MS, this.#options.db.connectNear());
+      client = await within(patient(ANSWER_MS), this.#options.db.connectNear());
       client.on('error', () => undefined);
-      await within(ANSWER_MS, client.query(session(this.#spread)));
+      await within(patient(ANSWER_MS), client.query(session(this.#spread)));
       await prepare(client);
       let pipeline: Pipeline | undefined;
       pipeline = new Pipeline(client, {
-        timeoutMs: TRANSACTION_MS,
+        timeoutMs: patient(TRANSACTION_MS),
         onLost: (error) => {
           if (this.#pipeline !== pipeline) return;
           this.#pipeline = undefined;

@@ -3,6 +3,7 @@ import { within } from '../../db/client.ts';
 import { isLeaving } from '../../db/moves.ts';
 import { Fenced, unavailable } from '../actors/host.ts';
 import { AppError } from '../errors.ts';
+import { patient } from '../lib/patience.ts';
 import type { AppenderOptions } from './appender.ts';
 import { ChainClosed } from './checkpoint.ts';
 import type { ServerError } from './copy.ts';
@@ -133,7 +134,7 @@ export class OwnedChains {
         lastRecords(near, tenantId, seq, this.#options.clock.now()),
         this.#compared(tenantId),
       ]);
-      const [records, { signed, generation }] = await within(ANSWER_MS, compared);
+      const [records, { signed, generation }] = await within(patient(ANSWER_MS), compared);
       const at = records.at(-1)?.received_at.getTime() ?? 0;
       if (records.length > 1) this.#remember(tenantId, records, generation);
       const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
@@ -198,7 +199,7 @@ export class OwnedChains {
     }
     try {
       const { rows } = await within(
-        ANSWER_MS,
+        patient(ANSWER_MS),
         client.query<{ seq: number; hash: Buffer; fence: number }>(
           `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
            returning seq, hash, fence`,
@@ -212,7 +213,7 @@ export class OwnedChains {
       Object.assign(chain, rows[0]);
       const known = this.#options.checkpoints?.acknowledged.local(chain.tenantId, 'forensics');
       if (known?.seq === chain.seq && known.hash === chain.hash.toString('hex')) return undefined;
-      Object.assign(chain, await within(ANSWER_MS, this.#compared(chain.tenantId)));
+      Object.assign(chain, await within(patient(ANSWER_MS), this.#compared(chain.tenantId)));
       return undefined;
     } catch (error) {
       if (error instanceof ChainClosed) {
@@ -221,7 +222,7 @@ export class OwnedChains {
       }
       // the server itself answered, and the connection still works: the fault is not the connection's
       if (!('code' in (error as Error)) || client.connection.stream.destroyed) throw error;
-      await within(ANSWER_MS, client.query('select 1'));
+      await within(patient(ANSWER_MS), client.query('select 1'));
       this.#options.log.error({ err: error, tenant: chain.tenantId }, 'a chain cannot be taken again');
       this.abandon(chain);
       return unavailable('the database refuses', error);
@@ -231,7 +232,7 @@ export class OwnedChains {
   /** Finds out who moved the head after a failed compare-and-swap. Abandons the chain if it is not where this writer left it. */
   async compareHead(chain: Chain): Promise<void> {
     const { rows } = await within(
-      ANSWER_MS,
+      patient(ANSWER_MS),
       this.#options.db
         .nearOf(chain.tenantId)
         .query<{ seq: number; hash: Buffer; fence: number }>(

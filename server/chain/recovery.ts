@@ -1,6 +1,7 @@
 import { within } from '../../db/client.ts';
 import { unavailable } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
+import { patient } from '../lib/patience.ts';
 import { pause } from '../lib/pause.ts';
 import type { AppenderOptions } from './appender.ts';
 import type { WriterConnection } from './connection.ts';
@@ -188,7 +189,7 @@ export class Recovery {
       const ids = group.flatMap(({ events, final }) =>
         events.filter((_, i) => !final![i] && (pick === undefined || pick === i)).map(({ event }) => event.event_id),
       );
-      const rows = await within(ANSWER_MS, this.#stored(chain, ids)).catch((error: Error) => {
+      const rows = await within(patient(ANSWER_MS), this.#stored(chain, ids)).catch((error: Error) => {
         this.#rejectAll(group, unavailable('the database does not answer', error));
         return [];
       });
@@ -258,7 +259,7 @@ export class Recovery {
         return true;
       } catch (error) {
         const waited = performance.now() - began;
-        if (waited > (this.#options.patienceMs ?? 3000) || this.#stopping.aborted) {
+        if (waited > (this.#options.patienceMs ?? patient(3000)) || this.#stopping.aborted) {
           if (this.#downSince === undefined) {
             this.#options.log.error({ err: error }, 'the chain writer has no database; events are refused');
           }

@@ -2,6 +2,7 @@ import pg from 'pg';
 import { outboxRow } from '../../db/outbox.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, type DecisionEvent } from '../domain/decision.ts';
 import type { KeptInput } from '../domain/kept-input.ts';
+import { patient } from '../lib/patience.ts';
 import { BLOCK_RECORDS, blockOf } from './blocks.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type Rows, type ServerError } from './copy.ts';
@@ -17,7 +18,7 @@ export const session = (spread: boolean): string => `
 -- acknowledgements depend on it: the server flushes a commit before it answers, whatever its configuration says
 set synchronous_commit = on;
 -- wait for a head that another transaction holds, but not forever
-set lock_timeout = '2s';
+set lock_timeout = ${patient(2000)};
 -- a writer that froze within a transaction must not hold the heads for long (from PostgreSQL 17)
 select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
 ${spread ? '' : MOVE_HEADS}`;

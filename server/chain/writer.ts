@@ -1,6 +1,7 @@
 import { unavailable } from '../actors/host.ts';
 import { Deadlines } from '../lib/deadlines.ts';
 import type { Log } from '../lib/log.ts';
+import { patient } from '../lib/patience.ts';
 import type { AppendEvent, Appender, AppenderOptions, AppendResult } from './appender.ts';
 import { WriterConnection } from './connection.ts';
 import type { ConnectionLost } from './copy.ts';
@@ -74,8 +75,8 @@ class Writer implements Appender {
   #groups: Group[] = [];
   #scheduled = false;
   readonly #stopping = new AbortController();
-  readonly #inTime = new Deadlines(ACKNOWLEDGE_MS, () =>
-    unavailable(`the database did not acknowledge within ${ACKNOWLEDGE_MS / 1000} s`),
+  readonly #inTime = new Deadlines(patient(ACKNOWLEDGE_MS), () =>
+    unavailable(`the database did not acknowledge within ${patient(ACKNOWLEDGE_MS) / 1000} s`),
   );
 
   constructor(options: AppenderOptions) {

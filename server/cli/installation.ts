@@ -9,6 +9,7 @@ import { connectSession } from '../../db/session.ts';
 import type { Core } from '../app.ts';
 import { type Config, parseMasterKey, readConfig } from '../config.ts';
 import { createLog } from '../lib/log.ts';
+import { setPatience } from '../lib/patience.ts';
 import { CommandError } from './command.ts';
 
 /** Cleanup to run if the command is interrupted. The code that adds an entry also removes it. */
@@ -31,6 +32,7 @@ export async function withInstallation<T>(
   work: (installation: Installation) => Promise<T>,
 ): Promise<T> {
   const config = readConfig();
+  setPatience(config.patience);
   // distinguishes this process from the server, see EmbeddedPostgres.leave
   process.env.PGAPPNAME = `svc-${process.pid}`;
   const { databaseUrl, databaseSessionUrl: sessionUrl = databaseUrl } = config;

@@ -5,6 +5,7 @@ import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { HoldView } from '../escrow/view.ts';
 import type { Clock } from '../lib/clock.ts';
+import { patient } from '../lib/patience.ts';
 import type { Evaluation } from './answer.ts';
 
 const DAY_MS = 24 * 3600 * 1000;
@@ -84,7 +85,7 @@ export class Calls {
       const values = [asked, eventId, holder, new Date(now + KNOWN_MS)];
       const inserted = await em.execute<unknown[]>(
         `insert into agent_call as c (tenant_id, agent_id, call_id, asked, event_id, holder, expires_at, busy_until)
-         values (?, ?, ?, ?, ?, ?, ?, ${LEASE_END})
+         values (?, ?, ?, ?, ?, ?, ?, ${leaseEnd()})
          on conflict (tenant_id, agent_id, call_id) do update set asked = excluded.asked, event_id = excluded.event_id,
            holder = excluded.holder, expires_at = excluded.expires_at, busy_until = excluded.busy_until, hold_id = null,
            consumed = false, answers = '[]'
@@ -118,7 +119,7 @@ export class Calls {
       }
       // whoever was deciding it is gone
       await em.execute(
-        `update agent_call set holder = ?, busy_until = ${LEASE_END} where tenant_id = ? and agent_id = ? and call_id = ?`,
+        `update agent_call set holder = ?, busy_until = ${leaseEnd()} where tenant_id = ? and agent_id = ? and call_id = ?`,
         [holder, ...key],
       );
       return { busy: false, call: { ...known, holder }, kept: undefined };
@@ -130,7 +131,7 @@ export class Calls {
     const holder = randomUUID();
     const claimed = await this.#db.transactionNear(tenantId, (em) =>
       em.execute<unknown[]>(
-        `update agent_call set event_id = ?, holder = ?, busy_until = ${LEASE_END}, answers = '[]'
+        `update agent_call set event_id = ?, holder = ?, busy_until = ${leaseEnd()}, answers = '[]'
          where tenant_id = ? and agent_id = ? and call_id = ? and event_id = ? and holder = ? returning call_id`,
         [eventId, holder, tenantId, call.agentId, call.callId, call.eventId, call.holder],
       ),
@@ -214,7 +215,7 @@ export class Calls {
 /** Keeps the newest eight answers under one event id. */
 const ADD_ANSWER = `answers = jsonb_path_query_array(answers, '$[last - 6 to last]') || ?::jsonb`;
 /** By the database's clock, which all processes share. */
-const LEASE_END = `clock_timestamp() + interval '${LEASE_SECONDS} seconds'`;
+const leaseEnd = () => `clock_timestamp() + interval '${patient(LEASE_SECONDS)} seconds'`;
 /**
  * INVARIANT: what is committed without a flush is flushed with the next flushed commit, since the log is in one order.
  * The record of the decision is such a commit: if the record exists, so do the claim and the answer before it. Without

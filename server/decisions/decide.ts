@@ -16,6 +16,7 @@ import type { HoldView } from '../escrow/view.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
+import { patient } from '../lib/patience.ts';
 import { nextTurn, pause } from '../lib/pause.ts';
 import type { Span } from '../lib/telemetry/names.ts';
 import { traceOf, traceparentOf } from '../lib/trace.ts';
@@ -208,7 +209,7 @@ export class Decider {
     callId: string,
   ): Promise<Evaluation> {
     const { tenantId, agentId } = agent;
-    const end = performance.now() + CALL_PATIENCE_MS;
+    const end = performance.now() + patient(CALL_PATIENCE_MS);
     for (;;) {
       const asking = await this.#asking(agent, input, from, how);
       const { request, stop, eventId } = asking;

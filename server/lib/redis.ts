@@ -2,6 +2,7 @@ import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } f
 import type { Redis } from 'ioredis';
 import type { RedisClientType } from 'redis';
 import type { Log } from './log.ts';
+import { patient } from './patience.ts';
 
 /** A command that takes longer counts as failed; its sender continues without Redis. */
 const COMMAND_MS = 500;
@@ -49,9 +50,9 @@ export class RedisLink {
       enableOfflineQueue: false,
       maxRetriesPerRequest: 1,
       autoResendUnfulfilledCommands: false,
-      commandTimeout: COMMAND_MS,
-      socketTimeout: SILENCE_MS,
-      connectTimeout: 2000,
+      commandTimeout: patient(COMMAND_MS),
+      socketTimeout: patient(SILENCE_MS),
+      connectTimeout: patient(2000),
       lazyConnect: true,
       retryStrategy: (attempt: number) => Math.min(50 * 2 ** Math.min(attempt, 10), RECONNECT_MS),
     };
@@ -63,7 +64,7 @@ export class RedisLink {
       disableOfflineQueue: true,
       commandsQueueMaxLength: 10_000,
       socket: {
-        connectTimeout: 2000,
+        connectTimeout: patient(2000),
         reconnectStrategy: (attempt: number) => Math.min(50 * 2 ** Math.min(attempt, 10), RECONNECT_MS),
       },
       clientSideCache: { ttl: TRACKED_MS, maxEntries: TRACKED_KEYS, evictPolicy: 'LRU', recordStats: false },
@@ -152,7 +153,7 @@ export class RedisLink {
         () => undefined, // no answer: handled by its absence
       );
     }
-    if (performance.now() - this.#heardAt < SILENCE_MS) return;
+    if (performance.now() - this.#heardAt < patient(SILENCE_MS)) return;
     this.#heardAt = performance.now();
     if (tracked.isOpen) tracked.destroy();
     tracked.connect().catch((error: Error) => tracked.emit('error', error));

@@ -107,6 +107,9 @@ const environment = z.object({
     .describe('file that `svc-proxy mcp` writes its metrics to every 15 s; {server} stands for the name of the server'),
   SVC_AGENT_KEY: key('an agent key', 'agent').describe('agent key of the client of `svc-proxy mcp`'),
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
+  SVC_PATIENCE: int(1, 1, 20).describe(
+    'times its usual limits that the proxy waits for the control plane, where that is on a slow machine',
+  ),
   SVC_EGRESS_ALLOW: cidrs.describe(
     'CIDRs of private addresses that key sets of token issuers may be fetched from anyway',
   ),
@@ -215,6 +218,8 @@ export interface ProxyConfig {
   readonly stale: 'deny' | 'keep';
   readonly limitsAway: LimitsAway;
   readonly pubkeys: string | undefined;
+  /** See setPatience. */
+  readonly patience: number;
   readonly spoolBytes: number;
   readonly inputs: 'projection' | 'full' | 'none';
   readonly outcomeMs: number;
@@ -271,6 +276,7 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     stale: e.SVC_PROXY_STALE,
     limitsAway: e.SVC_PROXY_LIMITS_AWAY,
     pubkeys,
+    patience: e.SVC_PATIENCE,
     spoolBytes: e.SVC_PROXY_SPOOL_MB * 1024 * 1024,
     inputs: e.SVC_PROXY_INPUTS,
     outcomeMs: e.SVC_PROXY_OUTCOME_SECONDS * 1000,

@@ -4,6 +4,7 @@ import { promisify } from 'node:util';
 import { constants, gzip } from 'node:zlib';
 import { z } from 'zod';
 import type { LedgerRow } from '../domain/session-facts.ts';
+import { patient } from '../lib/patience.ts';
 
 const zip = promisify(gzip) as (body: Buffer, how: { level: number; memLevel: number }) => Promise<Buffer>;
 /** Events are alike: output half as large again takes a quarter of the work. */
@@ -155,7 +156,7 @@ export class ControlPlane {
   readonly #connections: http.Agent;
   readonly #limitsMs: number;
 
-  constructor(url: string, key: () => string, { limitsMs = LIMITS_MS } = {}) {
+  constructor(url: string, key: () => string, { limitsMs = patient(LIMITS_MS) } = {}) {
     this.url = url;
     this.#limitsMs = limitsMs;
     this.#secure = url.startsWith('https:');
@@ -186,7 +187,7 @@ export class ControlPlane {
         ...(ask.hash && { 'if-none-match': `"${ask.hash}"` }),
         ...(ask.hash && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
       },
-      timeoutMs: TIMEOUT_MS + ask.waitSeconds * 1000,
+      timeoutMs: patient(TIMEOUT_MS) + ask.waitSeconds * 1000,
       signal: ask.signal,
     });
     const seconds = Number(headers['x-svc-poll-seconds']);
@@ -213,7 +214,7 @@ export class ControlPlane {
         ...(ask.etag && { 'if-none-match': ask.etag }),
         ...(ask.etag && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
       },
-      timeoutMs: TIMEOUT_MS + ask.waitSeconds * 1000,
+      timeoutMs: patient(TIMEOUT_MS) + ask.waitSeconds * 1000,
       signal: ask.signal,
     });
     return { ...(status === 200 && { text: body.toString('latin1') }), etag: headers.etag };
@@ -327,7 +328,7 @@ export class ControlPlane {
       signal?: AbortSignal;
     } = {},
   ): Promise<{ status: number; headers: IncomingHttpHeaders; body: Buffer }> {
-    const timeout = AbortSignal.timeout(more.timeoutMs ?? TIMEOUT_MS);
+    const timeout = AbortSignal.timeout(more.timeoutMs ?? patient(TIMEOUT_MS));
     const signals = [timeout, this.#closed.signal, ...(more.signal ? [more.signal] : [])];
     const content = more.json === undefined ? more.bytes : Buffer.from(JSON.stringify(more.json));
     try {

@@ -1,6 +1,7 @@
 #!/usr/bin/env node
 import { realpathSync } from 'node:fs';
 import { listenFault } from '../lib/listen.ts';
+import { setPatience } from '../lib/patience.ts';
 import { ConfigError } from '../lib/settings.ts';
 import { onStopSignals } from '../lib/signals.ts';
 import { readConfig } from './config.ts';
@@ -54,6 +55,7 @@ async function main(argv: string[]): Promise<void> {
     throw new UsageError(`svc-proxy: ${mode} is unknown. \`svc-proxy --help\` lists the commands.`);
   const options = mode === 'mcp' ? mcpOptions(rest, process.env) : undefined;
   const config = readConfig(process.env, { routes: options === undefined });
+  setPatience(config.patience);
 
   let stopping = false;
   const interrupted = new AbortController();

@@ -4,7 +4,7 @@ import { describeInBrowser, useBrowser, type Visitor } from '../helpers/browser.
 import { useServer } from '../helpers/server.ts';
 import { evaluate } from './act.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 /** How many steps the browser's history has got since this was called. */
 async function counted({ page }: Visitor): Promise<() => Promise<number>> {

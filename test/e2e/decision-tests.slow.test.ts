@@ -4,7 +4,7 @@ import { describeInBrowser, useBrowser, type Visitor } from '../helpers/browser.
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { write } from './act.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 const refunds = (
   limit: string,

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('the documentation', () => {
   const browser = useBrowser(() => server.url);

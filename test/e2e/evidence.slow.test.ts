@@ -5,7 +5,7 @@ import { deploy, event, GUARD, sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 /** Agents choose what they call their sessions. */
 const SESSION = 'case\u202e1';

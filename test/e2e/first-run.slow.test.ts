@@ -4,7 +4,7 @@ import { sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('a new tenant', () => {
   const browser = useBrowser(() => server.url);

@@ -5,7 +5,7 @@ import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { evaluate } from './act.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('a held action', () => {
   const browser = useBrowser(() => server.url);

@@ -10,7 +10,7 @@ import { type Credential, type TestTenant, useServer } from '../helpers/server.t
  * What an approver reads cannot be forged: whatever an agent writes into its request, every other thing on the page has the
  * same place and the same words as with a harmless request.
  */
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 const HARMLESS = {
   agent_id: 'bot',

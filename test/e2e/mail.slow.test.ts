@@ -17,7 +17,7 @@ const server = useServer(
   },
   { browsed: true },
 );
-const silent = useServer({}, { shared: true });
+const silent = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('mail about what waits', () => {
   const browser = useBrowser(() => server.url);

@@ -4,7 +4,7 @@ import { deploy, event, GUARD } from '../helpers/api.ts';
 import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 const PHONE = { width: 390, height: 844 };
 /** Longer than any line. */
 const ID = 'very-long-'.repeat(12);

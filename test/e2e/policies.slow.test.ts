@@ -15,7 +15,7 @@ const inSight = (locator: Locator) =>
     return element.contains(element.ownerDocument.elementFromPoint(x + width / 2, y + height / 2));
   });
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('a policy', () => {
   const browser = useBrowser(() => server.url);

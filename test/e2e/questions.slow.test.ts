@@ -3,7 +3,7 @@ import { deploy } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 const PERMIT = '@id("pays") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");';
 
 describeInBrowser('a saved question', () => {

@@ -3,7 +3,4 @@ import base from '../vitest.config.ts';
 
 /** `npm run screenshots`, or of some screens only: `npm run screenshots -- -t policies`. */
 const { include: _tests, ...test } = base.test!;
-export default mergeConfig(
-  { ...base, test },
-  { test: { include: ['test/e2e/screenshots.ts'], testTimeout: 180_000, hookTimeout: 180_000 } },
-);
+export default mergeConfig({ ...base, test }, { test: { include: ['test/e2e/screenshots.ts'] } });

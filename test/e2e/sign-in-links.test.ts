@@ -3,7 +3,7 @@ import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 let counter = 0;
 
 describeInBrowser('in a browser', () => {

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { shared: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('the inbox of an approver', () => {
   const browser = useBrowser(() => server.url);

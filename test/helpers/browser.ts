@@ -1,7 +1,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, describe, expect, vi } from 'vitest';
+import { afterAll, afterEach, beforeAll, describe, expect } from 'vitest';
 import { type Credential, isShared } from './server.ts';
 
 /** The browser that these tests drive, by default Debian's. */
@@ -99,8 +99,6 @@ async function launch(): Promise<Browser> {
  * test said to expect it.
  */
 export function useBrowser(url: () => string) {
-  // a browser is slow next to two others on a small machine; each wait within a test has its own, shorter limit
-  vi.setConfig({ testTimeout: 180_000 });
   let browser: Browser;
   const open: { profile: Profile; faults: string[]; expected: RegExp[]; own: boolean }[] = [];
   beforeAll(async () => {
@@ -135,7 +133,7 @@ export function useBrowser(url: () => string) {
       watch(page, faults);
       context.on('page', (opened) => watch(opened, faults));
       // as long as a poll may take: on a busy machine, what a page polls every few seconds arrives late
-      context.setDefaultTimeout(20_000);
+      context.setDefaultTimeout(60_000);
       if (who?.cookie) await signIn(context, url(), who);
       const { width, height } = options;
       if (width && height) await page.setViewportSize({ width, height });

@@ -8,6 +8,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { expect } from 'vitest';
 import type { Database } from '../../db/index.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
+import { PATIENCE } from './patience.ts';
 import { freePort } from './ports.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
@@ -57,6 +58,7 @@ export class ServerProcess {
         SVC_DATA_DIR: this.#dir,
         SVC_MASTER_KEY: MASTER_KEY,
         LOG_LEVEL: 'info',
+        SVC_PATIENCE: String(PATIENCE),
         ...Object.fromEntries(
           ['KEY', 'SESSION', 'EVALUATE', 'INGEST', 'SIGN_IN', 'EXPORT', 'SUBSCRIPTION_TEST'].map((name) => [
             `SVC_RATE_${name}`,

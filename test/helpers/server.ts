@@ -102,9 +102,9 @@ interface Options {
   /** At a URL that a browser can open; otherwise its base URL is a name that does not resolve. */
   browsed?: boolean;
   /**
-   * One server that browsers can open, with the usual settings, for all files in the same process that ask for it. A file that
-   * shares it must use its own tenants and never move the clock. Sharing saves the startup, and a browser profile that already
-   * knows the server need not load the dashboard again.
+   * One server for all files in the same process that ask for the same settings. A file that shares it must use its own tenants,
+   * never move the clock, and look only for its own lines in `logged`. Sharing saves the startup, and a browser profile that
+   * already knows the server need not load the dashboard again.
    */
   shared?: boolean;
   /** With a PgBouncer in transaction mode in front of the database, with few connections for all its clients. */
@@ -181,16 +181,25 @@ async function start(env: Settings, options: Options): Promise<Running> {
   }
 }
 
-/** Ends with the process; its database goes with the run's PostgreSQL. */
-let sharedServer: Promise<Running> | undefined;
-let sharedUrl: string | undefined;
+/** By their settings. They end with the process; their databases go with the run's PostgreSQL. */
+const sharedServers = new Map<string, Promise<Running>>();
+const sharedUrls = new Set<string>();
 
 /** Whether the server at this URL outlives the current test file. */
-export const isShared = (url: string) => url === sharedUrl;
+export const isShared = (url: string) => sharedUrls.has(url);
 
-async function startShared(): Promise<Running> {
-  const running = await start({}, { browsed: true });
-  sharedUrl = running.url;
+function sharedServer(env: Settings, { browsed = false, shared: _, ...own }: Options): Promise<Running> {
+  if (typeof env === 'function' || Object.keys(own).length > 0)
+    throw new Error('what is made for one file is not shared');
+  const key = JSON.stringify([env, browsed]);
+  const made = sharedServers.get(key) ?? startShared(env, browsed);
+  sharedServers.set(key, made);
+  return made;
+}
+
+async function startShared(env: Settings, browsed: boolean): Promise<Running> {
+  const running = await start(env, { browsed });
+  sharedUrls.add(running.url);
   process.once('exit', () => rmSync(running.dir, { recursive: true, force: true }));
   return running;
 }
@@ -199,8 +208,7 @@ async function startShared(): Promise<Running> {
 export function useServer(env: Settings = {}, options: Options = {}): TestServer {
   let state = {} as Running;
   beforeAll(async () => {
-    if (options.shared) sharedServer ??= startShared();
-    state = await (options.shared ? sharedServer! : start(env, options));
+    state = await (options.shared ? sharedServer(env, options) : start(env, options));
   });
   afterAll(async () => {
     if (!options.shared) await state.stop?.();

@@ -6,7 +6,7 @@ export async function listen(server: Pick<TestServer, 'url'>, who: Credential) {
   const gone = new AbortController();
   const response = await fetch(`${server.url}/v1/stream`, {
     headers: { ...(who.key && { authorization: `Bearer ${who.key}` }), ...(who.cookie && { cookie: who.cookie }) },
-    signal: AbortSignal.any([gone.signal, AbortSignal.timeout(20_000)]),
+    signal: AbortSignal.any([gone.signal, AbortSignal.timeout(60_000)]),
   });
   expect(response.status).toBe(200);
   expect(response.headers.get('content-type')).toBe('text/event-stream');

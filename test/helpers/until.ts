@@ -1,7 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** Far longer than any expected wait on a busy machine: only a hang exceeds it. */
-const LIMIT_MS = 20_000;
+const LIMIT_MS = 60_000;
 
 /** Polls often at first, then less and less: each poll is often a query or a request, and a long wait repeats it. */
 const [FIRST_MS, MOST_MS, GROWTH] = [10, 50, 1.3];

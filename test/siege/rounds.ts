@@ -1,6 +1,30 @@
-/** `npm test` runs a few short rounds of what `npm run siege` does for long. */
+import { createHash } from 'node:crypto';
+
+/** `npm run siege` runs everything at length; all other runs take a part of what shows one promise over and over. */
 export const SIEGE = process.env.SVC_SIEGE === '1';
 
+/** How often a random test runs: `whole` times in a siege, else at most `most` times. */
+export const runs = (whole: number, most = 100): number => (SIEGE ? whole : Math.min(whole, most));
+
+/**
+ * Part of a table whose rows all show the same promise: all rows in a siege, else about one in `oneIn`, and at least one. What
+ * is taken follows from the rows' own names, so that it is the same in every run, wherever a row stands and whatever is added.
+ */
+export function sampled<T>(
+  rows: readonly T[],
+  nameOf: (row: T) => string = (row) => (typeof row === 'string' ? row : JSON.stringify(row)),
+  oneIn = 10,
+): T[] {
+  if (SIEGE) return [...rows];
+  const placed = rows.map((row) => ({ row, place: placeOf(nameOf(row)) }));
+  const lowest = Math.min(...placed.map(({ place }) => place));
+  return placed.filter(({ place }) => place < 1 / oneIn || place === lowest).map(({ row }) => row);
+}
+
+/** A number from 0 up to 1, evenly spread over names. */
+const placeOf = (name: string) => createHash('sha256').update(name).digest().readUInt32BE() / 2 ** 32;
+
+/** How often and how long faults are made. */
 export const ROUNDS = {
   /** How often the owner is killed. */
   kills: SIEGE ? 20 : 2,
