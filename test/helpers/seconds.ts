@@ -1,6 +1,6 @@
-import { readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { BaseSequencer, type Reporter, type TestCase, type TestModule, type TestSpecification } from 'vitest/node';
+import { BaseSequencer, type Reporter, type TestModule, type TestSpecification } from 'vitest/node';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
 const FILE = path.join(ROOT, 'test/seconds.json');
@@ -64,7 +64,9 @@ function print(what: string, all: readonly Timed[]): void {
 
 function record(files: readonly Timed[]): void {
   const before = readSeconds();
-  const kept = Object.entries(before).filter(([name]) => existsHere(name) && !files.some((one) => one.name === name));
+  const kept = Object.entries(before).filter(
+    ([name]) => existsSync(path.join(ROOT, name)) && !files.some((one) => one.name === name),
+  );
   const listed = files
     .filter(({ seconds }) => seconds >= LEAST_SECONDS)
     .map(({ name, seconds }) => [name, Math.round(seconds)] as const);
