@@ -1,4 +1,3 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { eventually, Pair } from './pair.ts';
 import { Load, Server } from './server.ts';
@@ -32,8 +31,8 @@ const { values: flags } = parseArgs({
 });
 
 const RECOVERY_MS = 60_000;
-/** With --asynchronous: how far the standby lags behind commits. */
-const BEHIND_MS = 500;
+/** With --asynchronous: how far the standby lags behind commits, in seconds. */
+const BEHIND_S = 0.5;
 
 interface Round {
   acknowledged: number;
@@ -107,10 +106,10 @@ async function failOver(
   options: { synchronous: boolean; seconds: number; writers: number; rest: number },
 ): Promise<Round> {
   const load = new Load(server, options.writers, undefined, options.rest);
-  await delay(options.seconds * 1000);
+  await load.during(options.seconds);
   if (!options.synchronous) {
     await pair.holdBack();
-    await delay(BEHIND_MS);
+    await load.during(BEHIND_S);
   }
   await pair.kill();
   await pair.promote();

@@ -150,7 +150,7 @@ async function suffer(
 ): Promise<Omit<Round, 'through' | 'fault'>> {
   const before = await managed.leader();
   const load = new Load(server, options.writers, undefined, options.rest);
-  await delay(options.seconds * 1000);
+  await load.during(options.seconds);
   if (fault === 'switchover') await managed.switchOver();
   const bringBack = fault === 'switchover' ? undefined : await managed.end(fault);
   if (fault === 'etcd') await delay(options.etcdAway * 1000);

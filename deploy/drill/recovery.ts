@@ -3,11 +3,10 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Archive, noArchive } from './archive.ts';
 import { eventually, freePort } from './pair.ts';
-import { Load, Server } from './server.ts';
+import { BATCH, Load, Server } from './server.ts';
 
 const HELP = `Usage: npm run drill:recovery -- [--seconds N] [--writers N] [--json]
 
@@ -55,10 +54,10 @@ async function drill(): Promise<number> {
     const first = await proxy.newerThan(0);
 
     const load = new Load(server, writers);
-    await delay(seconds * 1000);
+    await load.during(seconds);
     await archive.backup();
     say(`a full backup, while ${load.count} decisions were acknowledged`);
-    await delay(seconds * 1000);
+    await load.during(seconds);
     // acknowledged before the time is read, so committed before it
     const before = [...load.acknowledged.keys()];
     const [mark] = await archive.query<{ time: string; seq: number }>(
@@ -68,10 +67,11 @@ async function drill(): Promise<number> {
     const { time, seq } = mark!;
     say(`${before.length} decisions are acknowledged at ${time}`);
     await load.stop();
-    // sent after it, for as long as the signature takes
+    // sent after it, until a signature covers them
     const late = new Load(server, writers, undefined, REST_MS);
     await server.enforce('drill', POLICY);
     const newest = await proxy.newerThan(first);
+    for (let sent = 0; sent < SIGNED_RECORDS; sent += BATCH) await server.ask('batches', 'default');
     await eventually('a checkpoint beyond it is in the file', async () => (await server.filed()) > seq, SIGNED_MS);
     await late.stop();
     const after = [...late.acknowledged.keys()];
@@ -155,7 +155,8 @@ async function drill(): Promise<number> {
   }
 }
 
-/** A checkpoint is signed every 1,000 records, and every minute. */
+/** A checkpoint is signed after this many records, and every minute. */
+const SIGNED_RECORDS = 1000;
 const SIGNED_MS = 120_000;
 
 /** An enforcement proxy in its own process. It rejects bundles with a lower number than the newest that it has seen. */

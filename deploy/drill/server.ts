@@ -96,6 +96,7 @@ export class Server {
   constructor(databaseUrl: string, settings: Record<string, string> = {}) {
     this.#env = {
       PATH: process.env.PATH ?? '',
+      ...(process.env.SVC_PATIENCE !== undefined && { SVC_PATIENCE: process.env.SVC_PATIENCE }),
       // a drill starts it and its commands many times
       NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
       SVC_MASTER_KEY: randomBytes(32).toString('hex'),
@@ -320,6 +321,13 @@ export class Load {
       this.triedAgain++;
       await delay(20);
     }
+  }
+
+  /** Resolves after this long, or when each writer had two events acknowledged, whichever is later. */
+  async during(seconds: number): Promise<void> {
+    const enough = this.count + 2 * this.#writers.length;
+    await delay(seconds * 1000);
+    await eventually('decisions are acknowledged', async () => this.count >= enough);
   }
 
   /** How many events have been acknowledged so far. */

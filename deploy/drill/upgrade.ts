@@ -4,7 +4,6 @@ import { once } from 'node:events';
 import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import { parseArgs, promisify } from 'node:util';
 import pg from 'pg';
 import { type EmbeddedPostgres, startEmbedded } from '../../db/embedded.ts';
@@ -83,6 +82,7 @@ async function drill(): Promise<number> {
       REDIS_URL: `redis://127.0.0.1:${redisPort}`,
       SVC_MASTER_KEY: randomBytes(32).toString('hex'),
       SVC_RATE_INGEST: '100000',
+      ...(process.env.SVC_PATIENCE !== undefined && { SVC_PATIENCE: process.env.SVC_PATIENCE }),
     };
     const start = async (directory: string) => {
       const server = new Server(directory, env, path.join(home, `data-${running.length}`));
@@ -104,17 +104,17 @@ async function drill(): Promise<number> {
       },
     };
     const load = new Load(balancer, writers, [...keys.keys()], REST_MS);
-    await delay(seconds * 1000);
+    await load.during(seconds);
     await run(newer, { ...env, SVC_DATA_DIR: path.join(home, 'data') }, 'migrate');
     say(`migrated, ${load.count} acknowledged so far`);
-    await delay(seconds * 1000);
+    await load.during(seconds);
     for (const server of old) {
       await start(newer);
-      await delay(seconds * 1000);
+      await load.during(seconds);
       const status = await server.stop();
       say(`replaced ${server.url}: it ended with ${status}, ${load.count} acknowledged so far`);
       if (status !== 0) throw new Error(`a server ended with ${status}: ${server.output.slice(-4000)}`);
-      await delay(seconds * 1000);
+      await load.during(seconds);
     }
     const shares = await evenShares(running.filter((server) => server.taking));
     await load.stop();
