@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { migrate } from '../../db/index.ts';
 import { Cluster, noCitus } from '../../deploy/drill/cluster.ts';
+import { setPatience } from '../../server/lib/patience.ts';
 import { svcHere } from '../cli/svc.ts';
 import { BODIES, deploy, event, GUARD } from '../helpers/api.ts';
 import { ServerProcess } from '../helpers/processes.ts';
@@ -8,7 +9,7 @@ import { noRedis, TestRedis } from '../helpers/redis.ts';
 import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 import { SynchronousStandby } from '../helpers/synchronous-standby.ts';
 
-const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 30_000, interval: 100 });
+const eventually = (work: () => Promise<unknown>) => expect.poll(work, { interval: 100 });
 
 /** Each server of the cluster has a synchronous standby of its own, and the program acknowledges nothing without it. */
 const absent = noCitus() ?? noRedis;
@@ -32,7 +33,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
       await cluster.query('grant pg_read_all_stats to svc_owner', [], node);
       standbys.push(await SynchronousStandby.of(cluster, node));
     }
-  }, 300_000);
+  });
   afterAll(async () => {
     // what waits for a standby would keep the servers from stopping
     for (const standby of standbys) await standby.stop();
@@ -52,7 +53,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
       await deploy(first, tenant.admin, 'guard', GUARD);
       on.set(await cluster.nodeOf(tenant.id), { tenant, agent });
     }
-  }, 120_000);
+  });
 
   const readiness = async (at: TestServer) => {
     const answer = await fetch(`${at.url}/readyz`);
@@ -68,8 +69,8 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     const began = performance.now();
     const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };
     const answer = await fetch(to.url + path, { method: 'POST', headers, body: JSON.stringify(body) });
-    // refused before anything is begun that would wait
-    if (answer.status === 503) expect(performance.now() - began).toBeLessThan(4000);
+    // refused before anything is begun that would wait, and be given up later than this
+    if (answer.status === 503) expect(performance.now() - began).toBeLessThan(30_000);
     return `${answer.status}${answer.headers.has('retry-after') ? ' again' : ''}`;
   };
   /** What the tenant of a node is answered: a record, a decision, and a change. */
@@ -106,7 +107,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
         expect.stringMatching(new RegExp(`^${line}`)),
       ),
     );
-  }, 60_000);
+  });
 
   test('a node without its standby stops its own tenants alone, whichever process is asked', async () => {
     await standbys[1]!.kill();
@@ -128,7 +129,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     await standbys[1]!.start();
     await eventually(() => readiness(first)).toEqual([200, undefined]);
     await eventually(() => answers(beyond, 1)).toEqual(all);
-  }, 120_000);
+  });
 
   test('without that of the coordinator, records and decisions go on beside the nodes, and changes are refused', async () => {
     await standbys[0]!.kill();
@@ -146,7 +147,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     await standbys[0]!.start();
     for (const at of [first, second, beyond]) await eventually(() => readiness(at)).toEqual([200, undefined]);
     await eventually(() => answers(first, 1)).toEqual(all);
-  }, 120_000);
+  });
 
   test('a process does not start beside a node that has none', async () => {
     await standbys[2]!.kill();
@@ -157,7 +158,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     expect(late.output.trim()).toBe(`no synchronous standby: ${lack}`);
     await late.dispose();
     await standbys[2]!.start();
-  }, 60_000);
+  });
 
   test('what a node does not say counts as missing', async () => {
     // Citus would do the same on all others
@@ -165,10 +166,12 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     await cluster.query(`${alone}; revoke pg_read_all_stats from svc_owner`, [], 2);
     const login = 'node 2: the login cannot see the standbys: grant pg_read_all_stats to svc_owner';
     await eventually(() => readiness(beyond)).toEqual([200, `no synchronous standby: ${login}`]);
+    // a process that has not asked the node since still acknowledges what its standby has
+    for (const at of [first, second]) await eventually(() => standbysOf(at)).toContainEqual(['node 2', '0']);
     expect(await answers(beyond, 2)).toEqual(refused);
     await cluster.query(`${alone}; grant pg_read_all_stats to svc_owner`, [], 2);
     await eventually(() => answers(beyond, 2)).toEqual(all);
-  }, 60_000);
+  });
 
   test('what every server has a copy of is changed with the standbys of all', async () => {
     const { tenant } = on.get(2)!;
@@ -179,7 +182,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
       const body = JSON.stringify({ reason: 'no longer ours' });
       const url = `${beyond.url}/v1/settings/sso/domains/a.example`;
       const { status } = await fetch(url, { method: 'DELETE', headers, body });
-      return [status, performance.now() - began < 4000];
+      return [status, performance.now() - began < 30_000];
     };
     await standbys[1]!.kill();
     await eventually(() => readiness(beyond)).toEqual([200, `no synchronous standby: node 1: ${lack}`]);
@@ -188,7 +191,7 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     await standbys[1]!.start();
     await eventually(() => readiness(beyond)).toEqual([200, undefined]);
     expect(await remove()).toEqual([204, true]);
-  }, 60_000);
+  });
 
   test('a node that does not answer counts as one without, and the doctor says so', async () => {
     await standbys[2]!.kill();
@@ -196,8 +199,10 @@ describe.skipIf(absent !== undefined)('standbys of Citus', () => {
     const said = await doctor(1);
     expect(said.find((line) => line.startsWith('FAIL'))).toContain(`standbys unknown, on 127.0.0.1:${port(2)}`);
     const silent = 'node 2: it has not said for 5 s whether there is one';
+    // a command that ran here has set it again
+    setPatience(1);
     await eventually(() => readiness(beyond)).toEqual([200, `no synchronous standby: ${silent}`]);
     expect(await answers(beyond, 1)).toEqual(all);
     expect(await answers(beyond, 2)).toEqual(refused);
-  }, 60_000);
+  });
 });
