@@ -7,7 +7,7 @@ import { parseMasterKey } from '../server/config.ts';
 import { DECISIONS } from '../server/domain/decision.ts';
 import { SecretBox } from '../server/lib/crypto.ts';
 import { sealPlace } from '../server/subscriptions/subscription-row.ts';
-import { svc } from './cli/svc.ts';
+import { svcHere } from './cli/svc.ts';
 import { useDatabase } from './helpers/database.ts';
 import { freePort } from './helpers/ports.ts';
 import { MASTER_KEY, ServerProcess } from './helpers/processes.ts';
@@ -27,7 +27,7 @@ async function start(): Promise<{ tenant: string; admin: string; approver: strin
   const port = await freePort();
   server.url = `http://127.0.0.1:${port}`;
   await server.spawn({ PORT: String(port) });
-  await expect.poll(() => server!.output, { timeout: 240_000 }).toContain('demo remove');
+  await expect.poll(() => server!.output, { timeout: 900_000 }).toContain('demo remove');
   const [, tenant] = /The demo is the tenant (demo-\w+)/.exec(server.output)!;
   const [, admin] = /admin +(http\S+)/.exec(server.output)!;
   const [, approver] = /approver +(http\S+)/.exec(server.output)!;
@@ -101,10 +101,10 @@ test('a demo is a week that verifies, in a tenant of its own that is marked, is 
   const env = { DATABASE_URL: database.url, SVC_DATA_DIR: dir, SVC_MASTER_KEY: MASTER_KEY };
   // no mark in the table makes another tenant one that can be deleted
   await database.db.owner.query(`update tenant set demo = 'ready' where tenant_id = 'default'`);
-  await svc(0, env, 'demo', 'remove');
-  await svc(1, env, 'demo', 'remove');
-  const left = await svc(0, env, 'tenant', 'list', '--json');
+  await svcHere(0, env, 'demo', 'remove');
+  await svcHere(1, env, 'demo', 'remove');
+  const left = await svcHere(0, env, 'tenant', 'list', '--json');
   expect(left.json<{ tenants: { tenant_id: string }[] }>().tenants.map(({ tenant_id }) => tenant_id)).toEqual([
     'default',
   ]);
-}, 600_000);
+}, 1_800_000);
