@@ -47,7 +47,7 @@ beforeAll(async () => {
         : { error: { code: -32601, message: 'no' } };
       const reply = () =>
         response.setHeader('content-type', 'application/json').end(JSON.stringify({ jsonrpc: '2.0', id, ...answer }));
-      if (kept?.of === name) kept.answers.push(reply);
+      if (kept && kept.of === name) kept.answers.push(reply);
       else reply();
     }
   };
