@@ -488,7 +488,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `projection_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `reasons_required`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `projection_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -4109,6 +4109,8 @@ export interface components {
             approval_required: boolean;
             /** @description authors may approve their own versions even if approval is required */
             self_approval: boolean;
+            /** @description whatever the audit log keeps a reason for is refused without one, from people and keys alike */
+            reasons_required: boolean;
             /** @description a version is submitted and enforced only with at least one test, all of which pass */
             tests_required: boolean;
             /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
@@ -7498,8 +7500,8 @@ export interface operations {
                 "application/json": {
                     /** @enum {string} */
                     role: "viewer" | "author" | "approver" | "admin";
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -7530,9 +7532,8 @@ export interface operations {
     };
     "users-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -7570,9 +7571,8 @@ export interface operations {
     };
     "users-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8087,9 +8087,8 @@ export interface operations {
     };
     "keys-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8320,9 +8319,8 @@ export interface operations {
     };
     "agentKeys-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8476,9 +8474,8 @@ export interface operations {
     };
     "workloadTrust-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -8657,6 +8654,7 @@ export interface operations {
                 "application/json": {
                     approval_required?: boolean | null;
                     self_approval?: boolean | null;
+                    reasons_required?: boolean | null;
                     tests_required?: boolean | null;
                     min_coverage?: number | null;
                     simulation_required?: boolean | null;
@@ -8676,7 +8674,7 @@ export interface operations {
                         /** @default [] */
                         write?: string[];
                     } | null;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -8718,6 +8716,8 @@ export interface operations {
                         approval_required: boolean;
                         /** @description authors may approve their own versions even if approval is required */
                         self_approval: boolean;
+                        /** @description whatever the audit log keeps a reason for is refused without one, from people and keys alike */
+                        reasons_required: boolean;
                         /** @description a version is submitted and enforced only with at least one test, all of which pass */
                         tests_required: boolean;
                         /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
@@ -8898,7 +8898,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -8987,8 +8987,8 @@ export interface operations {
                     issuer_url: string;
                     client_id: string;
                     client_secret?: string;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -9033,9 +9033,8 @@ export interface operations {
     };
     "sso-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9194,9 +9193,8 @@ export interface operations {
     };
     "sso-removeDomain": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9276,9 +9274,8 @@ export interface operations {
     };
     "sso-unbind": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -9391,8 +9388,8 @@ export interface operations {
                         /** @description the accepted signature algorithms; default: from the discovery document, or RS256, PS256, ES256, EdDSA */
                         allowed_algs?: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
                     }[];
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -10232,9 +10229,8 @@ export interface operations {
     };
     "policies-revoke": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -10291,8 +10287,8 @@ export interface operations {
                  */
                 "application/json": {
                     target_version: number;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -10465,7 +10461,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                     /** @description pending comments of yours, which are sent with it; refused unless all are still there */
                     pending?: string[];
@@ -10690,9 +10686,9 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description the version that you have read */
-                    version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description the version that you have read; absent: whatever is newest */
+                    version?: number;
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -12186,9 +12182,8 @@ export interface operations {
     };
     "lists-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -12293,7 +12288,7 @@ export interface operations {
                  */
                 "application/json": {
                     version: number;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -12615,9 +12610,8 @@ export interface operations {
     };
     "proxies-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -12996,9 +12990,8 @@ export interface operations {
     };
     "tools-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -13179,7 +13172,7 @@ export interface operations {
                 "application/json": {
                     /** @description the hash of a definition */
                     pin: string;
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -13350,8 +13343,8 @@ export interface operations {
                     check_arguments?: boolean;
                     /** @description the person who answers for the server; takes no second person, for nothing is decided by it */
                     owner_id?: string | null;
-                    /** @description why, in one line; it goes into the audit log */
-                    reason: string;
+                    /** @description why; it goes into the audit log */
+                    reason?: string;
                 };
             };
         };
@@ -14401,7 +14394,7 @@ export interface operations {
                  *     }
                  */
                 "application/json": {
-                    /** @description why, in one line; it goes into the audit log */
+                    /** @description why; it goes into the audit log */
                     reason: string;
                 };
             };
@@ -14898,7 +14891,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description why, in one line: required to pause it, and with another url or other event_types */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
@@ -14929,9 +14922,8 @@ export interface operations {
     };
     "subscriptions-remove": {
         parameters: {
-            query: {
-                /** @description why, in one line; it goes into the audit log */
-                reason: string;
+            query?: {
+                reason?: string;
             };
             header?: {
                 /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
@@ -14996,7 +14988,7 @@ export interface operations {
                     destination_config?: {
                         app_url?: string;
                     };
-                    /** @description why, in one line: required to pause it, and with another url or other event_types */
+                    /** @description why; it goes into the audit log */
                     reason?: string;
                 };
             };
