@@ -7039,9 +7039,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-6ufs0w",
+                     *       "tenant_id": "t1-6pnpvc",
                      *       "user": {
-                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *         "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7136,14 +7136,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
+                     *           "id": "ses_01m8hftjrxep2e308c1x2s45m0",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T18:09:41.710Z",
-                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
-                     *           "expires_at": "2026-11-27T18:09:41.710Z"
+                     *           "created_at": "2026-11-28T16:29:14.909Z",
+                     *           "last_seen_at": "2026-11-28T16:29:14.909Z",
+                     *           "expires_at": "2026-11-29T16:29:14.909Z"
                      *         }
                      *       ]
                      *     }
@@ -7253,14 +7253,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8cgs2aesmave4yg00xnwt7j",
+                     *           "id": "ses_01m8hftjrxep2e308c1x2s45m0",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-26T18:09:41.710Z",
-                     *           "last_seen_at": "2026-11-26T18:09:41.710Z",
-                     *           "expires_at": "2026-11-27T18:09:41.710Z"
+                     *           "created_at": "2026-11-28T16:29:14.909Z",
+                     *           "last_seen_at": "2026-11-28T16:29:14.909Z",
+                     *           "expires_at": "2026-11-29T16:29:14.909Z"
                      *         }
                      *       ]
                      *     }
@@ -7379,7 +7379,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7387,13 +7387,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T18:09:41.554Z",
+                     *           "created_at": "2026-11-28T16:29:13.523Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7401,8 +7401,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-26T18:09:41.658Z",
-                     *           "last_login": "2026-11-26T18:09:41.710Z",
+                     *           "created_at": "2026-11-28T16:29:14.331Z",
+                     *           "last_login": "2026-11-28T16:29:14.909Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -7451,7 +7451,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *       "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7459,8 +7459,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-26T18:09:41.658Z",
-                     *       "last_login": "2026-11-26T18:09:41.710Z",
+                     *       "created_at": "2026-11-28T16:29:14.331Z",
+                     *       "last_login": "2026-11-28T16:29:14.909Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7632,14 +7632,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8cgs46hxkwfk4d4gb32hj66",
+                     *           "id": "inv_01m8hftqp88kg1aqjg3pbsjzsa",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-26T18:09:43.633Z",
-                     *           "sent_at": "2026-11-26T18:09:43.633Z",
-                     *           "expires_at": "2026-12-03T18:09:43.633Z"
+                     *           "created_at": "2026-11-28T16:29:19.944Z",
+                     *           "sent_at": "2026-11-28T16:29:19.944Z",
+                     *           "expires_at": "2026-12-05T16:29:19.944Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7911,25 +7911,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
+                     *           "id": "key_01m8hftq2mf8e9gp0y5hqgsfw9",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.520Z"
+                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "created_at": "2026-11-28T16:29:19.317Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *           "id": "key_01m8hftj529y12r0sybvtkk2dt",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.655Z",
-                     *           "last_used_at": "2026-11-26T18:09:41.775Z"
+                     *           "created_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:14.288Z",
+                     *           "last_used_at": "2026-11-28T16:29:15.202Z"
                      *         }
                      *       ]
                      *     }
@@ -7986,14 +7986,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8cgs8148cjj0zxpxqx6hzgv",
+                     *       "id": "key_01m8hfva31hhj3e75tgetm2yzd",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-26T18:09:47.557Z"
+                     *       "created_at": "2026-11-28T16:29:38.798Z"
                      *     }
                      */
                     "application/json": {
@@ -8142,24 +8142,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
+                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "owner_id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T18:09:43.536Z",
+                     *           "created_at": "2026-11-28T16:29:19.430Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *           "id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-26T18:09:41.742Z",
-                     *           "last_used_at": "2026-11-26T18:09:42.912Z",
+                     *           "created_at": "2026-11-28T16:29:15.040Z",
+                     *           "last_used_at": "2026-11-28T16:29:17.641Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8218,13 +8218,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8cgs81j6cagkw00mnsypvzd",
+                     *       "id": "agk_01m8hfvaf1hqam4hnj6yd6v2h0",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:47.570Z"
+                     *       "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *       "created_at": "2026-11-28T16:29:39.171Z"
                      *     }
                      */
                     "application/json": {
@@ -8372,7 +8372,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-6ufs0w",
+                     *       "audience": "https://control.example/tenants/t1-6pnpvc",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8388,7 +8388,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-26T18:09:43.746Z",
+                     *           "created_at": "2026-11-28T16:29:20.764Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8529,25 +8529,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *           "id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *           "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
+                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8cgs430h97nexb3mcfnwgkd",
+                     *           "id": "key_01m8hftq2mf8e9gp0y5hqgsfw9",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8602,6 +8602,7 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "reasons_required": false,
                      *       "tests_required": false,
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
@@ -8693,6 +8694,7 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "reasons_required": false,
                      *       "tests_required": false,
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
@@ -8790,11 +8792,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8cgs4990k056209m5smpv4e",
+                     *           "id": "stc_01m8hftrd85m5wyp5mtxcsnrad",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.721Z",
+                     *           "proposed_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "created_at": "2026-11-28T16:29:20.680Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8949,7 +8951,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-6ufs0w"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-6pnpvc"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9456,9 +9458,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.776Z",
-                     *           "updated_at": "2026-11-26T18:09:43.974Z",
+                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:15.233Z",
+                     *           "updated_at": "2026-11-28T16:29:21.281Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9553,9 +9555,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:47.339Z",
-                     *       "updated_at": "2026-11-26T18:09:47.339Z",
+                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *       "created_at": "2026-11-28T16:29:37.136Z",
+                     *       "updated_at": "2026-11-28T16:29:37.136Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10096,9 +10098,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
-                     *       "updated_at": "2026-11-26T18:09:43.974Z",
+                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *       "created_at": "2026-11-28T16:29:15.233Z",
+                     *       "updated_at": "2026-11-28T16:29:21.281Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10106,28 +10108,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.974Z",
+                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:21.281Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:41.776Z",
+                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:15.233Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *             "decided_at": "2026-11-26T18:09:42.863Z"
+                     *             "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *             "decided_at": "2026-11-28T16:29:17.501Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *               "decided_at": "2026-11-26T18:09:42.863Z"
+                     *               "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *               "decided_at": "2026-11-28T16:29:17.501Z"
                      *             }
                      *           ]
                      *         }
@@ -10310,9 +10312,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
-                     *       "updated_at": "2026-11-26T18:09:47.492Z",
+                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *       "created_at": "2026-11-28T16:29:15.233Z",
+                     *       "updated_at": "2026-11-28T16:29:38.302Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10744,20 +10746,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *       "created_at": "2026-11-26T18:09:41.776Z",
+                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *       "created_at": "2026-11-28T16:29:15.233Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *         "decided_at": "2026-11-26T18:09:42.863Z"
+                     *         "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *         "decided_at": "2026-11-28T16:29:17.501Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "decided_at": "2026-11-26T18:09:42.863Z"
+                     *           "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "decided_at": "2026-11-28T16:29:17.501Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11296,7 +11298,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp",
+                     *           "id": "qst_01m8hftrn71rz0v1pwq64skzd5",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11304,8 +11306,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.766Z"
+                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "created_at": "2026-11-28T16:29:20.935Z"
                      *         }
                      *       ]
                      *     }
@@ -11478,7 +11480,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T18:09:43.974Z",
+                     *           "written_at": "2026-11-28T16:29:21.281Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11531,12 +11533,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-26T18:09:43.974Z"
+                     *           "written_at": "2026-11-28T16:29:21.281Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-27T18:09:44.554Z",
+                     *       "since": "2026-10-29T16:29:23.828Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11725,16 +11727,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-27T18:09:43.699Z",
-                     *         "to": "2026-11-26T18:09:43.699Z"
+                     *         "from": "2026-10-29T16:29:20.571Z",
+                     *         "to": "2026-11-28T16:29:20.571Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-26T18:09:43.699Z",
+                     *       "created_at": "2026-11-28T16:29:20.571Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-26T18:09:43.699Z",
+                     *       "finished_at": "2026-11-28T16:29:20.571Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11893,16 +11895,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-27T18:09:43.699Z",
-                     *             "to": "2026-11-26T18:09:43.699Z"
+                     *             "from": "2026-10-29T16:29:20.571Z",
+                     *             "to": "2026-11-28T16:29:20.571Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-26T18:09:43.699Z",
+                     *           "created_at": "2026-11-28T16:29:20.571Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-26T18:09:43.699Z",
+                     *           "finished_at": "2026-11-28T16:29:20.571Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11994,8 +11996,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *             "created_at": "2026-11-26T18:09:43.459Z",
+                     *             "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *             "created_at": "2026-11-28T16:29:19.043Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12056,8 +12058,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *         "created_at": "2026-11-26T18:09:43.459Z",
+                     *         "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *         "created_at": "2026-11-28T16:29:19.043Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12072,8 +12074,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.459Z",
+                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:19.043Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12086,8 +12088,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8cgs25j069mgyxaz3t7hjn3",
-                     *           "created_at": "2026-11-26T18:09:43.381Z",
+                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "created_at": "2026-11-28T16:29:18.808Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12513,9 +12515,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8cgs28nfcx1cam087efe0z9",
-                     *           "first_seen_at": "2026-11-26T18:09:43.919Z",
-                     *           "last_seen_at": "2026-11-26T18:09:43.919Z",
+                     *           "key_id": "key_01m8hftj529y12r0sybvtkk2dt",
+                     *           "first_seen_at": "2026-11-28T16:29:21.179Z",
+                     *           "last_seen_at": "2026-11-28T16:29:21.179Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12585,7 +12587,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-26T18:09:43.914Z",
+                     *           "since": "2026-11-28T16:29:21.169Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12666,18 +12668,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8cgs2bd81w9azz5s72xnv53",
-                     *           "key_hash": "sha256:7de152b01e76ee22ac73d47bc87db0a5c5eafae486646a1af42c47f79fc50408",
+                     *           "id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
+                     *           "key_hash": "sha256:5b467a5d26b6f0a35e8ea888ad9da6195b76353d81b105866768edfc44e6d5b1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *           "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1"
                      *         },
                      *         {
-                     *           "id": "agk_01m8cgs43gr76ram5w6jv8dmfz",
-                     *           "key_hash": "sha256:903e1a49fcab8bbc67be82034b5f11039a3e2106866daac0e7fead23300d217d",
+                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
+                     *           "key_hash": "sha256:d743b8f99398e0af1a3200cfa67d3b8512f5b9ad8e6cf880310532c5afbcc7ed",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8cgs28t7z0f6ffshd9b2dr7"
+                     *           "owner_id": "usr_01m8hftj6vb9bpcst7ct7wgk2s"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12828,8 +12830,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z"
+                     *           "first_seen": "2026-11-28T16:29:18.529Z",
+                     *           "last_seen": "2026-11-28T16:29:18.529Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12926,8 +12928,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-26T18:09:43.321Z",
-                     *       "last_seen": "2026-11-26T18:09:43.321Z",
+                     *       "first_seen": "2026-11-28T16:29:18.529Z",
+                     *       "last_seen": "2026-11-28T16:29:18.529Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -12959,9 +12961,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z",
-                     *           "reported_by": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *           "first_seen": "2026-11-28T16:29:18.529Z",
+                     *           "last_seen": "2026-11-28T16:29:18.529Z",
+                     *           "reported_by": "key_01m8hftj529y12r0sybvtkk2dt",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13281,8 +13283,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-26T18:09:43.321Z",
-                     *           "last_seen": "2026-11-26T18:09:43.321Z",
+                     *           "first_seen": "2026-11-28T16:29:18.529Z",
+                     *           "last_seen": "2026-11-28T16:29:18.529Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13407,7 +13409,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-26T18:09:43.909Z",
+                     *           "last_seen": "2026-11-28T16:29:21.137Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13473,10 +13475,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-26T18:09:43.909Z",
+                     *       "last_seen": "2026-11-28T16:29:21.137Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *         "usr_01m8hfthdk65hbr6dyc05sb5k1"
                      *       ]
                      *     }
                      */
@@ -13581,11 +13583,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *           "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *           "opened_by": "agk_01m8hftjwx2g25nmw34a6nm4wj",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13607,8 +13609,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-26T19:09:43.090Z",
-                     *           "created_at": "2026-11-26T18:09:43.090Z",
+                     *           "expires_at": "2026-11-28T17:29:18.147Z",
+                     *           "created_at": "2026-11-28T16:29:18.147Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13622,10 +13624,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *             "usr_01m8hfthdk65hbr6dyc05sb5k1"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
+                     *           "shown_hash": "sha256:4cb196198e594ff56f64e2ab65c1cd5a8d44374603e3def91dbbf33a57b4c828"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13806,7 +13808,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-26T19:09:43.090Z"
+                     *           "next_expires_at": "2026-11-28T17:29:18.147Z"
                      *         }
                      *       ]
                      *     }
@@ -13994,7 +13996,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.310Z",
+                     *       "since": "2026-11-27T16:29:25.852Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14050,11 +14052,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *       "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *       "opened_by": "agk_01m8hftjwx2g25nmw34a6nm4wj",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14076,8 +14078,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-26T19:09:43.090Z",
-                     *       "created_at": "2026-11-26T18:09:43.090Z",
+                     *       "expires_at": "2026-11-28T17:29:18.147Z",
+                     *       "created_at": "2026-11-28T16:29:18.147Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14091,10 +14093,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8cgs25j069mgyxaz3t7hjn3"
+                     *         "usr_01m8hfthdk65hbr6dyc05sb5k1"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:015f3c52aa582d2afe237660b3264912bdd58a6f413edbedb6e15d0514bcf9b5"
+                     *       "shown_hash": "sha256:4cb196198e594ff56f64e2ab65c1cd5a8d44374603e3def91dbbf33a57b4c828"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14450,15 +14452,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
+                     *           "id": "stp_01m8hftrg6kqxfzqkq9hk91pwe",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.751Z",
+                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "created_at": "2026-11-28T16:29:20.810Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14586,15 +14588,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8cgs4a4njp9gd49g4zx6fnr",
+                     *       "id": "stp_01m8hftrg6kqxfzqkq9hk91pwe",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:43.751Z",
+                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *       "created_at": "2026-11-28T16:29:20.810Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14605,7 +14607,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-26T18:09:43.919Z"
+                     *             "last_seen_at": "2026-11-28T16:29:21.179Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14701,7 +14703,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14712,8 +14714,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-26T18:09:43.658Z",
-                     *           "updated_at": "2026-11-26T18:09:43.658Z"
+                     *           "created_at": "2026-11-28T16:29:20.117Z",
+                     *           "updated_at": "2026-11-28T16:29:20.117Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -14832,7 +14834,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *       "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14843,8 +14845,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-26T18:09:43.658Z",
-                     *       "updated_at": "2026-11-26T18:09:43.658Z"
+                     *       "created_at": "2026-11-28T16:29:20.117Z",
+                     *       "updated_at": "2026-11-28T16:29:20.117Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15110,12 +15112,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795716585,v1=408374c07e70d24090470c5f29a83e71466587cfe6bbbec4bf1a98c6e4d74a44",
+                     *         "x-svc-signature": "t=1795883366,v1=4da0821e8975c586324f5ec8b6fe6c7a7dffcbde2f3933c9fd5a7b509306b273",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795716585",
-                     *         "webhook-signature": "v1,rZsW5rnFbnH4+UxzjB0mp2oocEnRSp+GSTkfvU1VOu8="
+                     *         "webhook-timestamp": "1795883366",
+                     *         "webhook-signature": "v1,sMti27iRKwq5e+Og56tpPi4s7bJnOnQbR6YEZm/5l70="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6ufs0w\",\"test\":true,\"created_at\":\"2026-11-26T18:09:45.545Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-26T19:09:45.545Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6pnpvc\",\"test\":true,\"created_at\":\"2026-11-28T16:29:26.515Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:29:26.515Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15219,8 +15221,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.572Z",
-                     *       "until": "2026-11-26T18:09:45.572Z",
+                     *       "since": "2026-11-27T16:29:26.647Z",
+                     *       "until": "2026-11-28T16:29:26.647Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15231,7 +15233,7 @@ export interface operations {
                      *       "p95_ms": null,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T18:00:00.000Z",
+                     *           "at": "2026-11-27T16:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15240,7 +15242,7 @@ export interface operations {
                      *           "p95_ms": null
                      *         },
                      *         {
-                     *           "at": "2026-11-25T19:00:00.000Z",
+                     *           "at": "2026-11-27T17:00:00.000Z",
                      *           "delivered": 0,
                      *           "delivered_on_retry": 0,
                      *           "failed": 0,
@@ -15295,8 +15297,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3rpy4r9",
-                     *           "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "dlv_3fqac5z",
+                     *           "subscription_id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15306,7 +15308,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-26T18:09:43.897Z",
+                     *           "created_at": "2026-11-28T16:29:21.062Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15356,8 +15358,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3rpy4r9",
-                     *       "subscription_id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *       "id": "dlv_3fqac5z",
+                     *       "subscription_id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15367,7 +15369,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-26T18:09:43.897Z",
+                     *       "created_at": "2026-11-28T16:29:21.062Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15483,7 +15485,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8cgs47aaj17tda8emrpy4r9",
+                     *           "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15744,13 +15746,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cgs826gycm5adgfgg86t0p",
+                     *       "event_id": "evt_01m8hfvaq2accr3bk6wpqmezxd",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
+                     *       "bundle_hash": "sha256:6beef3bb099f18ea872eb62cdd8d3d38d833b7f43551cc75a1ead99c11939472",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 36520
+                     *       "evaluation_us": 235539
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15889,13 +15891,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8cgs84dsy04dr9gaghrmsvg",
+                     *       "event_id": "evt_01m8hfvb7ndkxc88vs0wqhkds0",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:3f3eaad254306ff63e5c2be456179d5b407ac452763a732cd7f50a22d1d75241",
+                     *       "bundle_hash": "sha256:6beef3bb099f18ea872eb62cdd8d3d38d833b7f43551cc75a1ead99c11939472",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 489
+                     *       "evaluation_us": 5550
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16033,11 +16035,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-26T18:09:43.909Z",
-                     *       "last_at": "2026-11-26T18:09:43.909Z",
+                     *       "first_at": "2026-11-28T16:29:21.137Z",
+                     *       "last_at": "2026-11-28T16:29:21.137Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-18672-4",
+                     *           "id": "event-13017-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16050,11 +16052,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z",
+                     *           "created_at": "2026-11-28T16:29:21.137Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-18672-5",
+                     *           "id": "event-13017-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16067,7 +16069,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z",
+                     *           "created_at": "2026-11-28T16:29:21.137Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16142,7 +16144,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-18672-5",
+                     *           "id": "event-13017-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16155,10 +16157,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z"
+                     *           "created_at": "2026-11-28T16:29:21.137Z"
                      *         },
                      *         {
-                     *           "id": "event-18672-4",
+                     *           "id": "event-13017-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16171,7 +16173,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-26T18:09:43.909Z"
+                     *           "created_at": "2026-11-28T16:29:21.137Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16220,12 +16222,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-25T18:09:45.858Z",
-                     *       "until": "2026-11-26T18:09:45.858Z",
+                     *       "since": "2026-11-27T16:29:28.139Z",
+                     *       "until": "2026-11-28T16:29:28.139Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-25T18:09:45.858Z",
+                     *           "at": "2026-11-27T16:29:28.139Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16233,7 +16235,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-25T19:09:45.858Z",
+                     *           "at": "2026-11-27T17:29:28.139Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16244,7 +16246,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-26T18:09:43.909Z"
+                     *         "at": "2026-11-28T16:29:21.137Z"
                      *       }
                      *     }
                      */
@@ -16306,8 +16308,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-26T18:09:43.269Z",
-                     *       "until": "2026-11-26T18:09:45.890Z",
+                     *       "since": "2026-11-28T16:29:18.423Z",
+                     *       "until": "2026-11-28T16:29:28.214Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16318,15 +16320,15 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-26T18:09:43.000Z",
-                     *           "allow": 1,
+                     *           "at": "2026-11-28T16:29:18.000Z",
+                     *           "allow": 0,
                      *           "allow_with_masking": 0,
-                     *           "deny": 1,
+                     *           "deny": 0,
                      *           "escrow": 1,
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-26T18:09:44.000Z",
+                     *           "at": "2026-11-28T16:29:19.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16466,8 +16468,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T18:09:43.909Z",
-                     *           "last_at": "2026-11-26T18:09:43.909Z"
+                     *           "first_at": "2026-11-28T16:29:21.137Z",
+                     *           "last_at": "2026-11-28T16:29:21.137Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16479,8 +16481,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-26T18:09:43.269Z",
-                     *           "last_at": "2026-11-26T18:09:43.269Z"
+                     *           "first_at": "2026-11-28T16:29:18.423Z",
+                     *           "last_at": "2026-11-28T16:29:18.423Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16523,7 +16525,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "id": "evt_01m8hftnekzaygx056tdqrvfas",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16535,32 +16537,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 312608,
-                     *       "created_at": "2026-11-26T18:09:43.269Z",
+                     *       "evaluation_us": 703041,
+                     *       "created_at": "2026-11-28T16:29:18.423Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
-                     *       "key_id": "agk_01m8cgs2bd81w9azz5s72xnv53",
+                     *       "escrow_id": "esc_01m8hftny3dq7tcxvy00ya92bt",
+                     *       "key_id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-26T18:09:42.913Z",
+                     *       "timestamp": "2026-11-28T16:29:17.651Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed",
-                     *       "input_hash": "sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb",
-                     *       "action_ref": "sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836",
-                     *       "trace_id": "c3ef252637cbe91651860affbab0a071",
-                     *       "span_id": "f8f14166dc6a0586",
+                     *       "ask_commit": "sha256:930984823e5010f7a47333071bd715426c0a8a0edf270e29344d1369ba359b12",
+                     *       "input_hash": "sha256:2f56f9b58de7462d45f0a9da5367c2d966b34b436eb6c9d4c8ff9420fe11747e",
+                     *       "action_ref": "sha256:e043663bc64e1adfe87044c910160d982c1d04957f571b21ff1fe5c2650076a4",
+                     *       "trace_id": "b57b802e94e1bc4ed24a619556588d0e",
+                     *       "span_id": "d2058fa0558948d2",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c"
+                     *         "bundle_hash": "sha256:9baaed98cea9f70640b5972749683cd863ff319645946f2991579036aaf70c28"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
-                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
+                     *         "prev_hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46",
+                     *         "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16601,7 +16603,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "event_id": "evt_01m8hftnekzaygx056tdqrvfas",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16656,13 +16658,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
+                     *       "event_id": "evt_01m8hftnekzaygx056tdqrvfas",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T18:09:42.913Z",
-                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "now": "2026-11-28T16:29:17.651Z",
+                     *         "owner": "usr_01m8hfthdk65hbr6dyc05sb5k1",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16671,8 +16673,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-26T18:09:42.913Z",
-                     *         "owner": "usr_01m8cgs25j069mgyxaz3t7hjn3",
+                     *         "now": "2026-11-28T16:29:17.651Z",
+                     *         "owner": "usr_01m8hfthdk65hbr6dyc05sb5k1",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16914,10 +16916,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *       "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
-                     *       "created_at": "2026-11-26T18:09:43.581Z"
+                     *       "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
+                     *       "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-6pnpvc/forensics\n2\n56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4\n\n— control.test WSKU+xJtnImbomcFAZ+lXeSLN8XwxIsj6SQrThYgl4FI68piZ9vGM6Bo63U5Wp6YNEck4ohwe2UM20p47eLz9eqbCwI=\n",
+                     *       "created_at": "2026-11-28T16:29:19.596Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -16960,10 +16962,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-6ufs0w/forensics\n2\ndc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb\n\n— control.test /cnrRDSR+BPy0KjXySG8nxpJ/8BRDhsfMLHRWOYEsjIf7KVG065mA8LRzSk2yGWzmXrepsfXrjikkZ+SHe8rhBxiyAk=\n",
-                     *           "created_at": "2026-11-26T18:09:43.581Z"
+                     *           "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
+                     *           "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-6pnpvc/forensics\n2\n56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4\n\n— control.test WSKU+xJtnImbomcFAZ+lXeSLN8XwxIsj6SQrThYgl4FI68piZ9vGM6Bo63U5Wp6YNEck4ohwe2UM20p47eLz9eqbCwI=\n",
+                     *           "created_at": "2026-11-28T16:29:19.596Z"
                      *         }
                      *       ]
                      *     }
@@ -17055,18 +17057,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-26T18:09:43.269Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"seq\":1,\"tenant_id\":\"t1-6ufs0w\",\"v\":1}",
-                     *           "hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729",
-                     *           "computed_hash": "58d51f2d10727444225d7c5884d6b598ae96ec8a1fc6f0fe22e5fac11c268729"
+                     *           "received_at": "2026-11-28T16:29:18.423Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f\",\"received_at\":\"2026-11-28T16:29:18.423Z\",\"seq\":1,\"tenant_id\":\"t1-6pnpvc\",\"v\":1}",
+                     *           "hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46",
+                     *           "computed_hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d",
-                     *           "received_at": "2026-11-26T18:09:43.269Z",
-                     *           "line": "{\"action_ref\":\"sha256:c48abc7222df4b94ec582d9b5a4a97232aa6f94d2d9627d8d15cebba8564e836\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:0231fa76a4a989f88b672d86f6dff89b722565e8385404b2f0b66466a30441ed\",\"bundle_hash\":\"sha256:871e05821baf4116bd24997edbe3501e2fc7ffcfee6926703d78b2c8cacb309c\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8cgs3nj0wt52e0tyeqegqsc\",\"evaluation_us\":312608,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8cgs3g1sqssg7hbgwwkzk3d\",\"input_hash\":\"sha256:4dac5418442666b17d9fec5b7474d106bd7418bbdb39df418428fe00bf8a6bfb\",\"key_id\":\"agk_01m8cgs2bd81w9azz5s72xnv53\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-26T18:09:43.269Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"f8f14166dc6a0586\",\"tenant_id\":\"t1-6ufs0w\",\"timestamp\":\"2026-11-26T18:09:42.913Z\",\"tool_name\":\"pay\",\"trace_id\":\"c3ef252637cbe91651860affbab0a071\",\"v\":1}",
-                     *           "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *           "computed_hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb"
+                     *           "id": "evt_01m8hftnekzaygx056tdqrvfas",
+                     *           "received_at": "2026-11-28T16:29:18.423Z",
+                     *           "line": "{\"action_ref\":\"sha256:e043663bc64e1adfe87044c910160d982c1d04957f571b21ff1fe5c2650076a4\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:930984823e5010f7a47333071bd715426c0a8a0edf270e29344d1369ba359b12\",\"bundle_hash\":\"sha256:9baaed98cea9f70640b5972749683cd863ff319645946f2991579036aaf70c28\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hftny3dq7tcxvy00ya92bt\",\"evaluation_us\":703041,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hftnekzaygx056tdqrvfas\",\"input_hash\":\"sha256:2f56f9b58de7462d45f0a9da5367c2d966b34b436eb6c9d4c8ff9420fe11747e\",\"key_id\":\"agk_01m8hftjwx2g25nmw34a6nm4wj\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:29:18.423Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"d2058fa0558948d2\",\"tenant_id\":\"t1-6pnpvc\",\"timestamp\":\"2026-11-28T16:29:17.651Z\",\"tool_name\":\"pay\",\"trace_id\":\"b57b802e94e1bc4ed24a619556588d0e\",\"v\":1}",
+                     *           "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
+                     *           "computed_hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4"
                      *         }
                      *       ]
                      *     }
@@ -17276,12 +17278,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8cgs6mbng1a0jx112dz1r06",
+                     *           "id": "aud_01m8hfv0ctt80ayzz7x4dhshkz",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-26T18:09:46.123Z",
+                     *           "created_at": "2026-11-28T16:29:28.858Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *             "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17289,21 +17291,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8cgs3g1sqssg7hbgwwkzk3d"
+                     *             "id": "evt_01m8hftnekzaygx056tdqrvfas"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8cgs6m3jhcbg1th68syc0dz",
-                     *           "prev_hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983",
-                     *           "hash": "717880c4f0a5e8d403dc6c5ca143e5effb36b95283ba7017493890c452855b93"
+                     *           "request_id": "req_01m8hfv0cby48yafbeaesygqdp",
+                     *           "prev_hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f",
+                     *           "hash": "268531757f66e3062fd9ba5f1b84d3d14ea14fef1a2404ca6ba99ddd5bfa9598"
                      *         },
                      *         {
-                     *           "id": "aud_01m8cgs4hgkcrwczfvcf8ehanv",
+                     *           "id": "aud_01m8hfts2v1twtradw0wbgk468",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-26T18:09:43.984Z",
+                     *           "created_at": "2026-11-28T16:29:21.371Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8cgs28nfcx1cam087efe0z9",
+                     *             "id": "key_01m8hftj529y12r0sybvtkk2dt",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17316,9 +17318,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8cgs4g7rhh6zxqg3d6f3zw1",
-                     *           "prev_hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a",
-                     *           "hash": "f20a7befcb2adc9eef979bcad23be04713c10307e91eab0d54911cc16cfd9983"
+                     *           "request_id": "req_01m8hftrxpdphey0a47wmhcqpw",
+                     *           "prev_hash": "4252ac4237e155f7ade08da8709ab1717693a1e30f4bd8a75f30e960258a5f48",
+                     *           "hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17363,12 +17365,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8cgs4dss7a4ber07cq20dm3",
+                     *       "id": "aud_01m8hftrp69a34evyxaem3qc85",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-26T18:09:43.865Z",
+                     *       "created_at": "2026-11-28T16:29:20.966Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
+                     *         "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17376,13 +17378,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8cgs4ap2w93mrhkzrmhcejp"
+                     *         "id": "qst_01m8hftrn71rz0v1pwq64skzd5"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8cgs4akqdesjkrbxwmhdgex",
-                     *       "prev_hash": "532c60fbeb9a855edadfc878e42215aaf9168de0210ac877c1253f7f88cbe9d9",
-                     *       "hash": "4ccb4b45555404b889d07ea2b1dacdfce87f74edc9b41dc74554445a0ae5260a"
+                     *       "request_id": "req_01m8hftrmwanheyrb2291y7qyp",
+                     *       "prev_hash": "d839b68da6ee3bff33580dac58acb7f6fe22a740ee6066f0f436b9f8a07b120d",
+                     *       "hash": "4252ac4237e155f7ade08da8709ab1717693a1e30f4bd8a75f30e960258a5f48"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17483,20 +17485,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cgs87esxf2j1ckbva66rq2",
+                     *       "package_id": "pkg_01m8hfvbt21ahw32neghntfykz",
                      *       "purpose": "x",
-                     *       "from": "2026-10-26T18:09:47.758Z",
-                     *       "to": "2026-11-26T18:09:47.758Z",
+                     *       "from": "2026-10-28T16:29:40.546Z",
+                     *       "to": "2026-11-28T16:29:40.546Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:ffcefb3820e3950e97913ffda49fad5fcc0a581c8bc6bc739a78d43880e80d61",
-                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *       "package_hash": "sha256:689e741ce8cfefb8ffbfe7d3c73988bf7f5f781e4ddc36d4006c9e41ec5f84b3",
+                     *       "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:47.758Z"
+                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *       "created_at": "2026-11-28T16:29:40.546Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17596,20 +17598,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
+                     *           "package_id": "pkg_01m8hftq96htkwfcr3m0ersxmn",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-26T18:09:43.559Z",
-                     *           "to": "2026-11-26T18:09:43.559Z",
+                     *           "from": "2026-10-28T16:29:19.526Z",
+                     *           "to": "2026-11-28T16:29:19.526Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
-                     *           "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *           "package_hash": "sha256:cf96778e134a4f495f99094f50c525744bdfa774d28cd3148ddd6c4c5cbd091d",
+                     *           "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *           "created_at": "2026-11-26T18:09:43.559Z"
+                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "created_at": "2026-11-28T16:29:19.526Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -17655,30 +17657,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8cgs44780jp7kv7hzxzkqed",
+                     *       "package_id": "pkg_01m8hftq96htkwfcr3m0ersxmn",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-26T18:09:43.559Z",
-                     *       "to": "2026-11-26T18:09:43.559Z",
+                     *       "from": "2026-10-28T16:29:19.526Z",
+                     *       "to": "2026-11-28T16:29:19.526Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:deb1f58524e3d8384377612f42f39f67eb75d9ffcdcaca24a710dfbeae375d60",
-                     *       "public_key_fingerprint": "sha256:4a0e021d949446b809b0f860ab3371435f3e40e4a8f2a98b9a7408637605d10b",
+                     *       "package_hash": "sha256:cf96778e134a4f495f99094f50c525744bdfa774d28cd3148ddd6c4c5cbd091d",
+                     *       "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m8cgs28t7z0f6ffshd9b2dr7",
-                     *       "created_at": "2026-11-26T18:09:43.559Z",
+                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *       "created_at": "2026-11-28T16:29:19.526Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "3697e99fa5dc53c5d1ca71dd61d3b0e45bacb9dea1e4988600511574f491f91d"
+                     *           "sha256": "47ca5e52897810769d29d90d78eaa889691340811c05e56d6e160be88f0e0729"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "e162f0b8ac96b8a2071d3d67f31238407506d51bf41f36847df13e084c804327"
+                     *           "sha256": "44f002490d27dfcb7207500d35ec3549e3b108fa7d05a2442ddf136d69dd9981"
                      *         }
                      *       ]
                      *     }
@@ -18090,7 +18092,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8cgs3nj0wt52e0tyeqegqsc",
+                     *       "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18167,7 +18169,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3rpy4r9",
+                     *       "id": "dlv_3fqac5z",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18753,8 +18755,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "qQhvvJ6bO--1hUoyIaosWr9hzgKzV3Yz5juyPGQGiRg",
-                     *           "kid": "gi0Z4eaJWDZ1nQEzwf7hL0_FRw-42FSN4rLgxw3xbSw",
+                     *           "x": "4uFkDs3yQQ5qGj2dnCPraTO-kVt6V9J66IZTnN51NeM",
+                     *           "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -18958,12 +18960,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "8daa9430674bbd5e1b944fc3d0e4912d61e156a401350b825caee5dbcfe8f421"
+                     *         "hash": "a8c3349afd277b49e89d4ad1821a09bd432d780e7e9b6c3a62e62033f02d732d"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "dc776fa53af3623e7e214afeddde45b2f550602e39d981b2932641ceaa07cbfb",
-                     *         "created_at": "2026-11-26T18:09:43.581Z"
+                     *         "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
+                     *         "created_at": "2026-11-28T16:29:19.596Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19005,12 +19007,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "2911ff67cf211806450c72d96d5b0de783d6be74956b6ba1090ff977198a7f7c"
+                     *         "hash": "2ff6c5538290ac4f6df429d583479e1835c59b151c91ab5a8dad6f507b1718f6"
                      *       },
                      *       "last_checkpoint": {
-                     *         "seq": 27,
-                     *         "hash": "9f4e2dd4a628b12de8aa10f5cf6f4919786b9c898e451083269e000de5125832",
-                     *         "created_at": "2026-11-27T05:46:02.881Z"
+                     *         "seq": 26,
+                     *         "hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f",
+                     *         "created_at": "2026-11-28T16:29:23.763Z"
                      *       },
                      *       "accepted_losses": []
                      *     }

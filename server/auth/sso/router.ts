@@ -84,8 +84,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       )
       .output(Connection.extend({ waiting }))
       .mutation(async ({ ctx, input: { client_secret: secret, reason, ...sso_provider } }) => {
-        await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doerOf(ctx));
         const why = await reasonFor(ctx, reason);
+        await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doerOf(ctx));
         const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason: why }, doerOf(ctx));
         return { ...(await connections.view(ctx.tenantId)), waiting };
       }),
