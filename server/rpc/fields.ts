@@ -64,3 +64,9 @@ export const shortReason = reason
   .max(300)
   .refine((s) => !/[\t\n\r]/.test(s), 'must be one line')
   .describe('why, in one line; it goes into the audit log');
+
+/** The page of a list that the specification shows without paging: unless asked for less, everything up to 1,000 rows. */
+export const wholePage = {
+  limit: z.int().min(1).max(1000).default(1000),
+  offset: z.int().min(0).max(1_000_000).default(0),
+};

@@ -6,7 +6,7 @@ import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
 import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
 import { MOST_BUCKETS } from '../lib/time-steps.ts';
-import { askedReason, text, timestamp } from '../rpc/fields.ts';
+import { askedReason, text, timestamp, wholePage } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { reasonFor } from '../rpc/reason.ts';
 import type { Deliveries } from './deliveries.ts';
@@ -212,12 +212,7 @@ export function subscriptionsRouter(
     subscriptions.update(ctx.tenantId, id, patch, by(ctx), await reasonFor(ctx, reason));
   return trpc.router({
     list: route('GET /v1/subscriptions', admin, { summary: 'List subscriptions, newest first', tag })
-      .input(
-        z.strictObject({
-          limit: z.int().min(1).max(200).default(50),
-          offset: z.int().min(0).max(1_000_000).default(0),
-        }),
-      )
+      .input(z.strictObject(wholePage))
       .output(z.object({ subscriptions: z.array(SubscriptionOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => ({ ...(await subscriptions.list(ctx.tenantId, input)), ...input })),
 

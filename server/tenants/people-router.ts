@@ -3,7 +3,7 @@ import type { InvitationRow } from '../../db/entities/index.ts';
 import { askerOf } from '../../db/index.ts';
 import { doerOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, type Role } from '../domain/principal.ts';
-import { askedReason, emailAddress, text } from '../rpc/fields.ts';
+import { askedReason, emailAddress, text, wholePage } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import { reasonFor } from '../rpc/reason.ts';
 import { INVITATION_STATES, type Invitations, type Invited, LINK_WAYS } from './invitations.ts';
@@ -86,7 +86,7 @@ export function usersRouter(members: Members) {
           status: z.enum(['active', 'removed', 'all']).default('active'),
           role: z.enum(ROLES).optional(),
           q: text(200).optional().describe('part of the email address or name'),
-          ...page,
+          ...wholePage,
         }),
       )
       .output(z.object({ users: z.array(UserOut), total: z.int(), limit: z.int(), offset: z.int() }))

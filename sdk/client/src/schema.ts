@@ -7039,9 +7039,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-6pnpvc",
+                     *       "tenant_id": "t1-t8v1u7",
                      *       "user": {
-                     *         "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -7136,14 +7136,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hftjrxep2e308c1x2s45m0",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:29:14.909Z",
-                     *           "last_seen_at": "2026-11-28T16:29:14.909Z",
-                     *           "expires_at": "2026-11-29T16:29:14.909Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7253,14 +7253,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8hftjrxep2e308c1x2s45m0",
+                     *           "id": "ses_01m8hg8kth7kmgv3bbhdfqy89a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-28T16:29:14.909Z",
-                     *           "last_seen_at": "2026-11-28T16:29:14.909Z",
-                     *           "expires_at": "2026-11-29T16:29:14.909Z"
+                     *           "created_at": "2026-11-28T16:36:54.737Z",
+                     *           "last_seen_at": "2026-11-28T16:36:54.737Z",
+                     *           "expires_at": "2026-11-29T16:36:54.737Z"
                      *         }
                      *       ]
                      *     }
@@ -7379,7 +7379,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -7387,13 +7387,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:29:13.523Z",
+                     *           "created_at": "2026-11-28T16:36:54.221Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -7401,14 +7401,14 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-28T16:29:14.331Z",
-                     *           "last_login": "2026-11-28T16:29:14.909Z",
+                     *           "created_at": "2026-11-28T16:36:54.628Z",
+                     *           "last_login": "2026-11-28T16:36:54.737Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
                      *       ],
                      *       "total": 2,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -7451,7 +7451,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *       "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -7459,8 +7459,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-28T16:29:14.331Z",
-                     *       "last_login": "2026-11-28T16:29:14.909Z",
+                     *       "created_at": "2026-11-28T16:36:54.628Z",
+                     *       "last_login": "2026-11-28T16:36:54.737Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -7632,14 +7632,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8hftqp88kg1aqjg3pbsjzsa",
+                     *           "id": "inv_01m8hg8sb1wtvqd6g30efhx1q6",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-28T16:29:19.944Z",
-                     *           "sent_at": "2026-11-28T16:29:19.944Z",
-                     *           "expires_at": "2026-12-05T16:29:19.944Z"
+                     *           "created_at": "2026-11-28T16:37:00.385Z",
+                     *           "sent_at": "2026-11-28T16:37:00.385Z",
+                     *           "expires_at": "2026-12-05T16:37:00.385Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7911,25 +7911,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8hftq2mf8e9gp0y5hqgsfw9",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *           "created_at": "2026-11-28T16:29:19.317Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.806Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8hftj529y12r0sybvtkk2dt",
+                     *           "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:14.288Z",
-                     *           "last_used_at": "2026-11-28T16:29:15.202Z"
+                     *           "created_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:54.618Z",
+                     *           "last_used_at": "2026-11-28T16:36:55.032Z"
                      *         }
                      *       ]
                      *     }
@@ -7986,14 +7986,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8hfva31hhj3e75tgetm2yzd",
+                     *       "id": "key_01m8hg98tw09tyw4ay3749wcq1",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-28T16:29:38.798Z"
+                     *       "created_at": "2026-11-28T16:37:16.255Z"
                      *     }
                      */
                     "application/json": {
@@ -8142,24 +8142,24 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:29:19.430Z",
+                     *           "created_at": "2026-11-28T16:36:59.883Z",
                      *           "last_used_by": null
                      *         },
                      *         {
-                     *           "id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-28T16:29:15.040Z",
-                     *           "last_used_at": "2026-11-28T16:29:17.641Z",
+                     *           "created_at": "2026-11-28T16:36:54.847Z",
+                     *           "last_used_at": "2026-11-28T16:36:57.201Z",
                      *           "last_used_by": null
                      *         }
                      *       ]
@@ -8218,13 +8218,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8hfvaf1hqam4hnj6yd6v2h0",
+                     *       "id": "agk_01m8hg98ywcjxxv2smvnyqy8dx",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *       "created_at": "2026-11-28T16:29:39.171Z"
+                     *       "owner_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:16.387Z"
                      *     }
                      */
                     "application/json": {
@@ -8372,7 +8372,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-6pnpvc",
+                     *       "audience": "https://control.example/tenants/t1-t8v1u7",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_2",
@@ -8388,7 +8388,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-28T16:29:20.764Z",
+                     *           "created_at": "2026-11-28T16:37:01.009Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -8529,25 +8529,25 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *           "id": "usr_01m8hg8kad0009ykj550p4e31v",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *           "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
                      *       ],
                      *       "keys": [
                      *         {
-                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
                      *           "kind": "agent_key",
                      *           "name": "agent-2",
                      *           "ended": false
                      *         },
                      *         {
-                     *           "id": "key_01m8hftq2mf8e9gp0y5hqgsfw9",
+                     *           "id": "key_01m8hg8rrsse3fbgdy7zt9b3ny",
                      *           "kind": "api_key",
                      *           "name": "k",
                      *           "ended": false
@@ -8792,11 +8792,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8hftrd85m5wyp5mtxcsnrad",
+                     *           "id": "stc_01m8hg8srnabkeevmr9j2d9wpp",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *           "created_at": "2026-11-28T16:29:20.680Z",
+                     *           "proposed_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:00.821Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -8951,7 +8951,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-6pnpvc"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-t8v1u7"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -9458,9 +9458,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:15.233Z",
-                     *           "updated_at": "2026-11-28T16:29:21.281Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
+                     *           "updated_at": "2026-11-28T16:37:01.603Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -9555,9 +9555,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *       "created_at": "2026-11-28T16:29:37.136Z",
-                     *       "updated_at": "2026-11-28T16:29:37.136Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:37:15.058Z",
+                     *       "updated_at": "2026-11-28T16:37:15.058Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -10098,9 +10098,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *       "created_at": "2026-11-28T16:29:15.233Z",
-                     *       "updated_at": "2026-11-28T16:29:21.281Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:01.603Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -10108,28 +10108,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:21.281Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:37:01.603Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:15.233Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:55.039Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *             "decided_at": "2026-11-28T16:29:17.501Z"
+                     *             "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "decided_at": "2026-11-28T16:36:56.969Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *               "decided_at": "2026-11-28T16:29:17.501Z"
+                     *               "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *               "decided_at": "2026-11-28T16:36:56.969Z"
                      *             }
                      *           ]
                      *         }
@@ -10312,9 +10312,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *       "created_at": "2026-11-28T16:29:15.233Z",
-                     *       "updated_at": "2026-11-28T16:29:38.302Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
+                     *       "updated_at": "2026-11-28T16:37:15.759Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -10746,20 +10746,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *       "created_at": "2026-11-28T16:29:15.233Z",
+                     *       "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *       "created_at": "2026-11-28T16:36:55.039Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *         "decided_at": "2026-11-28T16:29:17.501Z"
+                     *         "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "decided_at": "2026-11-28T16:36:56.969Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "decided_at": "2026-11-28T16:29:17.501Z"
+                     *           "decided_by": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "decided_at": "2026-11-28T16:36:56.969Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -11298,7 +11298,7 @@ export interface operations {
                      * @example {
                      *       "questions": [
                      *         {
-                     *           "id": "qst_01m8hftrn71rz0v1pwq64skzd5",
+                     *           "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm",
                      *           "name": "kept",
                      *           "request": {
                      *             "agent_id": "agent-1",
@@ -11306,8 +11306,8 @@ export interface operations {
                      *             "action_type": "tool_call",
                      *             "tool_name": "read"
                      *           },
-                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *           "created_at": "2026-11-28T16:29:20.935Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.278Z"
                      *         }
                      *       ]
                      *     }
@@ -11480,7 +11480,7 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:29:21.281Z",
+                     *           "written_at": "2026-11-28T16:37:01.603Z",
                      *           "named": false
                      *         }
                      *       ],
@@ -11533,12 +11533,12 @@ export interface operations {
                      *           "holds": false,
                      *           "reason": null,
                      *           "cedar": "permit(principal, action, resource == Tool::\"write\");",
-                     *           "written_at": "2026-11-28T16:29:21.281Z"
+                     *           "written_at": "2026-11-28T16:37:01.603Z"
                      *         }
                      *       ],
                      *       "more": 0,
                      *       "of": 1,
-                     *       "since": "2026-10-29T16:29:23.828Z",
+                     *       "since": "2026-10-29T16:37:04.674Z",
                      *       "looked_at": 3,
                      *       "complete": true
                      *     }
@@ -11727,16 +11727,16 @@ export interface operations {
                      *       "live_hash": "sha256:0",
                      *       "current": false,
                      *       "window": {
-                     *         "from": "2026-10-29T16:29:20.571Z",
-                     *         "to": "2026-11-28T16:29:20.571Z"
+                     *         "from": "2026-10-29T16:37:00.630Z",
+                     *         "to": "2026-11-28T16:37:00.630Z"
                      *       },
                      *       "progress": {
                      *         "checked": 3,
                      *         "total": 3
                      *       },
-                     *       "created_at": "2026-11-28T16:29:20.571Z",
+                     *       "created_at": "2026-11-28T16:37:00.630Z",
                      *       "created_by": "usr_1",
-                     *       "finished_at": "2026-11-28T16:29:20.571Z",
+                     *       "finished_at": "2026-11-28T16:37:00.630Z",
                      *       "failure": null,
                      *       "result_hash": "sha256:0",
                      *       "decisions": 3,
@@ -11895,16 +11895,16 @@ export interface operations {
                      *           "live_hash": "sha256:0",
                      *           "current": false,
                      *           "window": {
-                     *             "from": "2026-10-29T16:29:20.571Z",
-                     *             "to": "2026-11-28T16:29:20.571Z"
+                     *             "from": "2026-10-29T16:37:00.630Z",
+                     *             "to": "2026-11-28T16:37:00.630Z"
                      *           },
                      *           "progress": {
                      *             "checked": 3,
                      *             "total": 3
                      *           },
-                     *           "created_at": "2026-11-28T16:29:20.571Z",
+                     *           "created_at": "2026-11-28T16:37:00.630Z",
                      *           "created_by": "usr_1",
-                     *           "finished_at": "2026-11-28T16:29:20.571Z",
+                     *           "finished_at": "2026-11-28T16:37:00.630Z",
                      *           "failure": null,
                      *           "result_hash": "sha256:0"
                      *         }
@@ -11996,8 +11996,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *             "created_at": "2026-11-28T16:29:19.043Z",
+                     *             "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *             "created_at": "2026-11-28T16:36:59.419Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -12058,8 +12058,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *         "created_at": "2026-11-28T16:29:19.043Z",
+                     *         "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *         "created_at": "2026-11-28T16:36:59.419Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -12074,8 +12074,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:19.043Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:59.419Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12088,8 +12088,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m8hfthdk65hbr6dyc05sb5k1",
-                     *           "created_at": "2026-11-28T16:29:18.808Z",
+                     *           "author_id": "usr_01m8hg8kad0009ykj550p4e31v",
+                     *           "created_at": "2026-11-28T16:36:58.955Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -12515,9 +12515,9 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "key_id": "key_01m8hftj529y12r0sybvtkk2dt",
-                     *           "first_seen_at": "2026-11-28T16:29:21.179Z",
-                     *           "last_seen_at": "2026-11-28T16:29:21.179Z",
+                     *           "key_id": "key_01m8hg8kps54d48148g14a4y3t",
+                     *           "first_seen_at": "2026-11-28T16:37:01.415Z",
+                     *           "last_seen_at": "2026-11-28T16:37:01.415Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -12587,7 +12587,7 @@ export interface operations {
                      *           "bundle_hash": null,
                      *           "bundle_seq": null,
                      *           "built_at": null,
-                     *           "since": "2026-11-28T16:29:21.169Z",
+                     *           "since": "2026-11-28T16:37:01.398Z",
                      *           "until": null,
                      *           "lag_seconds": null,
                      *           "change": null
@@ -12668,18 +12668,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
-                     *           "key_hash": "sha256:5b467a5d26b6f0a35e8ea888ad9da6195b76353d81b105866768edfc44e6d5b1",
+                     *           "id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
+                     *           "key_hash": "sha256:bed0e26f37dbaf0842a6c47b363afe5cd71f6cfc7d3496afcf6a94c38a3d552f",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hfthdk65hbr6dyc05sb5k1"
+                     *           "owner_id": "usr_01m8hg8kad0009ykj550p4e31v"
                      *         },
                      *         {
-                     *           "id": "agk_01m8hftq64d9s9rkgydqsdajyk",
-                     *           "key_hash": "sha256:d743b8f99398e0af1a3200cfa67d3b8512f5b9ad8e6cf880310532c5afbcc7ed",
+                     *           "id": "agk_01m8hg8rv9syaz83p1paq51hrh",
+                     *           "key_hash": "sha256:f3dcd57e10f549cb36b1bf092f552521701d49370877e7fef9119f8ffcb4791a",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8hftj6vb9bpcst7ct7wgk2s"
+                     *           "owner_id": "usr_01m8hg8kq42677kk6qh1ga73tw"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -12830,8 +12830,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-28T16:29:18.529Z",
-                     *           "last_seen": "2026-11-28T16:29:18.529Z"
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -12928,8 +12928,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-28T16:29:18.529Z",
-                     *       "last_seen": "2026-11-28T16:29:18.529Z",
+                     *       "first_seen": "2026-11-28T16:36:58.557Z",
+                     *       "last_seen": "2026-11-28T16:36:58.557Z",
                      *       "owner_id": null,
                      *       "approved": null,
                      *       "shown": {
@@ -12961,9 +12961,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-28T16:29:18.529Z",
-                     *           "last_seen": "2026-11-28T16:29:18.529Z",
-                     *           "reported_by": "key_01m8hftj529y12r0sybvtkk2dt",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
+                     *           "reported_by": "key_01m8hg8kps54d48148g14a4y3t",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -13283,8 +13283,8 @@ export interface operations {
                      *           "trust": null,
                      *           "check_arguments": false,
                      *           "owner_id": null,
-                     *           "first_seen": "2026-11-28T16:29:18.529Z",
-                     *           "last_seen": "2026-11-28T16:29:18.529Z",
+                     *           "first_seen": "2026-11-28T16:36:58.557Z",
+                     *           "last_seen": "2026-11-28T16:36:58.557Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -13409,7 +13409,7 @@ export interface operations {
                      *           "proposal": null,
                      *           "updated_at": null,
                      *           "updated_by": null,
-                     *           "last_seen": "2026-11-28T16:29:21.137Z",
+                     *           "last_seen": "2026-11-28T16:37:01.380Z",
                      *           "keys": 1
                      *         },
                      *         {
@@ -13475,10 +13475,10 @@ export interface operations {
                      *       "proposal": null,
                      *       "updated_at": null,
                      *       "updated_by": null,
-                     *       "last_seen": "2026-11-28T16:29:21.137Z",
+                     *       "last_seen": "2026-11-28T16:37:01.380Z",
                      *       "keys": 1,
                      *       "owners": [
-                     *         "usr_01m8hfthdk65hbr6dyc05sb5k1"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ]
                      *     }
                      */
@@ -13583,11 +13583,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
+                     *           "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8hftjwx2g25nmw34a6nm4wj",
+                     *           "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -13609,8 +13609,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-28T17:29:18.147Z",
-                     *           "created_at": "2026-11-28T16:29:18.147Z",
+                     *           "expires_at": "2026-11-28T17:36:58.011Z",
+                     *           "created_at": "2026-11-28T16:36:58.011Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -13624,10 +13624,10 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8hfthdk65hbr6dyc05sb5k1"
+                     *             "usr_01m8hg8kad0009ykj550p4e31v"
                      *           ],
                      *           "notify_targets": [],
-                     *           "shown_hash": "sha256:4cb196198e594ff56f64e2ab65c1cd5a8d44374603e3def91dbbf33a57b4c828"
+                     *           "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13808,7 +13808,7 @@ export interface operations {
                      *           "tool_server": null,
                      *           "tool_name": null,
                      *           "count": 1,
-                     *           "next_expires_at": "2026-11-28T17:29:18.147Z"
+                     *           "next_expires_at": "2026-11-28T17:36:58.011Z"
                      *         }
                      *       ]
                      *     }
@@ -13996,7 +13996,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:29:25.852Z",
+                     *       "since": "2026-11-27T16:37:08.133Z",
                      *       "complete_since": null,
                      *       "states": {
                      *         "held": 1,
@@ -14052,11 +14052,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8hftjwx2g25nmw34a6nm4wj",
+                     *       "opened_by": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -14078,8 +14078,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-28T17:29:18.147Z",
-                     *       "created_at": "2026-11-28T16:29:18.147Z",
+                     *       "expires_at": "2026-11-28T17:36:58.011Z",
+                     *       "created_at": "2026-11-28T16:36:58.011Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -14093,10 +14093,10 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8hfthdk65hbr6dyc05sb5k1"
+                     *         "usr_01m8hg8kad0009ykj550p4e31v"
                      *       ],
                      *       "notify_targets": [],
-                     *       "shown_hash": "sha256:4cb196198e594ff56f64e2ab65c1cd5a8d44374603e3def91dbbf33a57b4c828"
+                     *       "shown_hash": "sha256:0070fbc9665f822dcc1313753381cddcdb2e440c2feccb166d2888dd3cabcacb"
                      *     }
                      */
                     "application/json": components["schemas"]["EscrowHold"];
@@ -14452,15 +14452,15 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m8hftrg6kqxfzqkq9hk91pwe",
+                     *           "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
                      *           "abort": false,
-                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *           "created_at": "2026-11-28T16:29:20.810Z",
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:37:01.076Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -14588,15 +14588,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m8hftrg6kqxfzqkq9hk91pwe",
+                     *       "id": "stp_01m8hg8szgk56j1hg4ntnaah37",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
                      *       "abort": false,
-                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *       "created_at": "2026-11-28T16:29:20.810Z",
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:01.076Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -14607,7 +14607,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-28T16:29:21.179Z"
+                     *             "last_seen_at": "2026-11-28T16:37:01.415Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -14703,7 +14703,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -14714,12 +14714,12 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-28T16:29:20.117Z",
-                     *           "updated_at": "2026-11-28T16:29:20.117Z"
+                     *           "created_at": "2026-11-28T16:37:00.504Z",
+                     *           "updated_at": "2026-11-28T16:37:00.504Z"
                      *         }
                      *       ],
                      *       "total": 1,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -14834,7 +14834,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
+                     *       "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -14845,8 +14845,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-28T16:29:20.117Z",
-                     *       "updated_at": "2026-11-28T16:29:20.117Z"
+                     *       "created_at": "2026-11-28T16:37:00.504Z",
+                     *       "updated_at": "2026-11-28T16:37:00.504Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -15112,12 +15112,12 @@ export interface operations {
                      *         "x-svc-event": "escrow.created",
                      *         "x-svc-delivery": "dlv_example",
                      *         "x-svc-test": "true",
-                     *         "x-svc-signature": "t=1795883366,v1=4da0821e8975c586324f5ec8b6fe6c7a7dffcbde2f3933c9fd5a7b509306b273",
+                     *         "x-svc-signature": "t=1795883828,v1=da8ce5aafd21446f7d5635d30bcdf6ec247ed4405683576f42f3bbe27d9b053c",
                      *         "webhook-id": "oev_example",
-                     *         "webhook-timestamp": "1795883366",
-                     *         "webhook-signature": "v1,sMti27iRKwq5e+Og56tpPi4s7bJnOnQbR6YEZm/5l70="
+                     *         "webhook-timestamp": "1795883828",
+                     *         "webhook-signature": "v1,IwolUAvoYbWKk+hKy8kZgDbmxTDy16IU6QVGLskpiYI="
                      *       },
-                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-6pnpvc\",\"test\":true,\"created_at\":\"2026-11-28T16:29:26.515Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:29:26.515Z\",\"notify_targets\":[]}",
+                     *       "body": "{\"event\":\"escrow.created\",\"event_id\":\"oev_example\",\"tenant_id\":\"t1-t8v1u7\",\"test\":true,\"created_at\":\"2026-11-28T16:37:08.973Z\",\"escrow_id\":\"example-escrow\",\"agent_role\":\"example-agent-role\",\"agent_id\":\"example-agent\",\"action_type\":\"example-action-type\",\"tool_server\":\"example-tool-server\",\"tool_name\":\"example-tool-name\",\"tool_pin\":\"sha256:3468d60da21980edfdfeb3c010fdeeb604ed44f3cdff128b6c741d2fbaefb759\",\"method\":\"example-method\",\"resource\":\"https://api.example.com/refunds\",\"arguments\":\"{\\\"amount\\\":900}\",\"context\":\"{}\",\"estimated_value\":900,\"value_currency\":\"EUR\",\"action_summary\":\"This is an example: nothing has happened, and nothing is to be done.\",\"risk_score\":0.5,\"reason\":\"This is an example: nothing has happened, and nothing is to be done.\",\"hold_type\":\"single\",\"required_approvals\":1,\"ttl\":3600,\"expires_at\":\"2026-11-28T17:37:08.973Z\",\"notify_targets\":[]}",
                      *       "secret": "whsec_YW4gZXhhbXBsZSB0aGF0IGV2ZXJ5Ym9keSBrbm93cw=="
                      *     }
                      */
@@ -15221,8 +15221,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:29:26.647Z",
-                     *       "until": "2026-11-28T16:29:26.647Z",
+                     *       "since": "2026-11-27T16:37:09.163Z",
+                     *       "until": "2026-11-28T16:37:09.163Z",
                      *       "bucket_seconds": 3600,
                      *       "complete_since": null,
                      *       "delivered": 0,
@@ -15297,8 +15297,8 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_3fqac5z",
-                     *           "subscription_id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
+                     *           "id": "dlv_3dk528t",
+                     *           "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "event_id": "oev_3",
                      *           "event_type": "svc.test",
                      *           "test": false,
@@ -15308,7 +15308,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-28T16:29:21.062Z",
+                     *           "created_at": "2026-11-28T16:37:01.363Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -15358,8 +15358,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_3fqac5z",
-                     *       "subscription_id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
+                     *       "id": "dlv_3dk528t",
+                     *       "subscription_id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *       "event_id": "oev_3",
                      *       "event_type": "svc.test",
                      *       "test": false,
@@ -15369,7 +15369,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-28T16:29:21.062Z",
+                     *       "created_at": "2026-11-28T16:37:01.363Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -15485,7 +15485,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8hftqvnp7mtzdr8syfqac5z",
+                     *           "id": "sub_01m8hg8sere65vgwfs26dk528t",
                      *           "day": {
                      *             "tried": 1,
                      *             "delivered": 1
@@ -15746,13 +15746,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hfvaq2accr3bk6wpqmezxd",
+                     *       "event_id": "evt_01m8hg99a7rdnx17gf3fs8zgzj",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:6beef3bb099f18ea872eb62cdd8d3d38d833b7f43551cc75a1ead99c11939472",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 235539
+                     *       "evaluation_us": 371555
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -15891,13 +15891,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8hfvb7ndkxc88vs0wqhkds0",
+                     *       "event_id": "evt_01m8hg9a3j43brymp4th7vp907",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:6beef3bb099f18ea872eb62cdd8d3d38d833b7f43551cc75a1ead99c11939472",
+                     *       "bundle_hash": "sha256:67bbe7313efa56c092b0d9ed4bc862bb54f940ac750adfd2e2fbb350d8036478",
                      *       "action_hash": "sha256:97154e8240cb8c7e5372b53cb0152c0700c47497bcef9a4b6ca9a25784dda37f",
-                     *       "evaluation_us": 5550
+                     *       "evaluation_us": 1244
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -16035,11 +16035,11 @@ export interface operations {
                     /**
                      * @example {
                      *       "session_id": "session-1",
-                     *       "first_at": "2026-11-28T16:29:21.137Z",
-                     *       "last_at": "2026-11-28T16:29:21.137Z",
+                     *       "first_at": "2026-11-28T16:37:01.380Z",
+                     *       "last_at": "2026-11-28T16:37:01.380Z",
                      *       "entries": [
                      *         {
-                     *           "id": "event-13017-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16052,11 +16052,11 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:29:21.137Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         },
                      *         {
-                     *           "id": "event-13017-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16069,7 +16069,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:29:21.137Z",
+                     *           "created_at": "2026-11-28T16:37:01.380Z",
                      *           "timestamp": "2026-01-31T12:00:00.000Z"
                      *         }
                      *       ],
@@ -16144,7 +16144,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-13017-5",
+                     *           "id": "event-18705-5",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -16157,10 +16157,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:29:21.137Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
-                     *           "id": "event-13017-4",
+                     *           "id": "event-18705-4",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -16173,7 +16173,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-28T16:29:21.137Z"
+                     *           "created_at": "2026-11-28T16:37:01.380Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -16222,12 +16222,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-27T16:29:28.139Z",
-                     *       "until": "2026-11-28T16:29:28.139Z",
+                     *       "since": "2026-11-27T16:37:10.451Z",
+                     *       "until": "2026-11-28T16:37:10.451Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-27T16:29:28.139Z",
+                     *           "at": "2026-11-27T16:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16235,7 +16235,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-27T17:29:28.139Z",
+                     *           "at": "2026-11-27T17:37:10.451Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16246,7 +16246,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-28T16:29:21.137Z"
+                     *         "at": "2026-11-28T16:37:01.380Z"
                      *       }
                      *     }
                      */
@@ -16308,8 +16308,8 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-28T16:29:18.423Z",
-                     *       "until": "2026-11-28T16:29:28.214Z",
+                     *       "since": "2026-11-28T16:36:58.420Z",
+                     *       "until": "2026-11-28T16:37:10.530Z",
                      *       "bucket_seconds": 1,
                      *       "records": 3,
                      *       "counted": 3,
@@ -16320,7 +16320,7 @@ export interface operations {
                      *       },
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-28T16:29:18.000Z",
+                     *           "at": "2026-11-28T16:36:58.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16328,7 +16328,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-28T16:29:19.000Z",
+                     *           "at": "2026-11-28T16:36:59.000Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -16468,8 +16468,8 @@ export interface operations {
                      *             "escrow": 0,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:29:21.137Z",
-                     *           "last_at": "2026-11-28T16:29:21.137Z"
+                     *           "first_at": "2026-11-28T16:37:01.380Z",
+                     *           "last_at": "2026-11-28T16:37:01.380Z"
                      *         },
                      *         {
                      *           "value": "pay",
@@ -16481,8 +16481,8 @@ export interface operations {
                      *             "escrow": 1,
                      *             "rate_limited": 0
                      *           },
-                     *           "first_at": "2026-11-28T16:29:18.423Z",
-                     *           "last_at": "2026-11-28T16:29:18.423Z"
+                     *           "first_at": "2026-11-28T16:36:58.420Z",
+                     *           "last_at": "2026-11-28T16:36:58.420Z"
                      *         }
                      *       ],
                      *       "others": {
@@ -16525,7 +16525,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8hftnekzaygx056tdqrvfas",
+                     *       "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -16537,32 +16537,32 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 703041,
-                     *       "created_at": "2026-11-28T16:29:18.423Z",
+                     *       "evaluation_us": 1100778,
+                     *       "created_at": "2026-11-28T16:36:58.420Z",
                      *       "rule_id": "guard#1",
                      *       "hits": [
                      *         "guard#1"
                      *       ],
-                     *       "escrow_id": "esc_01m8hftny3dq7tcxvy00ya92bt",
-                     *       "key_id": "agk_01m8hftjwx2g25nmw34a6nm4wj",
+                     *       "escrow_id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
+                     *       "key_id": "agk_01m8hg8kxtrmkakt106bs3f4nk",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-28T16:29:17.651Z",
+                     *       "timestamp": "2026-11-28T16:36:57.212Z",
                      *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
-                     *       "ask_commit": "sha256:930984823e5010f7a47333071bd715426c0a8a0edf270e29344d1369ba359b12",
-                     *       "input_hash": "sha256:2f56f9b58de7462d45f0a9da5367c2d966b34b436eb6c9d4c8ff9420fe11747e",
-                     *       "action_ref": "sha256:e043663bc64e1adfe87044c910160d982c1d04957f571b21ff1fe5c2650076a4",
-                     *       "trace_id": "b57b802e94e1bc4ed24a619556588d0e",
-                     *       "span_id": "d2058fa0558948d2",
+                     *       "ask_commit": "sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0",
+                     *       "input_hash": "sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea",
+                     *       "action_ref": "sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35",
+                     *       "trace_id": "6aabb3568b1d340a5c3e6025f8f0ccfe",
+                     *       "span_id": "eedef9c870ba2856",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:9baaed98cea9f70640b5972749683cd863ff319645946f2991579036aaf70c28"
+                     *         "bundle_hash": "sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46",
-                     *         "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
+                     *         "prev_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -16603,7 +16603,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hftnekzaygx056tdqrvfas",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "known": true,
                      *       "rules": [
                      *         {
@@ -16658,13 +16658,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "event_id": "evt_01m8hftnekzaygx056tdqrvfas",
+                     *       "event_id": "evt_01m8hg8p7wvsn9kd4evy69051v",
                      *       "input": {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:29:17.651Z",
-                     *         "owner": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "source_ip": "127.0.0.1",
                      *         "tool_name": "pay",
                      *         "v": 1
@@ -16673,8 +16673,8 @@ export interface operations {
                      *         "action_type": "tool_call",
                      *         "agent_id": "agent-1",
                      *         "agent_role": "clerk",
-                     *         "now": "2026-11-28T16:29:17.651Z",
-                     *         "owner": "usr_01m8hfthdk65hbr6dyc05sb5k1",
+                     *         "now": "2026-11-28T16:36:57.212Z",
+                     *         "owner": "usr_01m8hg8kad0009ykj550p4e31v",
                      *         "reads": {
                      *           "attributes": [],
                      *           "keys": []
@@ -16916,10 +16916,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
-                     *       "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-6pnpvc/forensics\n2\n56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4\n\n— control.test WSKU+xJtnImbomcFAZ+lXeSLN8XwxIsj6SQrThYgl4FI68piZ9vGM6Bo63U5Wp6YNEck4ohwe2UM20p47eLz9eqbCwI=\n",
-                     *       "created_at": "2026-11-28T16:29:19.596Z"
+                     *       "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *       "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *       "created_at": "2026-11-28T16:36:59.974Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -16962,10 +16962,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
-                     *           "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-6pnpvc/forensics\n2\n56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4\n\n— control.test WSKU+xJtnImbomcFAZ+lXeSLN8XwxIsj6SQrThYgl4FI68piZ9vGM6Bo63U5Wp6YNEck4ohwe2UM20p47eLz9eqbCwI=\n",
-                     *           "created_at": "2026-11-28T16:29:19.596Z"
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-t8v1u7/forensics\n2\nbed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01\n\n— control.test mWQQ20NFzX36ioDEh4Xtio9yBKiLdlc0iwnW545dggYUoZmImdmCDeH+fxrNeBAVKrxqfo576NOGFDPhU8W9/M1qNAA=\n",
+                     *           "created_at": "2026-11-28T16:36:59.974Z"
                      *         }
                      *       ]
                      *     }
@@ -17057,18 +17057,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-28T16:29:18.423Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f\",\"received_at\":\"2026-11-28T16:29:18.423Z\",\"seq\":1,\"tenant_id\":\"t1-6pnpvc\",\"v\":1}",
-                     *           "hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46",
-                     *           "computed_hash": "5d72aafed8e5aeca38cf5f329950b54eba28011d898ed8a2b67cac6979a99c46"
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"seq\":1,\"tenant_id\":\"t1-t8v1u7\",\"v\":1}",
+                     *           "hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137",
+                     *           "computed_hash": "922f0200fc5921fc4134e1ce70c89cd14c293f7b0f5eb3961cebe840a737e137"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8hftnekzaygx056tdqrvfas",
-                     *           "received_at": "2026-11-28T16:29:18.423Z",
-                     *           "line": "{\"action_ref\":\"sha256:e043663bc64e1adfe87044c910160d982c1d04957f571b21ff1fe5c2650076a4\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:930984823e5010f7a47333071bd715426c0a8a0edf270e29344d1369ba359b12\",\"bundle_hash\":\"sha256:9baaed98cea9f70640b5972749683cd863ff319645946f2991579036aaf70c28\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hftny3dq7tcxvy00ya92bt\",\"evaluation_us\":703041,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hftnekzaygx056tdqrvfas\",\"input_hash\":\"sha256:2f56f9b58de7462d45f0a9da5367c2d966b34b436eb6c9d4c8ff9420fe11747e\",\"key_id\":\"agk_01m8hftjwx2g25nmw34a6nm4wj\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:29:18.423Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"d2058fa0558948d2\",\"tenant_id\":\"t1-6pnpvc\",\"timestamp\":\"2026-11-28T16:29:17.651Z\",\"tool_name\":\"pay\",\"trace_id\":\"b57b802e94e1bc4ed24a619556588d0e\",\"v\":1}",
-                     *           "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
-                     *           "computed_hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4"
+                     *           "id": "evt_01m8hg8p7wvsn9kd4evy69051v",
+                     *           "received_at": "2026-11-28T16:36:58.420Z",
+                     *           "line": "{\"action_ref\":\"sha256:fcc1a2f266fd022131f0e3412731abab0d0cb6600a92319e14a440e187601f35\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:a33c6ce24b8df3714a0b8a9070c3a23b2962a197cad6c4d379b3fbc2c9584fa0\",\"bundle_hash\":\"sha256:bc72ce1ec868b72b7b40436d12089ed47df17e3dcca64d34930a52d470b1aac2\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m8hg8q0v1kxrqth69vpnzdyz\",\"evaluation_us\":1100778,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m8hg8p7wvsn9kd4evy69051v\",\"input_hash\":\"sha256:b847df235e15aa3d98e052492edd681b0385f69b7a445f9def9a54f40defc7ea\",\"key_id\":\"agk_01m8hg8kxtrmkakt106bs3f4nk\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-28T16:36:58.420Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"span_id\":\"eedef9c870ba2856\",\"tenant_id\":\"t1-t8v1u7\",\"timestamp\":\"2026-11-28T16:36:57.212Z\",\"tool_name\":\"pay\",\"trace_id\":\"6aabb3568b1d340a5c3e6025f8f0ccfe\",\"v\":1}",
+                     *           "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *           "computed_hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01"
                      *         }
                      *       ]
                      *     }
@@ -17278,12 +17278,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8hfv0ctt80ayzz7x4dhshkz",
+                     *           "id": "aud_01m8hg93fs7dc2s8s8a0y2sgf8",
                      *           "seq": 27,
-                     *           "created_at": "2026-11-28T16:29:28.858Z",
+                     *           "created_at": "2026-11-28T16:37:10.777Z",
                      *           "actor": {
                      *             "type": "user",
-                     *             "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *             "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *             "email": "u2@example.test",
                      *             "ip": "127.0.0.1"
                      *           },
@@ -17291,21 +17291,21 @@ export interface operations {
                      *           "code": "DEC001I",
                      *           "target": {
                      *             "type": "decision",
-                     *             "id": "evt_01m8hftnekzaygx056tdqrvfas"
+                     *             "id": "evt_01m8hg8p7wvsn9kd4evy69051v"
                      *           },
                      *           "severity": "info",
                      *           "detail": "with masks",
-                     *           "request_id": "req_01m8hfv0cby48yafbeaesygqdp",
-                     *           "prev_hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f",
-                     *           "hash": "268531757f66e3062fd9ba5f1b84d3d14ea14fef1a2404ca6ba99ddd5bfa9598"
+                     *           "request_id": "req_01m8hg93fcd2512637218hjqm2",
+                     *           "prev_hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *           "hash": "dd976285c0abedbadb6874f4caba6f686b8197c851c1ce55c1707441f03be37d"
                      *         },
                      *         {
-                     *           "id": "aud_01m8hfts2v1twtradw0wbgk468",
+                     *           "id": "aud_01m8hg8tkwtd1v4zxdvp243t1n",
                      *           "seq": 26,
-                     *           "created_at": "2026-11-28T16:29:21.371Z",
+                     *           "created_at": "2026-11-28T16:37:01.692Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8hftj529y12r0sybvtkk2dt",
+                     *             "id": "key_01m8hg8kps54d48148g14a4y3t",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -17318,9 +17318,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8hftrxpdphey0a47wmhcqpw",
-                     *           "prev_hash": "4252ac4237e155f7ade08da8709ab1717693a1e30f4bd8a75f30e960258a5f48",
-                     *           "hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f"
+                     *           "request_id": "req_01m8hg8tc69jad98p1bv19j0d0",
+                     *           "prev_hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d",
+                     *           "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -17365,12 +17365,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8hftrp69a34evyxaem3qc85",
+                     *       "id": "aud_01m8hg8t7ezhmch90kxpz283p0",
                      *       "seq": 25,
-                     *       "created_at": "2026-11-28T16:29:20.966Z",
+                     *       "created_at": "2026-11-28T16:37:01.294Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
+                     *         "id": "usr_01m8hg8kq42677kk6qh1ga73tw",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -17378,13 +17378,13 @@ export interface operations {
                      *       "code": "QST001I",
                      *       "target": {
                      *         "type": "question",
-                     *         "id": "qst_01m8hftrn71rz0v1pwq64skzd5"
+                     *         "id": "qst_01m8hg8t6yywjbb8xmg5pgd0pm"
                      *       },
                      *       "severity": "info",
                      *       "detail": "kept",
-                     *       "request_id": "req_01m8hftrmwanheyrb2291y7qyp",
-                     *       "prev_hash": "d839b68da6ee3bff33580dac58acb7f6fe22a740ee6066f0f436b9f8a07b120d",
-                     *       "hash": "4252ac4237e155f7ade08da8709ab1717693a1e30f4bd8a75f30e960258a5f48"
+                     *       "request_id": "req_01m8hg8t6te7fa0nsn0er5h1hq",
+                     *       "prev_hash": "1e1f1b97a2ecda8171bae48cf6d6daa69f558399eb3f84f714fb723ee2a377f7",
+                     *       "hash": "ff76d07ccad9a7060a1cc1e86d940e337955930df08b0e9db8ce872954ba2d3d"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -17485,20 +17485,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hfvbt21ahw32neghntfykz",
+                     *       "package_id": "pkg_01m8hg9ambw4jdyxgz2zf677st",
                      *       "purpose": "x",
-                     *       "from": "2026-10-28T16:29:40.546Z",
-                     *       "to": "2026-11-28T16:29:40.546Z",
+                     *       "from": "2026-10-28T16:37:18.091Z",
+                     *       "to": "2026-11-28T16:37:18.091Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 8,
                      *       "record_count": 8,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:689e741ce8cfefb8ffbfe7d3c73988bf7f5f781e4ddc36d4006c9e41ec5f84b3",
-                     *       "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
+                     *       "package_hash": "sha256:6806b1c4ca9adfeb0c2d0ea3815e7bcf31b3c84bea20a47a351f471d1038a407",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *       "size": 35328,
-                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *       "created_at": "2026-11-28T16:29:40.546Z"
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:37:18.091Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -17598,24 +17598,24 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8hftq96htkwfcr3m0ersxmn",
+                     *           "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-28T16:29:19.526Z",
-                     *           "to": "2026-11-28T16:29:19.526Z",
+                     *           "from": "2026-10-28T16:36:59.925Z",
+                     *           "to": "2026-11-28T16:36:59.925Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:cf96778e134a4f495f99094f50c525744bdfa774d28cd3148ddd6c4c5cbd091d",
-                     *           "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
+                     *           "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *           "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *           "size": 27648,
-                     *           "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *           "created_at": "2026-11-28T16:29:19.526Z"
+                     *           "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *           "created_at": "2026-11-28T16:36:59.925Z"
                      *         }
                      *       ],
                      *       "total": 1,
-                     *       "limit": 50,
+                     *       "limit": 1000,
                      *       "offset": 0
                      *     }
                      */
@@ -17657,30 +17657,30 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8hftq96htkwfcr3m0ersxmn",
+                     *       "package_id": "pkg_01m8hg8rwnyzx2y7qk8sr3q3ne",
                      *       "purpose": "audit",
-                     *       "from": "2026-10-28T16:29:19.526Z",
-                     *       "to": "2026-11-28T16:29:19.526Z",
+                     *       "from": "2026-10-28T16:36:59.925Z",
+                     *       "to": "2026-11-28T16:36:59.925Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 2,
                      *       "record_count": 2,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:cf96778e134a4f495f99094f50c525744bdfa774d28cd3148ddd6c4c5cbd091d",
-                     *       "public_key_fingerprint": "sha256:d2f9dcf38d661e18d2ea3c366c48216ed189fa97d7a1b13ed86cb49be947507f",
+                     *       "package_hash": "sha256:66e92ce5ae128cb83f6eddd297b3866cc4a8d7a665edb56dead44c58a39304f3",
+                     *       "public_key_fingerprint": "sha256:9ae07199679d73807e51dc729e21463dc513e98186a00291150b0668a9624ed5",
                      *       "size": 27648,
-                     *       "created_by": "usr_01m8hftj6vb9bpcst7ct7wgk2s",
-                     *       "created_at": "2026-11-28T16:29:19.526Z",
+                     *       "created_by": "usr_01m8hg8kq42677kk6qh1ga73tw",
+                     *       "created_at": "2026-11-28T16:36:59.925Z",
                      *       "files": [
                      *         {
                      *           "name": "B3SUMS",
                      *           "size": 607,
-                     *           "sha256": "47ca5e52897810769d29d90d78eaa889691340811c05e56d6e160be88f0e0729"
+                     *           "sha256": "268e41e7000d8ddafdb081e17cefece2f1d83ecb2791a2b1f0ad013774905d0e"
                      *         },
                      *         {
                      *           "name": "SHA256SUMS",
                      *           "size": 607,
-                     *           "sha256": "44f002490d27dfcb7207500d35ec3549e3b108fa7d05a2442ddf136d69dd9981"
+                     *           "sha256": "c7ccb0a2eb82c26c999b93625fef076517d4e9d65f7dd9cff5c9b48656a26b4a"
                      *         }
                      *       ]
                      *     }
@@ -18092,7 +18092,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8hftny3dq7tcxvy00ya92bt",
+                     *       "id": "esc_01m8hg8q0v1kxrqth69vpnzdyz",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -18169,7 +18169,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_3fqac5z",
+                     *       "id": "dlv_3dk528t",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -18755,8 +18755,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "4uFkDs3yQQ5qGj2dnCPraTO-kVt6V9J66IZTnN51NeM",
-                     *           "kid": "2FK8FUNjq3MhXokrvrYN-S1LSv0wzvYdbjOwfa6YJ64",
+                     *           "x": "tRxBE-HMOTSGAV5Jv2L0H0CFn38tOJu2b9RaCnTbxDw",
+                     *           "kid": "jhuqrRH5rSqyaWcZ-gLchDusVdd5FCtSWhrpVY-c8NY",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -18960,12 +18960,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "a8c3349afd277b49e89d4ad1821a09bd432d780e7e9b6c3a62e62033f02d732d"
+                     *         "hash": "b9ace548bf1423331936d9d55766d772b77155a4c5f69a0d9d6efca4569b8b35"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "56f5b7dc628164583ff0b2717d8f2952cd4691586f60903905343424b09d56a4",
-                     *         "created_at": "2026-11-28T16:29:19.596Z"
+                     *         "hash": "bed32c9ce6a57312f842e4d419507e471b64bf4fc591bccc37d2f33c45bb7b01",
+                     *         "created_at": "2026-11-28T16:36:59.974Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -19007,12 +19007,12 @@ export interface operations {
                      *       "records_checked": 28,
                      *       "head": {
                      *         "seq": 28,
-                     *         "hash": "2ff6c5538290ac4f6df429d583479e1835c59b151c91ab5a8dad6f507b1718f6"
+                     *         "hash": "9d76c5a6cf4a209a2f855fd6dea97d45ea3f6fe8ade6015b46ba461e3feb9442"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 26,
-                     *         "hash": "1958d8c6b502ae8a862e97474f6fd10b240ff0f685c6d20fe96f4dc7dc24419f",
-                     *         "created_at": "2026-11-28T16:29:23.763Z"
+                     *         "hash": "6bc0a6cf7fc6e571623287060780fad2a4e180dfdb42fd3fdc0f13a8a3aa2500",
+                     *         "created_at": "2026-11-28T16:37:04.722Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
