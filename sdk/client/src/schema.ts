@@ -5570,7 +5570,7 @@ export interface components {
              * @description when the control plane received it
              */
             created_at: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it */
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
             timestamp: string;
             rule_id?: string;
             escrow_id?: string;
@@ -5900,7 +5900,7 @@ export interface components {
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
-            /** @description when the decision was made, by the clock of the proxy or server that made it */
+            /** @description when the decision was made, by the clock of the proxy or server that made it; taken in any ISO 8601 form with Z or an offset, and kept in UTC, cut to milliseconds */
             timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
