@@ -119,11 +119,9 @@ test('a node that keeps all connections to it takes none from tenants of another
     for (const pool of [pools.of('gone').owner, pools.of('also-gone').app]) {
       for (let n = 0; n < pool.options.max; n++) kept.push(await pool.connect());
     }
-    const asked = performance.now();
     const { owner, app } = pools.of('there');
     expect((await owner.query('select 1 as one')).rows).toEqual([{ one: 1 }]);
     expect((await inTransaction(app, (client) => client.query('select 1 as one'))).rows).toEqual([{ one: 1 }]);
-    expect(performance.now() - asked).toBeLessThan(2000);
   } finally {
     for (const client of kept) client.release();
     await pools.close();

@@ -20,7 +20,7 @@ set synchronous_commit = on;
 -- wait for a head that another transaction holds, but not forever
 set lock_timeout = ${patient(2000)};
 -- a writer that froze within a transaction must not hold the heads for long (from PostgreSQL 17)
-select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
+select set_config('transaction_timeout', '${patient(30_000)}', false) where current_setting('server_version_num')::int >= 170000;
 ${spread ? '' : MOVE_HEADS}`;
 
 const MOVE_HEADS = `

@@ -2,15 +2,15 @@ import { expect, test } from 'vitest';
 import { inTransaction, LONG_TRANSACTION } from '../../db/client.ts';
 import { event } from '../helpers/api.ts';
 import { untilBlocked } from '../helpers/locks.ts';
+import { useUsualLimits } from '../helpers/patience.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { enforce } from '../proxy/support.ts';
 
+useUsualLimits();
 const server = useServer({});
 
-test('a request whose tenant cannot be opened is answered in time, and others are served', {
-  timeout: 30_000,
-}, async () => {
+test('a request whose tenant cannot be opened is answered in time, and others are served', async () => {
   const [stuck, other] = [await server.tenant(), await server.tenant()];
   await enforce(server, stuck, 'p', '@id("r") permit(principal, action, resource);');
   const agent = await stuck.agent('bot', 'clerk');
@@ -32,14 +32,17 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
     const body = (await response.json()) as { decision?: string; event_id?: string };
     return { status: response.status, again: response.headers.has('retry-after'), ...body };
   };
-  expect(await ingest(other.admin.key, 'before')).toEqual({ status: 202, again: false });
+  // its own limits may pass on a busy machine; it is never served if it has to wait for the one that is stuck
+  const served = (event_id: string) =>
+    until(async () => (await ingest(other.admin.key, event_id)).status === 202, 'another tenant is served');
+  await served('before');
   await inTransaction(db.owner, async (client) => {
     await client.query(LONG_TRANSACTION);
     // what a chain is compared with when it is opened cannot be read, for longer than anybody may wait
     await client.query('lock table chain_alarm in access exclusive mode');
     const [waiting, asking] = [ingest(stuck.admin.key, 'waiting'), evaluate()];
     await untilBlocked(db, 1);
-    expect(await ingest(other.admin.key, 'meanwhile')).toEqual({ status: 202, again: false });
+    await served('meanwhile');
     expect(await waiting).toEqual({ status: 503, again: true });
     expect(await asking).toMatchObject({ status: 503, again: true });
   });
@@ -56,7 +59,7 @@ test('a request whose tenant cannot be opened is answered in time, and others ar
 /** As when the process, or its whole machine, stood still. */
 const standStill = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6500);
 
-test('what was answered while the process itself did not run is not given up', { timeout: 30_000 }, async () => {
+test('what was answered while the process itself did not run is not given up', async () => {
   const { owner } = server.core.db;
   const client = await owner.connect();
   const answer = client.query('update sign_in_request set id = id where false');
@@ -65,7 +68,7 @@ test('what was answered while the process itself did not run is not given up', {
   client.release();
 });
 
-test('nor is a transaction within which it did not run', { timeout: 30_000 }, async () => {
+test('nor is a transaction within which it did not run', async () => {
   const { owner } = server.core.db;
   const client = await owner.connect();
   await client.query('begin');
@@ -77,7 +80,7 @@ test('nor is a transaction within which it did not run', { timeout: 30_000 }, as
   client.release();
 });
 
-test('what is asked of a pool in one statement is given up as well', { timeout: 30_000 }, async () => {
+test('what is asked of a pool in one statement is given up as well', async () => {
   const { db } = server.core;
   await inTransaction(db.owner, async (client) => {
     await client.query(LONG_TRANSACTION);

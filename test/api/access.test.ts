@@ -13,6 +13,7 @@ import type { Meta } from '../../server/rpc/procedure.ts';
 import { allowed, BODIES, fill, idOf, makeWorld, operations, queryOf, simulated, type World } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { TokenIssuer, trust, workloadToken } from '../helpers/token-issuer.ts';
+import { sampled } from '../siege/rounds.ts';
 
 const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
 
@@ -308,18 +309,21 @@ describe('every route', () => {
     return role !== '-' && rank(caller.role) >= rank(role) ? undefined : 'FORBIDDEN';
   };
 
+  /** Who asks for a route: nobody, and some of the others, but all of them in a siege. */
+  const askersOf = (route: string) => [callers[0]!, ...sampled(callers.slice(1), ({ name }) => `${route} ${name}`, 6)];
+
   test('answers each credential as its row says, over REST', async () => {
     const wrong: string[] = [];
-    let asked = 0;
+    const asked = new Set<string>();
     for (const { line, method } of operations) {
       if (ELSEWHERE.includes(line)) continue;
       await Promise.all(
-        callers.map(async (caller) => {
+        askersOf(line).map(async (caller) => {
           const answer = await send(fill(line), caller.who, method === 'GET' ? undefined : {});
           const code = answer.body.code as string | undefined;
           const refused = ['UNAUTHENTICATED', 'KEY_SCOPE', 'FORBIDDEN'].includes(code ?? '') ? code : undefined;
           const status = { UNAUTHENTICATED: 401, KEY_SCOPE: 403, FORBIDDEN: 403 }[refused ?? ''];
-          asked++;
+          asked.add(line).add(caller.name);
           if (refused !== expected(line, caller) || (status && answer.status !== status) || answer.status >= 500) {
             wrong.push(`${line} by ${caller.name}: ${answer.status} ${code}, not ${expected(line, caller)}`);
           }
@@ -327,9 +331,8 @@ describe('every route', () => {
       );
     }
     expect(wrong).toEqual([]);
-    expect(asked).toBe((operations.length - ELSEWHERE.length) * callers.length);
-    // every route for every caller: more than a thousand requests
-  }, 240_000);
+    expect(asked.size).toBe(operations.length - ELSEWHERE.length + callers.length);
+  });
 
   test('answers each credential as its row says, over tRPC', async () => {
     const procedures = buildRouter({} as Services)._def.procedures as unknown as Record<string, AnyProcedure>;
@@ -338,7 +341,7 @@ describe('every route', () => {
       const meta = _def.meta as Meta;
       if (name === 'auth.logout') continue;
       await Promise.all(
-        callers.map(async (caller) => {
+        askersOf(name).map(async (caller) => {
           const query = (_def as unknown as { type: string }).type === 'query';
           const answer = await send(`${query ? 'GET' : 'POST'} /trpc/${name}`, caller.who, query ? undefined : {});
           const { error } = answer.body as { error?: { data: { problem: { code: string } } } };
@@ -350,7 +353,7 @@ describe('every route', () => {
       );
     }
     expect(wrong).toEqual([]);
-  }, 240_000);
+  });
 
   test('an invalid bearer never falls back to a cookie', async () => {
     const admin = callers.find(({ name }) => name === 'admin')!.who!;
@@ -522,7 +525,7 @@ describe('a body', () => {
     socket.write(`${head}${framing}\r\n${more}\r\n${first}`);
     let text = '';
     socket.on('data', (data: string) => (text += data));
-    const answers = (pattern: RegExp) => expect.poll(() => text, { timeout: 5_000, message: target }).toMatch(pattern);
+    const answers = (pattern: RegExp) => expect.poll(() => text, { message: target }).toMatch(pattern);
     return { socket, answers };
   };
   const part = (bytes: number, name: string) =>
@@ -565,22 +568,27 @@ describe('a body', () => {
     const tenant = await server.tenant();
     const agent = `authorization: Bearer ${(await tenant.agent('agent-1', 'clerk')).key}\r\n`;
     const chunk = part(65_536, 'chunked');
-    for (const [target, status, more] of [
+    const before = kept();
+    const cases = [
       ['/v1/policies/plan', 401],
       ['/trpc/policies.plan', 401],
       ['/trpc/policies.plan', 403, agent],
       ['/trpc/policies.create,policies.approve?batch=1', 401],
       ['/trpc/nothing', 404],
-    ] as const) {
-      const before = kept();
-      const { socket, answers } = begin(target, 'transfer-encoding: chunked', '', more);
-      await answers(new RegExp(`^HTTP/1.1 ${status} `));
-      for (let sent = 0; sent < 512; sent++) {
-        if (!socket.write(chunk)) await once(socket, 'drain');
-      }
-      await expect.poll(() => kept() - before, { message: target }).toBeLessThan(8 * 1024 * 1024);
-      socket.destroy();
-    }
+    ] as const;
+    const sockets = await Promise.all(
+      cases.map(async ([target, status, more]) => {
+        const { socket, answers } = begin(target, 'transfer-encoding: chunked', '', more);
+        await answers(new RegExp(`^HTTP/1.1 ${status} `));
+        for (let sent = 0; sent < 256; sent++) {
+          if (!socket.write(chunk)) await once(socket, 'drain');
+        }
+        return socket;
+      }),
+    );
+    // half of what was sent to one of them
+    await expect.poll(() => kept() - before).toBeLessThan(8 * 1024 * 1024);
+    for (const socket of sockets) socket.destroy();
   });
 
   test.each([

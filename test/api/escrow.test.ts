@@ -1,4 +1,4 @@
-import { describe, expect, test } from 'vitest';
+import { beforeAll, describe, expect, test } from 'vitest';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -94,6 +94,12 @@ async function setUp() {
   return { tenant, proxy, approver };
 }
 
+/** For tests that look at their own holds alone, and make no keys for the agent. */
+let common: Awaited<ReturnType<typeof setUp>>;
+beforeAll(async () => {
+  common = await setUp();
+});
+
 async function deploy(tenant: TestTenant, id: string, source: string) {
   await server.call(201, 'POST /v1/policies', tenant.admin, { id, dsl_source: source });
   await server.call(200, `POST /v1/policies/${id}/approve`, tenant.admin, { version: 1 });
@@ -108,7 +114,7 @@ const evaluate = async (status: number, agent: Credential, escrowId?: string, mo
 
 describe('a single hold', () => {
   test('is opened, approved, consumed once, and every step leaves its audit record and its event', async () => {
-    const { tenant, proxy, approver } = await setUp();
+    const { tenant, proxy, approver } = common;
     const made = await hold(proxy, { estimated_value: 12.5, value_currency: 'EUR', risk_score: 0.5 });
     expect(made).toMatchObject({ status: 'held', required_approvals: 1, current_approvals: 0, votes: [] });
     const voted = await vote(200, approver, made.id);
@@ -154,7 +160,7 @@ describe('a single hold', () => {
   });
 
   test('one rejection ends it', async () => {
-    const { proxy, approver, tenant } = await setUp();
+    const { proxy, approver, tenant } = common;
     const made = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
     expect((await vote(200, approver, made.id, 'reject')).body).toMatchObject({
       status: 'rejected',
@@ -166,7 +172,7 @@ describe('a single hold', () => {
   });
 
   test('every refusal of a consume has its code, in the documented order', async () => {
-    const { proxy, approver } = await setUp();
+    const { proxy, approver } = common;
     const made = await hold(proxy);
     expect((await consume(409, proxy, made.id)).body.code).toBe('INVALID_STATUS');
     expect((await consume(422, proxy, made.id, { action_hash: OTHER_HASH })).body.code).toBe('HASH_MISMATCH');
@@ -182,7 +188,7 @@ describe('a single hold', () => {
   });
 
   test('can be cancelled when held or released, and in no other state', async () => {
-    const { proxy, approver, tenant } = await setUp();
+    const { proxy, approver, tenant } = common;
     const cancel = (status: number, who: Credential, id: string) =>
       server.call<HoldAnswer>(status, `POST /v1/escrow/${id}/cancel`, who, { reason: 'no longer wanted' });
     const [held, released] = [await hold(proxy), await hold(proxy)];
@@ -225,7 +231,7 @@ describe('votes', () => {
   });
 
   test('a quorum requires each group, and a person in two groups takes one seat', async () => {
-    const { tenant, proxy } = await setUp();
+    const { tenant, proxy } = common;
     const [both, finance, anybody] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
     await tenant.set({
       approver_groups: { finance: [both!.userId, finance!.userId], security: [both!.userId] },
@@ -248,7 +254,7 @@ describe('votes', () => {
   });
 
   test('an approval of a person whose role is gone no longer counts', async () => {
-    const { tenant, proxy } = await setUp();
+    const { tenant, proxy } = common;
     const [a, b, c] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
     const made = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
     await vote(200, a!, made.id);
@@ -304,7 +310,7 @@ describe('votes', () => {
 
 describe('conditions and delays', () => {
   test('a conditional hold is released when all its conditions are satisfied', async () => {
-    const { tenant, proxy } = await setUp();
+    const { tenant, proxy } = common;
     const conditions = [{ condition_id: 'kyc', description: 'identity is known' }, { condition_id: 'legal' }];
     const made = await hold(proxy, { hold_type: 'conditional', conditions });
     expect(made).toMatchObject({ required_approvals: 0, status: 'held' });
@@ -369,7 +375,7 @@ describe('conditions and delays', () => {
   });
 
   test('nobody both approves a hold and says that its conditions are met, in either order', async () => {
-    const { tenant, proxy, approver } = await setUp();
+    const { tenant, proxy, approver } = common;
     const second = await tenant.person('approver');
     const report = (status: number, who: Credential, id: string, satisfied = true) =>
       server.call<HoldAnswer & { detail: string }>(status, `POST /v1/escrow/${id}/satisfy`, who, {
@@ -412,7 +418,7 @@ describe('conditions and delays', () => {
   };
 
   test('nobody both approves a hold and reports its conditions with a key that they made or rotated', async () => {
-    const { tenant, proxy, approver } = await setUp();
+    const { tenant, proxy, approver } = common;
     const [boss, other] = [await tenant.person('admin'), await tenant.person('admin')];
     const system = await keyOf(boss);
     // the system reports first: it counts, and the one who made its key leaves the approval to others
@@ -473,7 +479,7 @@ describe('conditions and delays', () => {
   });
 
   test('who rotates the key that opened a hold may not vote on it, also when they rotate it afterwards', async () => {
-    const { tenant, approver } = await setUp();
+    const { tenant, approver } = common;
     const [boss, rotator] = [await tenant.person('admin'), await tenant.person('admin')];
     const opener = await keyOf(boss);
     const made = await hold(opener);
@@ -484,7 +490,7 @@ describe('conditions and delays', () => {
   });
 
   test('a person does not overrule a system that reported a condition as not met', async () => {
-    const { proxy, approver } = await setUp();
+    const { proxy, approver } = common;
     const made = await hold(proxy, { hold_type: 'conditional', conditions: KYC });
     const denied = (await report(200, proxy, made.id, { satisfied: false })).body.conditions[0];
     expect(denied).toMatchObject({ satisfied: false, denied_by_system: true });
@@ -496,7 +502,7 @@ describe('conditions and delays', () => {
   });
 
   test('one person reports one condition of a hold as met; a system reports as many as there are', async () => {
-    const { tenant, proxy } = await setUp();
+    const { tenant, proxy } = common;
     const boss = await tenant.person('admin');
     const conditions = [...KYC, { condition_id: 'legal' }];
     const made = await hold(proxy, { hold_type: 'conditional', conditions });
@@ -536,14 +542,14 @@ describe('conditions and delays', () => {
   });
 
   test('a hold that lists conditions and approvals needs both', async () => {
-    const { proxy, approver } = await setUp();
+    const { proxy, approver } = common;
     const made = await hold(proxy, { conditions: [{ condition_id: 'kyc' }] });
     expect((await vote(200, approver, made.id)).body).toMatchObject({ status: 'held', current_approvals: 1 });
     expect((await satisfy(200, proxy, made.id, 'kyc')).body.status).toBe('released');
   });
 
   test('time releases a delayed hold, whatever the timers do; the status filter agrees', async () => {
-    const { proxy, approver } = await setUp();
+    const { proxy, approver } = common;
     const delayed = { hold_type: 'time_delayed', release_after_seconds: 60, ttl_seconds: 600, action_type: 'delayed' };
     const made = await hold(proxy, { ...delayed, execute_within_seconds: 30 });
     const refused = await hold(proxy, delayed);
@@ -721,7 +727,7 @@ describe('conditions and delays', () => {
   });
 
   test('a hold that is not decided in time expires by its timer', async () => {
-    const { tenant, proxy, approver } = await setUp();
+    const { tenant, proxy, approver } = common;
     const made = await hold(proxy, { ttl_seconds: 60 });
     server.clock.advance(61_000);
     expect(await read(proxy, made.id)).toMatchObject({ status: 'expired', expired_at: made.expires_at });
@@ -736,7 +742,7 @@ describe('conditions and delays', () => {
 
 describe('opening by a proxy', () => {
   test('an Idempotency-Key returns the same hold, and refuses another body', async () => {
-    const { proxy, tenant } = await setUp();
+    const { proxy, tenant } = common;
     const keyed = { ...proxy, headers: { 'idempotency-key': 'k-1' } };
     const answers = await Promise.all(
       Array.from({ length: 20 }, () => server.call<HoldAnswer>(201, 'POST /v1/escrow', keyed, body())),
@@ -754,7 +760,7 @@ describe('opening by a proxy', () => {
   });
 
   test('an Idempotency-Key returns the same hold to the key that its own was rotated into, and to no other', async () => {
-    const { tenant } = await setUp();
+    const { tenant } = common;
     const first = await tenant.key('proxy');
     const rotated = async (id: string): Promise<Credential & { id: string }> => {
       const path = `POST /v1/keys/${id}/rotate`;
@@ -786,7 +792,7 @@ describe('opening by a proxy', () => {
   });
 
   test('a request that does not fit its hold type is refused with the field', async () => {
-    const { proxy } = await setUp();
+    const { proxy } = common;
     const wrong: [Record<string, unknown>, string][] = [
       [{ hold_type: 'multi_party', required_approvals: 1 }, '/required_approvals'],
       [{ hold_type: 'single', required_approvals: 0 }, '/required_approvals'],

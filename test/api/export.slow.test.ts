@@ -346,7 +346,7 @@ describe('an export', () => {
     await server.call(201, 'POST /v1/forensics/export', person, { purpose: 'x' });
   });
 
-  test('needs the same memory for three times the records, as does its download', async () => {
+  test('needs the same memory for many times the records, as does its download', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
     const large = { obligations: Array.from({ length: 32 }, () => 'o'.repeat(500)), deny_reason: 'r'.repeat(2000) };
@@ -395,17 +395,17 @@ describe('an export', () => {
       expect(rows[0]).toEqual({ most: 256 * 1024, count: Math.ceil(size / (256 * 1024)) });
       return { size, made, sent };
     };
-    const one = await measured(300);
-    const three = await measured(600);
-    const more = three.size - one.size;
+    const one = await measured(100);
+    const many = await measured(600);
+    const more = many.size - one.size;
     expect(more).toBeGreaterThan(10_000_000);
     // pages, pieces and what the streams hold, whatever there is to read
     const bound = 6 * 1024 * 1024;
-    for (const { made, sent } of [one, three]) {
+    for (const { made, sent } of [one, many]) {
       expect(made, 'growth while it was made').toBeLessThan(bound);
       expect(sent, 'growth while it was sent').toBeLessThan(bound);
     }
-  }, 120_000);
+  });
 
   test('that fails leaves nothing behind', async () => {
     const tenant = await server.tenant();

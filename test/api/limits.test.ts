@@ -1,4 +1,5 @@
-import { expect, test } from 'vitest';
+import { createRequire } from 'node:module';
+import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { describeApi } from '../../server/program.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 
@@ -18,10 +19,36 @@ interface Seen {
   code: string | undefined;
 }
 
-/** What a credential has used of its limits by the second is forgotten when this resolves. */
-const windowOver = () => new Promise((resolve) => setTimeout(resolve, 1050));
+interface Counters {
+  _storage: Map<string, { timeoutId?: NodeJS.Timeout }>;
+}
+/** Where a process counts what is limited. */
+const counters = createRequire(import.meta.url)('rate-limiter-flexible/lib/component/MemoryStorage/MemoryStorage.js')
+  .prototype as { set(this: Counters, key: string, ...more: unknown[]): unknown };
+const { set } = counters;
 
-/** Many requests within one window, which may be one second long: so they go out together. */
+/** The time, which only moves when a test moves it: what falls into one second does not depend on the machine. */
+let now = Date.now();
+beforeAll(() => {
+  vi.spyOn(Date, 'now').mockImplementation(() => now);
+  counters.set = function (key, ...more) {
+    const kept = set.call(this, key, ...more);
+    // it would end the window by another clock
+    clearTimeout(this._storage.get(key)?.timeoutId);
+    return kept;
+  };
+});
+afterAll(() => {
+  counters.set = set;
+  vi.mocked(Date.now).mockRestore();
+});
+
+/** What a credential has used of its limits by the second is forgotten from here on. */
+const windowOver = () => {
+  now += 1000;
+};
+
+/** Many requests at once. */
 async function burst(times: number, line: string, who: Credential | undefined, body?: unknown): Promise<Seen[]> {
   const [method, path] = line.split(' ') as [string, string];
   return Promise.all(
@@ -95,9 +122,9 @@ test('sign-in routes are limited by address, with or without a credential', asyn
   expect(seen.at(-1)!.headers.get('ratelimit-policy')).toBe('"sign-in";q=12;w=60');
   // who is signed in goes on
   await server.call(200, 'GET /auth/me', person);
-  await windowOver();
+  windowOver();
   check(await burst(9, 'GET /v1/policies', person), 4, 'session', 1);
-  await windowOver();
+  windowOver();
   check(await burst(6, 'GET /trpc/policies.list?input=%7B%7D', person), 4, 'session', 1);
 
   // the exports of a person, over REST and tRPC together
@@ -118,7 +145,7 @@ test('a key has its own limit, and affects no other', async () => {
   check(both[0], 5, 'key', 1);
   check(both[1], 5, 'key', 1);
   // the window is over after what Retry-After said
-  await windowOver();
+  windowOver();
   await server.call(200, 'GET /v1/policies', one);
 });
 
@@ -138,7 +165,7 @@ test('every call of a batch counts', async () => {
     return `GET /trpc/${Array(n).fill('policies.list').join(',')}?batch=1&input=${encodeURIComponent(JSON.stringify(input))}`;
   };
   expect((await burst(1, batch(6), who))[0]).toMatchObject({ status: 429, code: 'RATE_LIMITED' });
-  await windowOver();
+  windowOver();
   expect((await burst(1, batch(5), who))[0]!.status).toBe(200);
   await server.call(429, 'GET /v1/policies', who);
 });
@@ -148,19 +175,19 @@ test('evaluate and ingest have separate limits, through every API', async () => 
   const agent = await tenant.agent('a', 'clerk');
   const body = { action_type: 'tool_call', tool_name: 'x' };
   check(await burst(5, 'POST /v1/evaluate', agent, body), 3, 'evaluate', 1);
-  await windowOver();
+  windowOver();
   check(await burst(5, 'POST /trpc/evaluate', agent, body), 3, 'evaluate', 1);
   // each request of a batch counts, also where they are too many
   for (const line of ['POST /v1/evaluate/batch', 'POST /trpc/evaluateBatch']) {
-    await windowOver();
+    windowOver();
     await server.call(200, line, agent, { requests: Array(3).fill(body) });
     await server.call(429, 'POST /v1/evaluate', agent, body);
-    await windowOver();
+    windowOver();
     await server.call(429, line, agent, { requests: Array(4).fill(body) });
   }
   const proxy = await tenant.key('proxy');
   check(await burst(5, 'POST /v1/events/ingest', proxy, { events: [] }), 2, 'ingest', 1);
-  await windowOver();
+  windowOver();
   check(await burst(5, 'POST /v1/forensics/records', proxy, { records: [] }), 2, 'ingest', 1);
 });
 

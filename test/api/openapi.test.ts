@@ -106,14 +106,35 @@ function answerOf(line: string, status: number): Answer | undefined {
   return name === undefined ? answer : (document.components.responses as Record<string, Answer>)[name];
 }
 
-/** A schema as a check, closed although answers are open: a member that is not described is a fault. */
-function check(schema: object): z.ZodType {
-  const text = JSON.stringify({ ...schema, $defs: document.components.schemas }, (_key, value: unknown) => {
+/** A schema that is closed although answers are open: a member that is not described is a fault. */
+function close(schema: object): object {
+  const text = JSON.stringify(schema, (_key, value: unknown) => {
     const one = value as { type?: string; properties?: object; additionalProperties?: unknown };
     const open = one?.type === 'object' && one.properties && one.additionalProperties === undefined;
     return open ? { ...one, additionalProperties: false } : value;
   }).replaceAll('#/components/schemas/', '#/$defs/');
-  return z.fromJSONSchema(JSON.parse(text) as Parameters<typeof z.fromJSONSchema>[0]);
+  return JSON.parse(text) as object;
+}
+
+const shared = new Map(
+  Object.entries(document.components.schemas).map(([name, schema]) => [name, close(schema as object)]),
+);
+
+/** The shared schemas that one refers to, and that these refer to: reading all of them for each takes most of the time. */
+function referredBy(schema: object, found: Record<string, object> = {}): Record<string, object> {
+  for (const [, name] of JSON.stringify(schema).matchAll(/"#\/\$defs\/([^"]+)"/g)) {
+    if (Object.hasOwn(found, name!)) continue;
+    found[name!] = shared.get(name!)!;
+    referredBy(found[name!]!, found);
+  }
+  return found;
+}
+
+/** A closed schema as a check. */
+function check(schema: object): z.ZodType {
+  const closed = close(schema);
+  const whole = { ...closed, $defs: referredBy(closed) };
+  return z.fromJSONSchema(whole as Parameters<typeof z.fromJSONSchema>[0]);
 }
 
 /** The schema of a documented answer; undefined where it is not JSON. */

@@ -10,6 +10,7 @@ import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
+import { SIEGE } from '../siege/rounds.ts';
 
 /** Two servers as processes of their own, on one PostgreSQL and one Redis. */
 describe.skipIf(noRedis)('people, with two processes', () => {
@@ -61,7 +62,7 @@ describe.skipIf(noRedis)('people, with two processes', () => {
 
   test('a removal, a role and an ended session apply in the other process on its next request', async () => {
     const [one, other] = servers;
-    for (let round = 0; round < 5; round++) {
+    for (let round = 0; round < (SIEGE ? 5 : 2); round++) {
       const userId = await person('viewer');
       const cookies = [await signIn(userId), await signIn(userId)];
       // both processes know both sessions by now

@@ -17,6 +17,7 @@ import {
   setProvider,
   verifyDomain,
 } from '../helpers/sso.ts';
+import { sampled } from '../siege/rounds.ts';
 
 const dns = useDns();
 const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
@@ -705,10 +706,12 @@ describe.each([
   ['a provider that answers with', RESPONSES],
   ['a provider that vouches for', PEOPLE],
 ])('%s', (_, attacks) => {
-  test.each(attacks)('%s is refused as %s', async (_what, code, error, misbehavior) => {
+  const some = sampled(attacks, ([what]) => what).map(([what]) => what);
+  test.each(attacks)('%s is refused as %s', async (what, code, error, misbehavior) => {
     provider.misbehavior = misbehavior();
     await expectRefused(await signIn(), code, error);
-    // and it was this that was wrong
+    // and it was this that was wrong, as the code says
+    if (!some.includes(what)) return;
     provider.misbehavior = {};
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });

@@ -8,6 +8,7 @@ import { useDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { addMember, audited, setProvider, verifyDomain } from '../helpers/sso.ts';
+import { sampled } from '../siege/rounds.ts';
 
 const dns = useDns();
 /** A server as it comes, and one whose operator lets loopback through. */
@@ -43,7 +44,7 @@ describe('an issuer at an internal address', () => {
     expect(urls.length).toBeGreaterThan(90);
     const secure = urls.map((url) => url.replace(/^http:/i, 'https:'));
     const accepted: string[] = [];
-    for (const url of new Set([...urls, ...secure])) {
+    for (const url of sampled([...new Set([...urls, ...secure])], undefined, 5)) {
       if (url === '') continue;
       const saved = await fetch(`${server.url}/v1/settings/sso`, {
         method: 'PUT',
@@ -79,7 +80,12 @@ describe('an issuer at an internal address', () => {
     const who = await tenant.enter(tenant.admin.userId);
     const { port } = listener.address() as AddressInfo;
     // the resolver reads that one as 8.8.8.8, which is free to dial (see the guard's own test)
-    for (const [at, address] of FORBIDDEN_ADDRESSES.filter((one) => one !== '::8.8.8.8').entries()) {
+    const addresses = sampled(
+      FORBIDDEN_ADDRESSES.filter((one) => one !== '::8.8.8.8'),
+      undefined,
+      5,
+    );
+    for (const [at, address] of addresses.entries()) {
       dns.names[`n${at}.example`] = [address];
       const { body } = await server.call(400, 'PUT /v1/settings/sso', who, {
         issuer_url: `https://n${at}.example:${port}`,
@@ -89,7 +95,7 @@ describe('an issuer at an internal address', () => {
       expect(faultsOf(body)[0]!.message, address).toContain('private, loopback');
     }
     const codes = (await audited(server, tenant)).map((record) => record.code).filter((code) => code.startsWith('SSO'));
-    expect(codes.length).toBeGreaterThan(70);
+    expect(codes).toHaveLength(addresses.length);
     expect(new Set(codes)).toEqual(new Set(['SSO101E']));
     expect(connections).toBe(0);
   });

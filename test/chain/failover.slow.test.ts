@@ -55,7 +55,6 @@ test('a database that comes back without its newest commits is detected, not sig
       method,
       headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
       ...(body && { body: JSON.stringify(body) }),
-      signal: AbortSignal.timeout(20_000),
     });
     return { status: response.status, headers: response.headers, body: (await response.json()) as never };
   };
@@ -65,7 +64,7 @@ test('a database that comes back without its newest commits is detected, not sig
     });
   const makeKey = (label: string) => call('POST /v1/keys', { label, scopes: ['proxy'] });
   const verify = async (chain: string) => (await call(`GET /v1/${chain}/verify`)).body as Verified;
-  const eventually = (work: () => Promise<unknown>) => expect.poll(work, { timeout: 20_000, interval: 100 });
+  const eventually = (work: () => Promise<unknown>) => expect.poll(work, { interval: 100 });
 
   await eventually(async () => (await ingest(0, 30)).status).toBe(202);
   expect((await makeKey('before')).status).toBe(201);
@@ -143,4 +142,4 @@ test('a database that comes back without its newest commits is detected, not sig
   expect(rows.map((row) => row.event_id)).toEqual(Array.from({ length: 40 }, (_, n) => `e-${30 + n}`));
   await client.end();
   await eventually(() => server!.metric('svc_chains_closed')).toBe(0);
-}, 120_000);
+});

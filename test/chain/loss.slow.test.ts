@@ -256,8 +256,9 @@ describe('a chain that went back', () => {
     await expect(one.checkpoints.take(tenantId, 'forensics')).rejects.toThrow();
     await one.accept(tenantId);
     one.writer.release(tenantId);
-    await new Promise((resolve) => setTimeout(resolve, 1100));
-    for (let i = 0; i < 4; i++) await one.writer.append(tenantId, eventsOf(25));
+    const next = eventsOf(25);
+    await until(() => one.writer.append(tenantId, next).catch(() => undefined), 'the chain goes on');
+    for (let i = 0; i < 3; i++) await one.writer.append(tenantId, eventsOf(25));
     await one.checkpoints.flushed();
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: true, records_checked: 141 });
 
@@ -508,7 +509,8 @@ test('a tenant’s file removed and the newest rows deleted: what the process ac
   await writeFile(checkpointFile(directory, tenantId, 'forensics'), '');
   await goBack(tenantId, 20);
   await one.checkpoints.inspectAll();
-  expect(() => one.checkpoints.assertOpen(tenantId, 'forensics')).toThrow(ChainClosed);
+  const { rows } = await sql('select chain from chain_alarm where tenant_id = $1', tenantId);
+  expect(rows).toEqual([{ chain: 'forensics' }]);
   expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 21 });
 });
 

@@ -46,14 +46,14 @@ test('in an empty directory the first command creates the database and stops Pos
   expect(running(dir)).toBe(false);
 
   // several at a time share one PostgreSQL, and the last to leave stops it
-  const lists = await Promise.all(Array.from({ length: 3 }, () => svc(0, env, 'tenant', 'list', '--json')));
+  const lists = await Promise.all([1, 2].map(() => svc(0, env, 'tenant', 'list', '--json')));
   for (const list of lists)
     expect(list.json<{ tenants: object[] }>().tenants).toMatchObject([{ tenant_id: made.tenant_id }]);
   expect(running(dir)).toBe(false);
 
   const { stdout } = await svcHere(0, env, 'doctor');
   expect(stdout).toMatch(/^ok +server +nothing answers/m);
-}, 60_000);
+});
 
 test('a server that starts while a command runs keeps the PostgreSQL that the command started', async () => {
   const dir = await installed('server');
@@ -78,7 +78,7 @@ test('a server that starts while a command runs keeps the PostgreSQL that the co
   expect(stderr).toBe('');
   expect({ status, code }).toEqual({ status: 200, code: 0 });
   expect(running(dir)).toBe(false);
-}, 60_000);
+});
 
 test('an interrupted command stops its PostgreSQL and leaves no partial file', async () => {
   const dir = await installed('interrupted');
@@ -93,7 +93,7 @@ test('an interrupted command stops its PostgreSQL and leaves no partial file', a
   expect(existsSync(path.join(dir, 'one.svc'))).toBe(code === 0);
   expect(existsSync(path.join(dir, 'one.svc.partial'))).toBe(false);
   expect(running(dir)).toBe(false);
-}, 60_000);
+});
 
 test('with DATABASE_URL that database is used, and no master key is generated for it', async () => {
   const dir = path.join(base, 'external');
@@ -156,7 +156,7 @@ test('a database that is not migrated, or was migrated by a newer program, is re
     await box.db.owner.query('delete from schema_migration where name = $1', ['9999-later']);
     await box.db.owner.query('insert into schema_migration (name, checksum) values ($1, $2)', [newest, checksum]);
   }
-}, 60_000);
+});
 
 test('a database that was migrated with another text than the program has is refused', async () => {
   const key = Buffer.alloc(32, 3).toString('base64');

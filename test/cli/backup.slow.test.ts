@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { gunzipSync, gzipSync } from 'node:zlib';
-import { afterAll, beforeAll, expect, test, vi } from 'vitest';
+import { afterAll, beforeAll, expect, test } from 'vitest';
 import { openDatabase } from '../../db/index.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
 import { readConfig } from '../../server/config.ts';
@@ -12,6 +12,7 @@ import { createProgram } from '../../server/program.ts';
 import { deploy } from '../helpers/api.ts';
 import { asAdmin, cloneTemplate } from '../helpers/database.ts';
 import { useServer } from '../helpers/server.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** The server of these tests runs all the time: a backup is taken beside it. */
@@ -52,7 +53,7 @@ beforeAll(async () => {
   agent = await tenant.agent('bot', 'support');
   await decide(20);
   for (const chain of CHAINS) await server.core.checkpoints.take(tenantId, chain);
-  await svc(0, env(server.databaseUrl), 'backup', file);
+  await svcHere(0, env(server.databaseUrl), 'backup', file);
 });
 
 /** Verifies a tenant's chains in a database with the keys of the server. */
@@ -137,7 +138,7 @@ test('a restored backup brings nothing back to life', async () => {
   await server.call(200, 'GET /auth/me', person);
 
   const url = await emptyDatabase();
-  const { json } = await svc(0, env(url), 'restore', old, '--json');
+  const { json } = await svcHere(0, env(url), 'restore', old, '--json');
   const { ended, people } = json<{ ended: Record<string, number>; people: object[] }>();
   expect(people).toContainEqual({
     tenant_id: tenant.id,
@@ -186,10 +187,10 @@ test('a restored backup brings nothing back to life', async () => {
       [tenant.id],
     );
     await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--id', row!.id);
-    await vi.waitFor(async () => expect(await status('/v1/policies', bearer(pipeline))).toBe(200), 10_000);
+    await expect.poll(() => status('/v1/policies', bearer(pipeline))).toBe(200);
     expect(await status('/auth/me', bearer(tenant.admin))).toBe(401);
     await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--all');
-    await vi.waitFor(async () => expect(await status('/auth/me', bearer(tenant.admin))).toBe(200), 10_000);
+    await expect.poll(() => status('/auth/me', bearer(tenant.admin))).toBe(200);
     expect(await program.core!.fleet.agentKeys(tenant.id)).toHaveLength(1);
     const hold = await fetch(`${address}/v1/escrow/${held!.id}`, { headers: bearer(tenant.admin) });
     expect(await hold.json()).toMatchObject({ status: 'cancelled' });
@@ -208,7 +209,7 @@ test('a restored backup brings nothing back to life', async () => {
     await program.stop();
   }
   expect((await svcHere(2, env(url), 'key', 'confirm', '--tenant', tenant.id)).stderr).toContain('--all');
-}, 60_000);
+});
 
 test('a backup older than known checkpoints is restored only with an explicit flag, which each chain records', async () => {
   const older = path.join(dir, 'older.svc');
@@ -232,13 +233,16 @@ test('a backup older than known checkpoints is restored only with an explicit fl
       done = true;
     });
     let seen: { tenants: number; losses: number };
+    let last: boolean;
     do {
+      // once more after the end: it may come between a look and its answer
+      last = done;
       const { rows } = await db.owner.query<typeof seen>(
         `select (select count(*) from tenant)::int as tenants,
            (select count(*) from audit_record where line like '%"chain.loss_accepted"%')::int as losses`,
       );
       seen = rows[0]!;
-    } while (seen.tenants === 0 && !done);
+    } while (seen.tenants === 0 && !last);
     await restoring;
     expect(seen.tenants).toBeGreaterThan(0);
     expect(seen.losses).toBe(1);
@@ -254,7 +258,7 @@ test('a backup older than known checkpoints is restored only with an explicit fl
   } finally {
     await db.close();
   }
-}, 60_000);
+});
 
 test('the restored state is never visible without its record in the audit log', async () => {
   const url = await emptyDatabase();
@@ -265,20 +269,23 @@ test('the restored state is never visible without its record in the audit log', 
       done = true;
     });
     let seen: { tenants: number; told: number };
+    let last: boolean;
     do {
+      // once more after the end: it may come between a look and its answer
+      last = done;
       const { rows } = await db.owner.query<{ tenants: number; told: number }>(
         `select (select count(*) from tenant)::int as tenants,
            (select count(distinct tenant_id) from audit_record where line like '%"database.restored"%')::int as told`,
       );
       seen = rows[0]!;
-    } while (seen.tenants === 0 && !done);
+    } while (seen.tenants === 0 && !last);
     await restoring;
     expect(seen.tenants).toBeGreaterThan(0);
     expect(seen.told).toBe(seen.tenants);
   } finally {
     await db.close();
   }
-}, 60_000);
+});
 
 test('a tenant missing from the backup also counts as newer than it', async () => {
   const older = path.join(dir, 'before-tenant.svc');
@@ -297,7 +304,7 @@ test('a tenant missing from the backup also counts as newer than it', async () =
   expect(await tenantsIn(url)).toBeGreaterThan(0);
   // whose audit log could tell of it is gone: the others learn nothing of a tenant
   expect((await contents(url)).audit_record!.filter((row) => row.includes(late.id))).toEqual([]);
-}, 60_000);
+});
 
 test('a backup is one snapshot, however busy the server is', async () => {
   const busy = path.join(dir, 'busy.svc');
@@ -321,7 +328,8 @@ test('a backup is one snapshot, however busy the server is', async () => {
 test('a table that ends exactly at the end of a part is backed up and restored', async () => {
   const part = 4 * 1024 * 1024;
   // the overhead of the row is 60 to 90 bytes: one ends just before a part, one in the chunk that fills it, one after
-  for (const size of [part - 200, part + 10, part + 12_000, part + 23_000, part + 70_000]) {
+  const between = SIEGE ? [part + 10, part + 23_000] : [];
+  for (const size of [part - 200, part + 12_000, part + 70_000, ...between]) {
     const brim = path.join(dir, `brim-${size}.svc`);
     await server.core.db.owner.query(
       `insert into decision_input (tenant_id, event_id, created_at, salt_b, input) values ($1, $2, now(), '', repeat('x', $3))`,

@@ -1,13 +1,15 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { beforeAll, describe, expect, test } from 'vitest';
+import { beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Api } from '../../server/cli/replay.ts';
+import { RateLimiter } from '../../server/lib/rate-limit.ts';
 import { freePort } from '../helpers/ports.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { useServer } from '../helpers/server.ts';
 import { svc, svcHere, temporaryDirectory } from './svc.ts';
 
-const server = useServer({ SVC_RATE_EVALUATE: '20' });
+const RATE = 20;
+const server = useServer({ SVC_RATE_EVALUATE: String(RATE) });
 const dir = temporaryDirectory();
 const policies = path.join(dir, 'policies');
 
@@ -138,10 +140,19 @@ describe('a replay', () => {
     const { flags } = await target();
     const file = calls(
       'many.jsonl',
-      Array.from({ length: 45 }, (_, i) => call(i % 5, i, 'read')),
+      Array.from({ length: 10 }, (_, i) => call(i % 5, i, 'read')),
     );
+    // as if others used the key, too, in the second in which it begins
+    const { take } = RateLimiter.prototype;
+    let refused = false;
+    const spy = vi.spyOn(RateLimiter.prototype, 'take').mockImplementation(async function (this: RateLimiter, key) {
+      const state = await take.call(this, key, refused ? 1 : RATE + 1);
+      refused ||= !state.allowed;
+      return state;
+    });
+    onTestFinished(() => spy.mockRestore());
     const result = (await svcHere(0, {}, 'replay', file, ...flags, '--json')).json<Result>();
-    expect(result.decisions).toEqual({ allow: 45 });
+    expect(result.decisions).toEqual({ allow: 10 });
     expect(result.rate_limit_waits).toBeGreaterThan(0);
     expect(result.waited_seconds).toBeGreaterThan(0.5);
   });

@@ -4,6 +4,8 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, expect, vi } from 'vitest';
 import { main } from '../../server/cli/main.ts';
+import { setPatience } from '../../server/lib/patience.ts';
+import { PATIENCE } from '../helpers/patience.ts';
 import { freePort } from '../helpers/ports.ts';
 
 const root = path.resolve(import.meta.dirname, '../..');
@@ -12,6 +14,8 @@ const isSetting = (name: string) =>
   /^(SVC_|PG|DATABASE_(SESSION_|NODE_)?URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
 /** The environment without settings, so that those of who runs the tests do not count. */
 const bare = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name)));
+/** What every command is told, unless a test says otherwise: on a busy machine, it waits longer before it gives up. */
+const PATIENT = { SVC_PATIENCE: String(PATIENCE) };
 
 export interface Ran {
   code: number | null;
@@ -38,12 +42,14 @@ export async function svcHere(expected: number, env: Record<string, string>, ...
     }),
   );
   for (const name of Object.keys(process.env)) if (isSetting(name)) delete process.env[name];
-  Object.assign(process.env, env);
+  Object.assign(process.env, PATIENT, env);
   let code: number;
   try {
     code = await main(args);
   } finally {
     for (const spy of spies) spy.mockRestore();
+    // the command has set it for the whole process
+    setPatience(PATIENCE);
     for (const name of Object.keys(process.env)) if (isSetting(name)) delete process.env[name];
     Object.assign(process.env, before);
   }
@@ -58,7 +64,7 @@ function checked(expected: number, ran: Ran, args: string[]): Ran {
 /** Starts one of the project's programs. */
 export function start(program: string, env: Record<string, string>, ...args: string[]): ChildProcess {
   return spawn(process.execPath, [path.join(root, program), ...args], {
-    env: { ...bare, ...env },
+    env: { ...bare, ...PATIENT, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
 }

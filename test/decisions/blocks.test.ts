@@ -9,7 +9,7 @@ import { exactly } from '../../server/domain/sought.ts';
 import { appenderOn, event, newTenant } from '../chain/helpers.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
 import { useDatabase } from '../helpers/database.ts';
-import { SIEGE } from '../siege/rounds.ts';
+import { runs } from '../siege/rounds.ts';
 
 const box = useDatabase();
 let appender: Appender;
@@ -160,7 +160,7 @@ describe('a search by the summaries of blocks', () => {
         const q = { ...rest, ...Object.fromEntries(had), ...not } as EventQuery;
         expect(await all(tenantId, q, scanRecords)).toEqual(naive(q));
       }),
-      { numRuns: SIEGE ? 2000 : 120 },
+      { numRuns: runs(2000, 40) },
     );
   });
 

@@ -14,6 +14,7 @@ import { ENFORCED, LIVE_POLICIES } from '../../server/policy/live.ts';
 import { cursorOf } from '../../server/rpc/cursor.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
+import { sampled } from '../siege/rounds.ts';
 
 /** Records of each tenant; every 50th is a denial. All but 20 are in blocks with summaries. */
 const RECORDS = 10 * BLOCK_RECORDS + 20;
@@ -113,18 +114,17 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       await server?.stop();
     });
 
-    /** Runs `work`, and explains each of its statements on `table` by running it once more. */
+    /** Runs `work`, and explains each of its statements on one of the tables by running it once more. */
     async function plansOf(
-      table: string,
+      tables: string | readonly string[],
       work: (db: Database) => Promise<unknown>,
-      least = 1,
     ): Promise<[string, Node][]> {
       const plans: [string, Node][] = [];
       const readOnly: Database['readOnly'] = (tenantId, inside) =>
         db.readOnly(tenantId, (client) => {
           const query = async (given: string | pg.QueryConfig, values?: unknown[]) => {
             const { text, values: bound } = typeof given === 'string' ? { text: given, values } : given;
-            if (text.includes(table)) {
+            if ([tables].flat().some((table) => text.includes(table))) {
               const { rows } = await client.query(`explain (analyze, format json) ${text}`, bound);
               plans.push([text, (rows[0] as { 'QUERY PLAN': { Plan: Node }[] })['QUERY PLAN'][0]!.Plan]);
             }
@@ -135,7 +135,7 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       const query: Database['query'] = (tenantId, text, values) =>
         readOnly(tenantId, async (client) => (await client.query(text, values)).rows as never);
       await work({ ...db, readOnly, query });
-      expect(plans.length).toBeGreaterThanOrEqual(least);
+      expect(plans.length).toBeGreaterThan(0);
       return plans;
     }
 
@@ -272,17 +272,24 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
     } as const satisfies Record<FilterField, readonly string[]>;
     const pairs = FILTER_FIELDS.flatMap((one, n) => FILTER_FIELDS.slice(n).map((other) => [one, other] as const));
 
-    test.each(pairs)('reads a bounded part by %s with %s, also where it finds nothing', async (one, other) => {
-      await db.owner.query('analyze forensic_record, forensic_block');
+    // each by itself, and some of two
+    const taken = sampled(pairs, (pair) => pair.join(' and '), 8);
+    const some = pairs.filter((pair) => pair[0] === pair[1] || taken.includes(pair));
+    let analyzed: Promise<unknown> | undefined;
+    test.each(some)('reads a bounded part by %s with %s, also where it finds nothing', async (one, other) => {
+      analyzed ??= db.owner.query('analyze forensic_record, forensic_block');
+      await analyzed;
       for (const first of values[one]) {
         for (const second of one === other ? [first] : values[other]) {
           for (const range of [{}, { since: middle }, { until: middle, order: 'asc' } as const]) {
             const query = { ...range, [one]: first, [other]: second };
-            const plans = await plansOf('forensic_record', (own) => searchEvents(own, 'a', query));
+            const all = await plansOf(['forensic_record', 'forensic_block'], (own) => searchEvents(own, 'a', query));
+            const plans = all.filter(([text]) => text.includes('forensic_record'));
+            expect(plans.length, JSON.stringify(query)).toBeGreaterThan(0);
             expect(plans.length, JSON.stringify(query)).toBeLessThan(12);
             // of those that an index finds, 2,000 are no longer few: that is asked of the index alone
             for (const plan of plans) expectBounded('forensic_record', plan, plan[0].includes('offset') ? 2001 : 450);
-            const summaries = await plansOf('forensic_block', (own) => searchEvents(own, 'a', query), 0);
+            const summaries = all.filter(([text]) => text.includes('forensic_block'));
             for (const plan of summaries) expectBounded('forensic_block', plan, RECORDS / BLOCK_RECORDS);
           }
         }

@@ -4,7 +4,7 @@ import { sql } from '../helpers/api.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { enforce } from '../proxy/support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 const POLICY = `@id("small") permit(principal, action, resource == Tool::"pay")
 when { context.num.hasTag("amount") && (context.num.getTag("amount").lessThan(decimal("100.0")) || context.num.getTag("amount") == decimal("500.0")) };

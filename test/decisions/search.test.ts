@@ -13,6 +13,7 @@ import { toAppError } from '../../server/rpc/procedure.ts';
 import { appenderOn, event, eventsOf, newTenant, storedRows } from '../chain/helpers.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { runs } from '../siege/rounds.ts';
 
 const box = useDatabase();
 let appender: Appender;
@@ -158,7 +159,7 @@ describe('a search', () => {
         if (q.order !== 'asc') expected.reverse();
         expect((await all(tenantId, q, scanRecords)).map(({ id }) => id)).toEqual(expected);
       }),
-      { numRuns: 120 },
+      { numRuns: runs(1000, 50) },
     );
   });
 
@@ -433,11 +434,12 @@ test('a search in the texts of policies is bounded', async () => {
 });
 
 test('lists of holds are bounded: a viewer who asks for many keeps neither others nor other tenants waiting', async () => {
-  const db = await openDatabase(box.url, { poolSize: 6, readMs: 50 });
+  const impatient = await openDatabase(box.url, { poolSize: 2, readMs: 50 });
+  const db = await openDatabase(box.url, { poolSize: 6 });
   const holder = await box.db.connectOwner();
   try {
     const [tenantId, elsewhere] = [await newTenant(box.db), await newTenant(box.db)];
-    const queries = new HoldQueries({ db, settings: () => Promise.reject(new Error('not asked')) });
+    const queries = new HoldQueries({ db: impatient, settings: () => Promise.reject(new Error('not asked')) });
     const page = { order: 'value', limit: 50, offset: 0 } as const;
     await holder.query('begin; lock table escrow_hold');
     const viewer = { person: 'viewer' };
@@ -456,6 +458,7 @@ test('lists of holds are bounded: a viewer who asks for many keeps neither other
     await Promise.all(many);
   } finally {
     await holder.end();
+    await impatient.close();
     await db.close();
   }
 });

@@ -3,7 +3,7 @@ import { type Credential, type TestTenant, useServer } from '../helpers/server.t
 import { enforce } from '../proxy/support.ts';
 
 /** Traces at the control plane. Those through proxies are in test/proxy/traces.test.ts. */
-const server = useServer();
+const server = useServer({}, { shared: true });
 const TRACE = '4bf92f3577b34da6a3ce929d0e0e4736';
 const PARENT = '00f067aa0ba902b7';
 let tenant: TestTenant;

@@ -82,7 +82,7 @@ describe('the name of an agent or role', () => {
 });
 
 describe('wherever an agent or role is named, no other name is accepted:', () => {
-  const server = useServer();
+  const server = useServer({}, { shared: true });
   const holdOf = (agent_id: string, agent_role: string) => ({
     agent_id,
     agent_role,

@@ -62,7 +62,7 @@ describeInBrowser('administration', () => {
     await open('/keys');
     const row = page.getByRole('row').filter({ hasText: 'The edge' });
     await row.getByRole('link', { name: 'edge-U+202E1' }).waitFor();
-    expect(await row.innerText()).toMatch(/(just now|\d+ s ago)\s+by\s+edge-/);
+    expect(await row.innerText()).toMatch(/(just now|\d+ (s|min) ago)\s+by\s+edge-/);
     await row.getByRole('button', { name: 'Revoke' }).click();
     const dialog = page.getByRole('dialog', { name: 'Revoke The edge' });
     await dialog.getByText('they deny everything').waitFor();

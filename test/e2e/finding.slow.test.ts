@@ -7,6 +7,7 @@ import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({}, { browsed: true });
 const HOUR = 3_600_000;
+const STEP = 8 * HOUR;
 
 /** Counts the clicks and the typed lines of a walk. */
 async function counted(page: Page): Promise<() => Promise<number>> {
@@ -16,7 +17,7 @@ async function counted(page: Page): Promise<() => Promise<number>> {
   return async () => Number(await page.evaluate('steps'));
 }
 
-/** Decisions of the last eight days, one in two hours; those of a Tuesday at 14:30 by a bot of their own. */
+/** Decisions of the last eight days, one in eight hours; those of a Tuesday at 14:30 by a bot of their own. */
 async function week(): Promise<{ tenant: TestTenant; tuesday: Date }> {
   const now = Date.now();
   const tuesday = new Date(now);
@@ -32,8 +33,8 @@ async function week(): Promise<{ tenant: TestTenant; tuesday: Date }> {
       events: [event({ agent_id: 'clerk-bot', tool_name: 'read_invoice', ...more })],
     });
   let came = false;
-  while (server.clock.now() < now - 2 * HOUR) {
-    if (!came && server.clock.now() + 2 * HOUR > tuesday.getTime()) {
+  while (server.clock.now() < now - STEP) {
+    if (!came && server.clock.now() + STEP > tuesday.getTime()) {
       server.clock.advance(tuesday.getTime() - server.clock.now());
       const denied = {
         ...{ decision: 'deny', event_type: 'decision.deny', deny_reason: 'not on a Tuesday' },
@@ -42,7 +43,7 @@ async function week(): Promise<{ tenant: TestTenant; tuesday: Date }> {
       for (const tool_name of ['wire', 'Wire_back']) await ingest({ agent_id: 'night-bot', tool_name, ...denied });
       came = true;
     }
-    server.clock.advance(2 * HOUR);
+    server.clock.advance(STEP);
     await ingest({});
   }
   server.clock.advance(now - server.clock.now());

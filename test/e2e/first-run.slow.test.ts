@@ -13,7 +13,6 @@ describeInBrowser('a new tenant', () => {
     const tenant = await server.tenant();
     const visitor = await browser.visitor(await tenant.person('admin'));
     const { page } = visitor;
-    const began = Date.now();
     let clicks = 0;
     const click = async (what: Locator) => {
       await what.click();
@@ -54,7 +53,6 @@ describeInBrowser('a new tenant', () => {
     await practiced.getByRole('img', { name: 'done' }).waitFor();
     await calls.getByText('Denied').waitFor();
     expect(await calls.getByText('Allowed').count()).toBe(2);
-    expect(Date.now() - began).toBeLessThan(180_000);
 
     // and all of it is recorded as what it was
     const records = await sql<{ decision: string; agent: string }>(

@@ -57,7 +57,7 @@ describeInBrowser('a held action', () => {
     await reason.fill('a reason that goes on and on '.repeat(60));
     const asked = second.page.getByRole('dialog').getByText('does not release the action yet');
     await asked.scrollIntoViewIfNeeded();
-    await asked.hover({ timeout: 2000 });
+    await asked.hover();
     await look(second.page, 'long-reason');
     await second.page.setViewportSize({ width: 1280, height: 800 });
     await reason.fill('matches the contract');

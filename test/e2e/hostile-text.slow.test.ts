@@ -5,6 +5,7 @@ import { event } from '../helpers/api.ts';
 import { describeInBrowser, signIn, useBrowser, type Visitor } from '../helpers/browser.ts';
 import { corpus } from '../helpers/data.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { runs } from '../siege/rounds.ts';
 
 /**
  * What an approver reads cannot be forged: whatever an agent writes into its request, every other thing on the page has the
@@ -185,10 +186,10 @@ describeInBrowser('a text of an agent', () => {
         fc.asyncProperty(hostileTexts, async (texts) => {
           expect(await opened(visitor, `/approvals/${await hold(proxy, texts)}`)).toEqual(calm);
         }),
-        { ...ONCE, numRuns: 6 },
+        { ...ONCE, numRuns: runs(20, 3) },
       );
     });
-  }, 240_000);
+  });
 
   test('in the arguments stays within them', async () => {
     await inTenants(async (visitor, _, proxy) => {
@@ -205,10 +206,10 @@ describeInBrowser('a text of an agent', () => {
             placed(await opened(visitor, `/approvals/${id}`)).filter(({ text }) => !/Too long/.test(text)),
           ).toEqual(calm);
         }),
-        { ...ONCE, numRuns: 4 },
+        { ...ONCE, numRuns: runs(12, 2) },
       );
     });
-  }, 240_000);
+  });
 
   test('that is the name of a server hides the name of the tool in no title, nor the other way around', async () => {
     await inTenants(async (visitor, _, proxy) => {
@@ -305,25 +306,30 @@ describeInBrowser('a text of an agent', () => {
   });
 
   test('moves no value, risk or end of any hold in the lists', async () => {
-    for (const path of ['/approvals', '/approvals?group=tool', '/']) {
-      await inTenants(async (visitor, tenant, proxy) => {
-        // one that expires before it and one that expires after it stay where they are
-        await hold(proxy, {}, { ttl_seconds: 4.5 * 3600 });
-        // of another tool, as those that follow: how it ended is none of the similar holds of the first
-        let open = await hold(proxy, { tool_name: 'another' });
-        await hold(proxy, {}, { ttl_seconds: 6.5 * 3600 });
-        const calm = await opened(visitor, path);
-        await fc.assert(
-          fc.asyncProperty(hostileTexts, async (texts) => {
-            await server.call(200, `POST /v1/escrow/${open}/cancel`, tenant.admin, { reason: 'the next one' });
-            open = await hold(proxy, texts);
-            expect(await opened(visitor, path)).toEqual(calm);
-          }),
-          { ...ONCE, numRuns: 4 },
-        );
-      });
-    }
-  }, 300_000);
+    const PATHS = ['/approvals', '/approvals?group=tool', '/'];
+    await inTenants(async (visitor, tenant, proxy) => {
+      const seen = async () => {
+        const all: Record<string, Seen[]> = {};
+        for (const path of PATHS) all[path] = await opened(visitor, path);
+        return all;
+      };
+      // one that expires before it and one that expires after it stay where they are
+      await hold(proxy, {}, { ttl_seconds: 4.5 * 3600 });
+      // of another tool, as those that follow: how it ended is none of the similar holds of the first
+      let open = await hold(proxy, { tool_name: 'another' });
+      await hold(proxy, {}, { ttl_seconds: 6.5 * 3600 });
+      const calm = await seen();
+      await fc.assert(
+        fc.asyncProperty(hostileTexts, async (texts) => {
+          await server.call(200, `POST /v1/escrow/${open}/cancel`, tenant.admin, { reason: 'the next one' });
+          open = await hold(proxy, texts);
+          const found = await seen();
+          for (const path of PATHS) expect(found[path], path).toEqual(calm[path]);
+        }),
+        { ...ONCE, numRuns: runs(12, 2) },
+      );
+    });
+  });
 
   /**
    * What is known of a tenant in which one call has these texts, beside others that are the same in every tenant: the same
@@ -395,8 +401,8 @@ describeInBrowser('a text of an agent', () => {
           const seen = await seenBy(visitor, texts);
           for (const name of Object.keys(calm)) expect(seen[name], name).toEqual(calm[name]);
         }),
-        { ...ONCE, numRuns: 4 },
+        { ...ONCE, numRuns: runs(12, 2) },
       );
     }
-  }, 300_000);
+  });
 });

@@ -6,7 +6,7 @@ import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { temporaryDirectory } from '../proxy/support.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('lists', () => {
   const browser = useBrowser(() => server.url);

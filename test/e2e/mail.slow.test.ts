@@ -55,7 +55,7 @@ describeInBrowser('mail about what waits', () => {
       },
       ...{ action_hash: `sha256:${'a'.repeat(64)}`, hold_type: 'single', ttl_seconds: 3600 },
     });
-    await expect.poll(() => smtp.received.length, { timeout: 15_000 }).toBe(1);
+    await expect.poll(() => smtp.received.length).toBe(1);
     const link = /^(http\S+vote=approve\S+)\r$/m.exec(smtp.received[0]!.text)![1]!;
     expect(link).toBe(`${server.origin}/approvals/${body.id}?vote=approve&tenant=${tenant.id}`);
 

@@ -183,7 +183,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     await visitor.open('/policies/reach');
     const marks = () =>
       page.locator('.cm-reach-mark').evaluateAll((all) => all.map((mark) => mark.getAttribute('data-tone')));
-    await expect.poll(marks, { timeout: 20_000 }).toEqual(['ok', 'wait', 'wait', 'bad']);
+    await expect.poll(marks).toEqual(['ok', 'wait', 'wait', 'bad']);
     await page.getByText('Coverage, rule by rule').click();
     await page.getByText('only true in tests').first().waitFor();
     await visitor.assertAccessible();
@@ -218,7 +218,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
       if (process.env.SVC_PICTURES)
         await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}.png`, fullPage: true });
       await page.getByRole('tab', { name: 'Text' }).click();
-      await expect.poll(marks, { timeout: 20_000 }).toHaveLength(4);
+      await expect.poll(marks).toHaveLength(4);
       if (process.env.SVC_PICTURES)
         await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}-text.png`, fullPage: true });
       await page.getByRole('tab', { name: 'Tests' }).click();

@@ -3,7 +3,7 @@ import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 import { enforce } from '../proxy/support.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 describeInBrowser('stops', () => {
   const browser = useBrowser(() => server.url);

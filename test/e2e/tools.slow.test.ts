@@ -5,7 +5,7 @@ import { deploy, event } from '../helpers/api.ts';
 import { describeInBrowser, look, useBrowser } from '../helpers/browser.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({}, { browsed: true, shared: true });
 
 const REFUND: ToolDefinition = {
   name: 'refund',

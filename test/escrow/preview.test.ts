@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { deploy } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 test('approvers see the held action with the masks of its rules, and the hash binds the unmasked action', async () => {
   const tenant = await server.tenant();

@@ -5,6 +5,7 @@ import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { RELEASES } from '../../server/escrow/kinds.ts';
 import { tally } from '../../server/escrow/quorum.ts';
 import { reportEffect, voteEffect } from '../../server/escrow/vote-effect.ts';
+import { runs } from '../siege/rounds.ts';
 
 const PEOPLE = ['a', 'b', 'c', 'd'];
 const HOUR = 3_600_000;
@@ -74,7 +75,7 @@ test('a person is told what their vote will do, as the machine then does it', ()
       // what waits only for time says so
       expect(told.releasesAt !== undefined).toBe(takesDelay);
     }),
-    { numRuns: 2000 },
+    { numRuns: runs(2000, 400) },
   );
 });
 
@@ -120,7 +121,7 @@ test('what the report of a condition is said to do is what the machine does with
         expect(told.approvals).toBe(Math.max(0, required - people.length));
       },
     ),
-    { numRuns: 500 },
+    { numRuns: runs(500) },
   );
 });
 

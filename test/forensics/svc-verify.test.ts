@@ -14,6 +14,7 @@ import { svcVerify } from '../../server/forensics/svc-verify.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
 import { readTar, writeTar } from '../../server/lib/tar.ts';
+import { sampled } from '../siege/rounds.ts';
 import { vectorKey } from '../vectors/chain/samples.ts';
 import {
   bundle,
@@ -222,8 +223,8 @@ describe('a package in which one byte was changed', () => {
         files: (files) => files.set('VERIFY.md', Buffer.from('#\n')).set('check.sh', Buffer.from('#\n')),
       },
     );
-    expect(unnoticed(small, small.keys())).toEqual([]);
-  }, 60_000);
+    expect(unnoticed(small, sampled([...small.keys()]))).toEqual([]);
+  });
 
   test('never verifies, when it is a byte of a bundle or of the texts', async () => {
     const bytes = Buffer.from((await goldenRange()).bytes);
@@ -233,8 +234,8 @@ describe('a package in which one byte was changed', () => {
       const from = member.byteOffset - bytes.byteOffset;
       for (let at = from; at < from + member.length; at += step) places.push(at);
     }
-    expect(unnoticed(bytes, places)).toEqual([]);
-  }, 60_000);
+    expect(unnoticed(bytes, sampled(places, String, 4))).toEqual([]);
+  });
 
   test('never verifies when it was unpacked before, and the check names the file', async () => {
     for (const [name, content] of readTar(sound)) {

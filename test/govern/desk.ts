@@ -46,7 +46,7 @@ let counter = 0;
 
 /** A server with policies, at which each test takes a desk of its own. */
 export function useDesks(): { open(more?: Partial<GovernOptions>): Promise<Desk>; server: TestServer } {
-  const server = useServer();
+  const server = useServer({}, { shared: true });
   let tenant: TestTenant;
   let approver: Credential;
   beforeAll(async () => {
@@ -59,7 +59,7 @@ export function useDesks(): { open(more?: Partial<GovernOptions>): Promise<Desk>
   return {
     server,
     async open(more = {}) {
-      const agentId = `desk-${++counter}`;
+      const agentId = `desk-${++counter}-${Math.random().toString(36).slice(2, 8)}`;
       const { key } = await tenant.agent(agentId, 'support');
       const ran: Desk['ran'] = [];
       const tool = (name: string, answer: unknown) => async (args: Record<string, unknown>) => {

@@ -372,6 +372,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
   );
   const other = { target_kind: 'agent', target_id: 'agent-8', reason: 'it misbehaves' };
   const stopped = await server.call<{ id: string }>(201, 'POST /v1/stops', admin, other);
+  await reached(server);
   const question = await server.call<{ id: string }>(201, 'POST /v1/questions', admin, {
     ...BODIES['POST /v1/questions'],
     name: 'kept',
@@ -397,6 +398,14 @@ export async function makeWorld(server: TestServer): Promise<World> {
     stop: stopped.body.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
   };
+}
+
+/** Records of all stops that no proxy had to apply them, which a job does within the second, in the midst of what is tested. */
+export async function reached(server: TestServer): Promise<void> {
+  await sql(
+    server,
+    `update stop set reach = '{"applied": 0, "pending": [], "unreachable": [], "slowest_ms": null}' where reach is null`,
+  );
 }
 
 /** A simulation of a policy, as if it had run. */

@@ -2,6 +2,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, describe, expect } from 'vitest';
+import { SIEGE } from '../siege/rounds.ts';
 import { type Credential, isShared } from './server.ts';
 
 /** The browser that these tests drive, by default Debian's. */
@@ -31,7 +32,10 @@ export interface Visitor {
   open(path: string): Promise<void>;
   /** Allows faults that belong to the test, such as the 409 that it provokes. */
   expectFault(pattern: RegExp): void;
-  /** Asserts that axe finds no violation of WCAG 2.2 AA, in light and in dark. */
+  /**
+   * Asserts that axe finds no violation of WCAG 2.2 AA, in light and in dark. A page that has no kind of element that an earlier
+   * check of the same file has not seen on it is checked again only in a siege.
+   */
   assertAccessible(): Promise<void>;
 }
 
@@ -100,6 +104,8 @@ async function launch(): Promise<Browser> {
  */
 export function useBrowser(url: () => string) {
   let browser: Browser;
+  /** What was checked: the kinds of elements by the page they are on. */
+  const checked = new Map<string, Set<string>>();
   const open: { profile: Profile; faults: string[]; expected: RegExp[]; own: boolean }[] = [];
   beforeAll(async () => {
     browser = await launch();
@@ -148,6 +154,7 @@ export function useBrowser(url: () => string) {
         assertAccessible: async () => {
           // a page that was just opened through a link has no heading while its parts load
           await page.locator('h1').first().waitFor({ state: 'attached' });
+          if (!(await isNew(page, checked)) && !SIEGE) return;
           for (const colorScheme of ['light', 'dark'] as const) {
             await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
             expect(
@@ -204,6 +211,24 @@ function watch(page: Page, faults: string[]): void {
   page.on('response', (response) => {
     if (response.status() >= 400) faults.push(`request: ${response.status()} ${response.url()}`);
   });
+}
+
+/** The page that is open, without what it is about, and the kinds of elements on it: what has no class of its own has no look of its own. */
+const KINDS = `(() => {
+  const [, first, ...rest] = location.pathname.split('/');
+  const kinds = Array.from(document.querySelectorAll('body *:not(svg *)'), (one) =>
+    [one.tagName, one.getAttribute('class'), one.getAttribute('role'), one.dataset.tone, one.dataset.variant, one.matches(':disabled')].join(' '));
+  return [[first, rest.length, innerWidth].join(' '), [...new Set(kinds)]];
+})()`;
+
+/** Whether there is something on a page that was not among what is known, which it is from now on. */
+async function isNew(page: Page, known: Map<string, Set<string>>): Promise<boolean> {
+  const [name, kinds] = await page.evaluate<[string, string[]]>(KINDS);
+  const seen = known.get(name) ?? new Set();
+  known.set(name, seen);
+  const before = seen.size;
+  for (const kind of kinds) seen.add(kind);
+  return seen.size > before;
 }
 
 const STANDARDS = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];

@@ -50,7 +50,7 @@ export async function mailsSent(server: TestServer): Promise<void> {
         );
         return rows[0]!.waiting;
       },
-      { timeout: 15_000, interval: 20 },
+      { interval: 20 },
     )
     .toBe(0);
 }

@@ -18,14 +18,22 @@ import { PgBouncer } from './pgbouncer.ts';
 import { freePort } from './ports.ts';
 import { builtDashboard } from './provisions.ts';
 
-/** A clock that a test can move forward. It never stops: it keeps running from wherever it was set. */
+/** A clock that a test can move forward. It keeps running from wherever it was set, unless it is stopped. */
 export class TestClock implements Clock {
   #ahead = 0;
+  #stoppedAt: number | undefined;
   now(): number {
-    return Date.now() + this.#ahead;
+    return (this.#stoppedAt ?? Date.now()) + this.#ahead;
   }
   advance(ms: number): void {
     this.#ahead += ms;
+  }
+  /** While `work` runs it only moves when it is advanced: what happens just before a moment does, however slow the machine is. */
+  async stopped(work: () => Promise<void>): Promise<void> {
+    this.#stoppedAt = Date.now();
+    await work().finally(() => {
+      this.#stoppedAt = undefined;
+    });
   }
 }
 

@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { MOST_AN_HOUR } from '../../server/letters/person-mail.ts';
-import { changed, deploy, fingerprint } from '../helpers/api.ts';
+import { changed, deploy, fingerprint, sql } from '../helpers/api.ts';
 import { type Credential, type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 import { type MailServer, startMailServer } from '../helpers/smtp.ts';
 
@@ -14,7 +14,7 @@ const server = useServer({
     return smtp.url;
   },
 });
-const silent = useServer();
+const silent = useServer({}, { shared: true });
 
 const POLICY = `
 @id("all-others") @escrow("single") @ttl("4h") @reason("a person looks at it first") @mask("$.card")
@@ -53,6 +53,23 @@ async function reader({ tenant }: World, pace: string, roles = ['approver'], mor
 const lettersTo = (email: string) => smtp.received.filter(({ to }) => to.includes(email)).map(({ text }) => text);
 const subjectOf = (letter: string) => /^Subject: (.*(?:\r\n[ \t].*)*)/m.exec(letter)![1]!.replace(/\r\n/g, '');
 
+/** So many held actions, with a notice each for who asked for it: one, and others like it, as if each had been asked for. */
+async function flooded(w: World, count: number): Promise<void> {
+  const id = await w.hold();
+  await sql(
+    server,
+    `with made as (
+       insert into escrow_hold select h.* from generate_series(1, $3::int) n,
+         (select * from escrow_hold where tenant_id = $1 and id = $2) one,
+         jsonb_populate_record(null::escrow_hold, to_jsonb(one) || jsonb_build_object('id', one.id || n,
+           'action_hash', 'sha256:' || lpad(n::text, 64, '0'))) h
+       returning tenant_id, id)
+     insert into mail_notice select notice.* from made, (select * from mail_notice where tenant_id = $1 and subject_id = $2) one,
+       jsonb_populate_record(null::mail_notice, to_jsonb(one) || jsonb_build_object('subject_id', made.id)) notice`,
+    [w.tenant.id, id, count - 1],
+  );
+}
+
 /** What the job does within the second. */
 async function written(): Promise<void> {
   while ((await server.core.personMail.writeDue()) > 0);
@@ -69,7 +86,7 @@ async function written(): Promise<void> {
         );
         return rows[0]!.n;
       },
-      { timeout: 15_000, interval: 20 },
+      { interval: 20 },
     )
     .toBe(0);
 }
@@ -288,13 +305,15 @@ describe('an agent that floods', () => {
   test('fills no mailbox: ten letters an hour, and then one with all that waits', async () => {
     const w = await world();
     const approver = await reader(w, 'each');
-    for (let i = 0; i < MOST_AN_HOUR + 3; i++) {
+    for (let i = 0; i < MOST_AN_HOUR - 1; i++) await w.hold();
+    await written();
+    for (let i = 0; i < 4; i++) {
       await w.hold();
       await written();
     }
     const received = () => lettersTo(approver.email);
     expect(received()).toHaveLength(MOST_AN_HOUR);
-    for (let i = 0; i < MOST_AN_HOUR; i++) await w.hold();
+    await flooded(w, MOST_AN_HOUR);
     await written();
     expect(received()).toHaveLength(MOST_AN_HOUR);
     server.clock.advance(3_600_000);
@@ -324,7 +343,8 @@ describe('an agent that floods', () => {
   test('leaves a bounded number of notices, and the letter counts what waits all the same', async () => {
     const w = await world();
     const approver = await reader(w, 'hourly');
-    for (let i = 0; i < 103; i++) await w.hold();
+    await flooded(w, 98);
+    for (let i = 0; i < 5; i++) await w.hold();
     expect(await noticesOf(approver.userId)).toBe(100);
     server.clock.advance(3_600_000);
     await written();
@@ -346,7 +366,8 @@ describe('an agent that floods keeps nobody from reviews', () => {
   test('where more holds wait than leave a notice', async () => {
     const w = await world();
     const approver = await reader(w, 'hourly');
-    for (let i = 0; i < 101; i++) await w.hold();
+    await flooded(w, 100);
+    await w.hold();
     await submitted(w, 1);
     server.clock.advance(3_600_000);
     await written();
@@ -356,10 +377,8 @@ describe('an agent that floods keeps nobody from reviews', () => {
   test('where their holds have used up the letters of the hour', async () => {
     const w = await world();
     const approver = await reader(w, 'each');
-    for (let i = 0; i < MOST_AN_HOUR; i++) {
-      await w.hold();
-      await written();
-    }
+    for (let i = 0; i < MOST_AN_HOUR; i++) await w.hold();
+    await written();
     await w.hold();
     await submitted(w, 1);
     await written();
@@ -472,7 +491,12 @@ describe('a preference', () => {
     expect((await silent.call(200, 'GET /v1/mail-preferences', approver)).body).toMatchObject({ available: false });
     await w.hold();
     const waiting = async () =>
-      (await silent.core.db.owner.query('select 1 from mail_notice union all select 1 from mail_message')).rowCount;
+      (
+        await silent.core.db.owner.query(
+          'select 1 from mail_notice where tenant_id = $1 union all select 1 from mail_message where tenant_id = $1',
+          [w.tenant.id],
+        )
+      ).rowCount;
     await silent.core.personMail.writeDue();
     await expect.poll(waiting).toBe(0);
   });

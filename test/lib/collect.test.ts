@@ -21,7 +21,7 @@ function heldBy(times: number): { first: number; worked: number; quiet: number }
         await delay(1);
       }
       const worked = held();
-      for (let wait = 0; wait < 100 && held() > first + 30; wait++) await delay(200);
+      for (let wait = 0; wait < 500 && held() > first + 30; wait++) await delay(200);
       found.push({ first, worked, quiet: held() });
     }
     console.log(JSON.stringify(found));
@@ -29,7 +29,7 @@ function heldBy(times: number): { first: number; worked: number; quiet: number }
   // with the time that V8 itself takes made longer than the test
   const flags = ['--max-semi-space-size=64', '--gc-memory-reducer-start-delay-ms=600000'];
   const args = [...flags, '--input-type=module', '-e', script];
-  return JSON.parse(execFileSync(process.execPath, args, { encoding: 'utf8', env: {}, timeout: 100_000 }));
+  return JSON.parse(execFileSync(process.execPath, args, { encoding: 'utf8', env: {} }));
 }
 
 test('a process that was busy gives back what that took once it is quiet, each time', () => {
@@ -37,4 +37,4 @@ test('a process that was busy gives back what that took once it is quiet, each t
     expect(worked - first).toBeGreaterThan(55);
     expect(quiet - first).toBeLessThan(30);
   }
-}, 120_000);
+});

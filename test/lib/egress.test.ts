@@ -11,6 +11,7 @@ import { Egress, EgressError } from '../../server/lib/egress.ts';
 import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { TestCa } from '../helpers/tls.ts';
+import { sampled } from '../siege/rounds.ts';
 
 const LOOPBACK = ['127.0.0.0/8', '::1/128'];
 const stops: (() => unknown)[] = [];
@@ -86,6 +87,8 @@ describe('forbidden addresses', () => {
     const addresses = FORBIDDEN_ADDRESSES.filter((address) => address !== '::8.8.8.8');
     addresses.forEach((address, i) => {
       dns.names[`only${i}.test`] = [address];
+    });
+    sampled(addresses).forEach((address, i) => {
       dns.names[`mixed${i}.test`] = ['93.184.216.34', '2606:4700::1111', address];
       dns.names[`many${i}.test`] = [...Array.from({ length: 50 }, (_, n) => `93.184.216.${n}`), address];
     });
@@ -277,7 +280,7 @@ describe('names', () => {
 });
 
 describe('exchanges', () => {
-  const send = (url: string, more: object = {}) => guard(LOOPBACK, true).send({ url, timeoutMs: 2000, ...more });
+  const send = (url: string, more: object = {}) => guard(LOOPBACK, true).send({ url, timeoutMs: 60_000, ...more });
 
   test('the request arrives unchanged, under the requested name', async () => {
     dns.names['receiver.test'] = ['127.0.0.1'];
@@ -376,7 +379,9 @@ describe('exchanges', () => {
     ['has headers without end', () => raw(`HTTP/1.1 200 OK\r\nx: ${'y'.repeat(1e6)}`, false), 'CONNECTION_FAILED'],
   ])('a server that %s', async (_, make, failure) => {
     const { port } = await listen(make());
-    expect((await failureOf(send(`http://127.0.0.1:${port}/`, { timeoutMs: 500 }))).failure).toBe(failure);
+    expect(
+      (await failureOf(send(`http://127.0.0.1:${port}/`, { timeoutMs: failure === 'TIMEOUT' ? 500 : 60_000 }))).failure,
+    ).toBe(failure);
   });
 
   test('one byte at a time does not keep a call alive', async () => {
@@ -512,10 +517,10 @@ describe('kept connections', () => {
     const silent = await speaks((socket, request) => request === 1 && socket.write(OK));
     const ends = await speaks((socket) => socket.end());
     const egress = guard(LOOPBACK);
-    const send = (port: number) => egress.send({ url: url(port), keep, timeoutMs: 500 });
+    const send = (port: number, timeoutMs = 60_000) => egress.send({ url: url(port), keep, timeoutMs });
     for (const { port } of [begun, silent]) await send(port);
     expect((await failureOf(send(begun.port))).failure).toBe('CONNECTION_FAILED');
-    expect((await failureOf(send(silent.port))).failure).toBe('TIMEOUT');
+    expect((await failureOf(send(silent.port, 500))).failure).toBe('TIMEOUT');
     expect((await failureOf(send(ends.port))).failure).toBe('CONNECTION_FAILED');
     for (const { connections } of [begun, silent, ends]) expect(connections()).toBe(1);
   });
@@ -581,7 +586,7 @@ describe('kept connections', () => {
     );
     await guard(LOOPBACK).send({ url: url(port), keep });
     expect(open.size).toBe(1);
-    await expect.poll(() => open.size, { timeout: 9000 }).toBe(0);
+    await expect.poll(() => open.size).toBe(0);
   });
 
   test('are no older than a minute when a request begins on them', async () => {
@@ -632,7 +637,7 @@ describe('kept connections', () => {
 describe('TLS', () => {
   const names = ['good.test', '127.0.0.1'];
   const ok = (_: unknown, response: http.ServerResponse) => void response.end('ok');
-  const send = (url: string, trust = true) => guard(LOOPBACK, trust).send({ url, timeoutMs: 2000 });
+  const send = (url: string, trust = true) => guard(LOOPBACK, trust).send({ url, timeoutMs: 60_000 });
 
   beforeAll(() => {
     dns.names['good.test'] = ['127.0.0.1'];

@@ -1,4 +1,4 @@
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { Notices } from '../../db/notices.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { until } from '../helpers/until.ts';
@@ -14,8 +14,11 @@ async function change(act: () => unknown): Promise<number> {
   return performance.now() - began;
 }
 
+/** A wait that nobody heard takes two seconds each time; a commit on a busy machine may, now and then. */
+const isQuick = async () => (await change(() => undefined)) < 1500;
+
 test('a change is answered as committed although the listening connection ends: the others have had their time by then', async () => {
-  expect(await change(() => undefined)).toBeLessThan(1500);
+  await until(isQuick, 'a change is answered without the whole wait');
   const endListening = () =>
     box.db.owner.query(
       `select pg_terminate_backend(pid) from pg_stat_activity
@@ -23,7 +26,7 @@ test('a change is answered as committed although the listening connection ends: 
     );
   expect(await change(endListening)).toBeGreaterThan(1900);
   await until(async () => box.db.notices.healthy, 'notices arrive again');
-  expect(await change(() => undefined)).toBeLessThan(1500);
+  await until(isQuick, 'so are later changes');
 });
 
 test('nor does it wait longer for a connection that hangs', async () => {
@@ -32,9 +35,19 @@ test('nor does it wait longer for a connection that hangs', async () => {
   await notices.start();
   const { notice } = notices.issue('settings', 'tnt_1', '');
   client.query = () => new Promise<never>(() => undefined);
-  const began = performance.now();
-  await notices.deliver(notice);
-  expect(performance.now() - began).toBeGreaterThan(1900);
-  expect(performance.now() - began).toBeLessThan(3500);
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'Date'] });
+  try {
+    let delivered = false;
+    const delivery = notices.deliver(notice).then(() => {
+      delivered = true;
+    });
+    await vi.advanceTimersByTimeAsync(1999);
+    expect(delivered).toBe(false);
+    await vi.advanceTimersByTimeAsync(1);
+    expect(delivered).toBe(true);
+    await delivery;
+  } finally {
+    vi.useRealTimers();
+  }
   await notices.close();
 });

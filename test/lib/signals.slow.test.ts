@@ -1,33 +1,45 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { setTimeout as delay } from 'node:timers/promises';
+import { createInterface } from 'node:readline';
 import { expect, test } from 'vitest';
 
+/** Its clock goes on only when it is told to, by what is written to it, and it says when it has heard of a signal. */
 const PROGRAM = `
+  import { createInterface } from 'node:readline';
   import { onStopSignals } from ${JSON.stringify(new URL('../../server/lib/signals.ts', import.meta.url).href)};
-  onStopSignals((name) => { console.log('stop', name); setTimeout(() => process.exit(0), 3000); }, () => process.exit(1));
-  setInterval(() => {}, 1000);
+  let now = 5000;
+  performance.now = () => now;
+  onStopSignals((name) => console.log('stop', name), () => process.exit(1));
+  for (const name of ['SIGINT', 'SIGTERM']) process.on(name, () => console.log('heard', name));
+  createInterface({ input: process.stdin }).on('line', (line) => {
+    if (line === 'end') process.exit(0);
+    now += Number(line);
+    console.log('later');
+  });
   console.log('ready');
 `;
 
 test.each([
-  ['one signal ends it gracefully', [0], 0],
-  ['a second one that comes along with it is the same wish', [0, 20], 0],
-  ['a later one is another wish', [0, 1500], 1],
-])('%s', async (_, times, code) => {
+  ['one signal ends it gracefully', undefined, 0],
+  ['a second one that comes along with it is the same wish', 999, 0],
+  ['a later one is another wish', 1000, 1],
+])('%s', async (_, laterMs, code) => {
   const child = spawn(process.execPath, ['--input-type=module', '-e', PROGRAM], {
-    stdio: ['ignore', 'pipe', 'inherit'],
+    stdio: ['pipe', 'pipe', 'inherit'],
   });
-  let output = '';
-  child.stdout.on('data', (part) => {
-    output += part;
-  });
-  await once(child.stdout, 'data');
   const ended = once(child, 'exit');
-  for (const [n, time] of times.entries()) {
-    await delay(time);
-    child.kill(n === 0 ? 'SIGINT' : 'SIGTERM');
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const next = async () => (await lines.next()).value;
+  expect(await next()).toBe('ready');
+  child.kill('SIGINT');
+  expect([await next(), await next()]).toEqual(['stop SIGINT', 'heard SIGINT']);
+  if (laterMs !== undefined) {
+    child.stdin.write(`${laterMs}\n`);
+    expect(await next()).toBe('later');
+    child.kill('SIGTERM');
+    // where it is another wish, the process ends before
+    expect(await next()).toBe(code === 0 ? 'heard SIGTERM' : undefined);
   }
+  child.stdin.on('error', () => {}).write('end\n');
   expect(await ended).toEqual([code, null]);
-  expect(output).toBe('ready\nstop SIGINT\n');
 });

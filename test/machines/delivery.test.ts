@@ -17,6 +17,7 @@ import {
   stepDelivery,
   WINDOW_MS,
 } from '../../machines/delivery.ts';
+import { runs } from '../siege/rounds.ts';
 
 const START = 1_750_000_000_000;
 const attempted = (at: number, result: DeliveryResult, jitter = 0.5, retryAfter?: number): DeliveryEvent => ({
@@ -150,9 +151,9 @@ describe('the machine of deliveries', () => {
           snapshot = next;
         }
       }),
-      { numRuns: process.env.SVC_SIEGE ? 20_000 : 500 },
+      { numRuns: runs(20_000, 200) },
     );
-  }, 240_000);
+  });
 
   test('refuses to read what another version or state stored', () => {
     const { context } = createDelivery(START)[0];

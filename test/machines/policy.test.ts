@@ -12,6 +12,7 @@ import {
   restorePolicy,
   stepPolicy,
 } from '../../machines/policy.ts';
+import { runs } from '../siege/rounds.ts';
 
 /**
  * The specification's table of policy states, written down once more and without the machine: what a policy is after
@@ -130,6 +131,18 @@ const writers = fc.option(fc.uniqueArray(actor, { maxLength: 2 }), { nil: undefi
 const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind, writers });
 type Command = typeof command extends fc.Arbitrary<infer C> ? C : never;
 
+const step = (type: Command['type'], actor: string, behind: Command['behind'] = 0): Command => ({
+  ...{ type, actor, behind, writers: undefined, who: { signedIn: true, admin: true } },
+  rules: { approvalRequired: true, selfApproval: false },
+});
+/** The review of a broken glass is closed while a newer version waits: chance seldom comes there. */
+const REVIEWED_LATER = [
+  step('break_glass', 'ann'),
+  step('update', 'ben'),
+  step('submit', 'ben'),
+  step('approve', 'cleo', 1),
+];
+
 function eventOf({ type, actor, who, rules, behind, writers }: Command, version: number): PolicyEvent {
   const circumstances = { actor, ...who, ...rules };
   switch (type) {
@@ -226,7 +239,7 @@ describe('the policy machine', () => {
           if (model.live !== live) expect(effects.some(({ type }) => type === 'publish')).toBe(true);
         }
       }),
-      { numRuns: 4000 },
+      { numRuns: runs(20_000, 500), examples: [['ann', REVIEWED_LATER]] },
     );
     expect([...refused.keys()].sort()).toEqual([
       'approve FORBIDDEN',
@@ -282,7 +295,7 @@ describe('the policy machine', () => {
           expect(snapshot.context.liveVersion).toBeNull();
         }
       }),
-      { numRuns: 500 },
+      { numRuns: runs(5_000) },
     );
   });
 

@@ -7,6 +7,7 @@ import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyThumbprint, newSigningKey, sha256Tag } from '../../server/lib/crypto.ts';
 import { BundleError, bundleContent, contentHash, openBundle } from '../../server/policy/bundle.ts';
 import { packBundle } from '../../server/policy/pack-bundle.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { compile, contentOf } from './support.ts';
 
 const { privateKey, publicKey } = newSigningKey();
@@ -17,6 +18,8 @@ const CONTENT = contentOf({
   b: '@rate("1/s") permit(principal, action, resource);',
   a: 'permit(principal, action, resource);',
 });
+
+const BITS = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /** The reason of the refusal; any other outcome fails the test. */
 function refused(bytes: Uint8Array, key = keyFor, expected?: Parameters<typeof openBundle>[2]): string {
@@ -106,12 +109,13 @@ describe('a bundle', () => {
     expect(JSON.parse(gunzipSync(bytes.subarray(end)).toString())).toEqual(CONTENT);
   });
 
-  it('is refused with any one bit of any one byte changed', { timeout: 30_000 }, async () => {
+  it('is refused with any one bit of any one byte changed', async () => {
     const small = { ...CONTENT, schema: 's', action_entities: {}, policies: CONTENT.policies.slice(0, 1) };
     const { bytes } = await packBundle(small, how);
     expect(bytes.length).toBeLessThan(1_000);
     for (let at = 0; at < bytes.length; at++) {
-      for (let bit = 0; bit < 8; bit++) {
+      // all bits of what says how to read the rest, and of everything in a siege
+      for (const bit of SIEGE || at < 10 ? BITS : [at % 8]) {
         const changed = Buffer.from(bytes);
         changed[at] = (changed[at] as number) ^ (1 << bit);
         expect(() => openBundle(changed, keyFor), `byte ${at}, bit ${bit}`).toThrow(BundleError);

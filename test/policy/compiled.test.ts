@@ -12,9 +12,9 @@ const permit = (clause: string) => `permit(principal, action, resource) when { $
 const compiled = (clause: string) => conditionsOf(() => host, [permit(clause)])[0];
 
 describe('compiled conditions', () => {
-  it('find of every operator, type and error what Cedar finds', { timeout: 240_000 }, () => {
+  it('find of every operator, type and error what Cedar finds', () => {
     const tally = newTally();
-    for (let seed = 1; seed <= (SIEGE ? 1_500 : 40); seed++) round(host, seed, tally, { statements: 50, requests: 40 });
+    for (let seed = 1; seed <= (SIEGE ? 1_500 : 24); seed++) round(host, seed, tally, { statements: 50, requests: 40 });
     expect(tally.differences.slice(0, 3)).toEqual([]);
     // each outcome is there in numbers, and most statements are compiled
     expect(tally.cases).toBeGreaterThan(20_000);

@@ -3,6 +3,7 @@ import { policySetTextToParts, policyToJson } from '@cedar-policy/cedar-wasm/nod
 import { expect, test } from 'vitest';
 import { conditionWords } from '../../server/policy/language/condition-words.ts';
 import { templatesOf } from '../../web/parts/policy-templates.ts';
+import { runs } from '../siege/rounds.ts';
 import { Cases } from './cases.ts';
 
 function words(condition: string): string | undefined {
@@ -199,7 +200,7 @@ test('conditions with the same words hold for the same requests', () => {
     return cases.pick([`(${one} && ${other})`, `(${one} || ${other})`, `!(${one})`]);
   };
   const said = new Map<string, Set<string>>();
-  for (let n = 0; n < 2_500; n++) {
+  for (let n = 0; n < runs(20_000, 1_000); n++) {
     const one = condition(cases.int(3));
     const found = words(one);
     if (found !== undefined) said.set(found, (said.get(found) ?? new Set()).add(meaning(one)));

@@ -8,7 +8,7 @@ import { runCases, stateOf } from '../../server/policy/authoring/run-suite.ts';
 import { readSuite } from '../../server/policy/authoring/suite.ts';
 import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
 import type { Projection } from '../../server/policy/evaluation/projection.ts';
-import { SIEGE } from '../siege/rounds.ts';
+import { runs } from '../siege/rounds.ts';
 import { DECLARED, LISTS, requests, statement } from './generators.ts';
 import { compile, contentOf, request } from './support.ts';
 
@@ -304,7 +304,7 @@ scope: policy   # alone
           expect(cases[0]!.request.arguments).toEqual(args);
         }
       }),
-      { numRuns: SIEGE ? 5_000 : 300 },
+      { numRuns: runs(5_000) },
     );
   });
 });
@@ -314,7 +314,7 @@ describe('with random policies and requests', () => {
   it.each([
     ['at random', undefined],
     ['of every kind', 1],
-  ])('the narrowed request decides as the whole one did, then and now: %s', { timeout: 240_000 }, (_, seed) => {
+  ])('the narrowed request decides as the whole one did, then and now: %s', (_, seed) => {
     const seen = new Map<string, number>();
     const count = (what: string) => seen.set(what, (seen.get(what) ?? 0) + 1);
     fc.assert(
@@ -373,9 +373,7 @@ describe('with random policies and requests', () => {
           }
         },
       ),
-      seed === undefined
-        ? { numRuns: SIEGE ? 2_000 : 20, interruptAfterTimeLimit: SIEGE ? 150_000 : 20_000 }
-        : { numRuns: 30, seed },
+      seed === undefined ? { numRuns: runs(1_000, 10) } : { numRuns: 30, seed },
     );
     if (seed !== undefined) expect([...seen.keys()]).toEqual(expect.arrayContaining(['read', 'read_then', 'gone']));
   });

@@ -17,7 +17,7 @@ function call(agent: string) {
 
 describe('the engine host', () => {
   // a new instance after each throw is what costs: `npm test` shows that there is one, and the siege how many there may be
-  const throws = SIEGE ? 1200 : 60;
+  const throws = SIEGE ? 1200 : 15;
 
   it(`survives ${throws} throws, 1200 of which end a bare instance`, () => {
     const bare = newCedar();

@@ -3,6 +3,7 @@ import type { ActionRequest } from '../../server/domain/policy.ts';
 import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
 import { readFact } from '../../server/policy/language/facts.ts';
 import { compilePattern, isAnchored, PATTERN_LIMITS } from '../../server/policy/language/patterns.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { compile, contentOf, NO_STATE, request } from './support.ts';
 
 const permit = (key: string) =>
@@ -146,9 +147,10 @@ describe('catastrophic patterns', () => {
       return (user + system) / 1_000;
     };
     timed(random(1_000));
-    // 256 KiB: a backtracking engine would not end; the bound is wide because the machine is busy
-    expect(timed(random(256 * 1024))).toBeLessThan(10_000);
-    expect(timed('a'.repeat(256 * 1024))).toBeLessThan(10_000);
+    // a backtracking engine does not end with a thousandth of it: on any machine, only such an engine exceeds the bound
+    const length = SIEGE ? 256 * 1024 : 64 * 1024;
+    expect(timed(random(length))).toBeLessThan(60_000);
+    expect(timed('a'.repeat(length))).toBeLessThan(60_000);
   });
 
   test('never get more text than they can test in a bounded time', () => {

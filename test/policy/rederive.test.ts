@@ -9,7 +9,7 @@ import { ruleReference } from '../../server/policy/evaluation/hold-terms.ts';
 import type { Projection } from '../../server/policy/evaluation/projection.ts';
 import { type Attempt, decide, type KnownHold } from '../../server/policy/evaluation/protocol.ts';
 import { rederive } from '../../server/policy/evaluation/rederive.ts';
-import { SIEGE } from '../siege/rounds.ts';
+import { runs } from '../siege/rounds.ts';
 import { CONDITIONS, DECLARED, LISTS, requests, statement } from './generators.ts';
 import { compile, contentOf, request } from './support.ts';
 
@@ -90,9 +90,7 @@ const again = (engine: PolicyEngine, { fields, kept }: Recorded, half: 'input' |
 };
 
 describe('a decision', () => {
-  it('follows again from its record with the request, and with the projection of it alone', {
-    timeout: 240_000,
-  }, async () => {
+  it('follows again from its record with the request, and with the projection of it alone', async () => {
     const unusable = CONDITIONS.filter(
       (when) => compile(`${DECLARED} permit(principal, action, resource) ${when};`).errors.length > 0,
     );
@@ -142,9 +140,8 @@ describe('a decision', () => {
         },
       ),
       {
-        numRuns: SIEGE ? 3_000 : 80,
-        interruptAfterTimeLimit: SIEGE ? 150_000 : 8_000,
-        // each decision at least once, however slow the machine
+        numRuns: runs(2_000, 40),
+        // each decision at least once
         examples: ['', '@escrow("single")', '@mask("$.iban")', '@rate("2/h")'].map(
           (
             annotation,

@@ -2,6 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { LIMITS, Positions, scan, statementTokens, tokens } from '../../server/policy/language/scan.ts';
+import { runs } from '../siege/rounds.ts';
 
 const when = (condition: string) => `permit(principal, action, resource) when { ${condition} };`;
 const refusal = (text: string) => scan(text).refusal;
@@ -108,7 +109,7 @@ describe('the scan before the engine', () => {
     expect(refusal(`// ${'('.repeat(100)}\n${when(`"${'['.repeat(100)} \\" //" == "x"`)}`)).toBeUndefined();
   });
 
-  it('passes only texts that the engine finishes with, at every entry point', { timeout: 20_000 }, () => {
+  it('passes only texts that the engine finishes with, at every entry point', () => {
     const engine = newCedar();
     const schema =
       'entity Agent, Tool; action go appliesTo { principal: Agent, resource: Tool, context: { n: Long } };';
@@ -159,7 +160,7 @@ describe('the scan before the engine', () => {
       fc.property(atom, fc.array(wrap, { minLength: 5, maxLength: 45 }), (start, wraps) => {
         exercise(when(wraps.reduce<string>((condition, one) => one(condition), start)));
       }),
-      { numRuns: 250, interruptAfterTimeLimit: 6_000 },
+      { numRuns: runs(1_000) },
     );
     expect(passed).toBeGreaterThan(60);
   });

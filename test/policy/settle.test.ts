@@ -6,7 +6,7 @@ import type { BundleStatement, HoldTerms } from '../../server/domain/policy.ts';
 import { type Match, type SettleState, settle, type Verdict } from '../../server/policy/evaluation/evaluate.ts';
 import { ruleReference } from '../../server/policy/evaluation/hold-terms.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
-import { SIEGE } from '../siege/rounds.ts';
+import { runs } from '../siege/rounds.ts';
 import { compile, contentOf, hit, NO_STATE, permitted } from './support.ts';
 
 const exceeded = (...rules: [string, number][]): SettleState => ({
@@ -241,7 +241,7 @@ describe('the algebra of settling', () => {
           property(permitted(...hits), hits, { ...state, covered: known.map(ruleReference) }, added);
         },
       ),
-      { numRuns: SIEGE ? 15_000 : 400 },
+      { numRuns: runs(15_000) },
     );
 
   /** How many approvals release it; a delayed hold that asks for none is released by time alone. */

@@ -10,7 +10,7 @@ import { type ExampleCall, suiteFor, templatesOf, toolTemplate } from '../../web
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { contentOf, host, NO_STATE, request } from './support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const FOLDER = new URL('../../web/templates/', import.meta.url);
 const TEMPLATES = templatesOf((path) => readFileSync(new URL(path, FOLDER), 'utf8'));
 let tenant: TestTenant;

@@ -59,7 +59,7 @@ test('schemas of any form, and names of any kind, do no harm', () => {
   }
 });
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 test('the route warns by what proxies saw', async () => {
   const tenant = await server.tenant();
   const tool = pinned('crm', { name: 'refund', inputSchema: SCHEMA });

@@ -9,7 +9,7 @@ const PAY =
   '@id("pay") @escrow("single") @ttl("1h") permit(principal, action, resource == Tool::"api") when { context has path && context.path == "/payments" };';
 const MASK = '@mask("$.card.number,$..ssn") forbid(principal, action, resource == Tool::"api");';
 
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const upstream = new Upstream();
 let world: Governed;
 let proxy: ProxyProcess;

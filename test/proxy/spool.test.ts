@@ -18,6 +18,7 @@ import fc from 'fast-check';
 import { afterEach, expect, test } from 'vitest';
 import { type Batch, Spool, SpoolError, type SpoolOptions } from '../../server/proxy/spool.ts';
 import { until } from '../helpers/until.ts';
+import { runs } from '../siege/rounds.ts';
 import { eventsOf } from './support.ts';
 
 const dirs: string[] = [];
@@ -143,7 +144,7 @@ test('events come out in the order they went in, once acknowledged never again, 
       await spool.close();
       rmSync(dir, { recursive: true });
     }),
-    { numRuns: 60 },
+    { numRuns: runs(60, 25) },
   );
 });
 

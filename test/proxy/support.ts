@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import http, { type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -8,6 +8,7 @@ import path from 'node:path';
 import { expect } from 'vitest';
 import type { Batch } from '../../server/proxy/spool.ts';
 import { atEnd } from '../helpers/cleanups.ts';
+import { PATIENCE } from '../helpers/patience.ts';
 import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 
@@ -49,6 +50,7 @@ export class ProxyProcess {
         SVC_PROXY_DIR: path.join(this.dir, 'state'),
         SVC_PROXY_ROUTES: routes,
         LOG_LEVEL: 'debug',
+        SVC_PATIENCE: String(PATIENCE),
         ...this.#env,
         ...env,
       },
@@ -84,6 +86,20 @@ export class ProxyProcess {
   async kill(): Promise<void> {
     this.signal('SIGKILL');
     await this.exited();
+  }
+
+  /** The processor time that it has taken so far, in milliseconds: unlike its time, it does not depend on what else runs. */
+  cpuMs(): number {
+    // after its name, which may have spaces in it; in hundredths of a second
+    const fields = readFileSync(`/proc/${this.#child!.pid}/stat`, 'utf8')
+      .replace(/^.*\) /s, '')
+      .split(' ');
+    return (Number(fields[11]) + Number(fields[12])) * 10;
+  }
+
+  /** What it holds in memory. */
+  residentBytes(): number {
+    return Number(/VmRSS:\s+(\d+) kB/.exec(readFileSync(`/proc/${this.#child!.pid}/status`, 'utf8'))![1]) * 1024;
   }
 
   /** The metrics by name, with their labels. */
@@ -196,7 +212,8 @@ export async function governed(server: TestServer, policies: Record<string, stri
   const agentKey = (await tenant.agent('bot-1', 'clerk')).key!;
   // with it, each start of a proxy takes half the processor time
   const { NODE_COMPILE_CACHE = '' } = process.env;
-  return { tenant, proxyKey, agentKey, env: { NODE_COMPILE_CACHE, SVC_URL: server.url, SVC_PROXY_KEY: proxyKey } };
+  const env = { NODE_COMPILE_CACHE, SVC_PATIENCE: String(PATIENCE), SVC_URL: server.url, SVC_PROXY_KEY: proxyKey };
+  return { tenant, proxyKey, agentKey, env };
 }
 
 export interface Listed {

@@ -37,7 +37,7 @@ export async function ended(server: Caller, who: Credential, policy: string, id:
     const found = await read(server, who, policy, `?simulation_id=${id}`);
     return found.status === 'queued' || found.status === 'running' ? undefined : found;
   };
-  return until(ask, `the end of ${id}`, { limitMs: 60_000, everyMs: 50 });
+  return until(ask, `the end of ${id}`, { everyMs: 50 });
 }
 
 export const simulated = async (server: Caller, who: Credential, policy: string, body: object = {}) =>

