@@ -1,11 +1,14 @@
 import { Worker } from 'node:worker_threads';
+import { processorMs } from '../lib/processor-time.ts';
 
 /**
  * Compiling a schema and checking arguments against it takes milliseconds. A check that exceeds the first limit has to leave the
- * shared thread; one that exceeds the second is given up. This is wall time, and the machine may be busy.
+ * shared thread; one that exceeds the second is given up. This is the thread's CPU time, so that a busy machine does not count
+ * against a schema, up to this many times as much time; before Node 24, it is time.
  */
 const SHARED_MS = 500;
 const OWN_MS = 2_000;
+const WALL_TIME_FACTOR = 20;
 /** A tool that was given up this often in a row fits nothing for a while, without being tried. */
 const MOST_GIVEN_UP = 3;
 const PAUSE_MS = 60_000;
@@ -103,6 +106,8 @@ export class SchemaCheck {
   }
 }
 
+const usedMs = async (worker: Worker) => ('cpuUsage' in worker ? processorMs(worker) : performance.now());
+
 /** A thread that handles one question at a time; waiting tools take turns. */
 class Lane {
   readonly #mostMs: number;
@@ -163,6 +168,7 @@ class Lane {
       return;
     }
     this.#worker ??= this.#start();
+    const worker = this.#worker;
     if (!this.#ready) return;
     const [turn, queue] = first;
     const asked = queue.shift()!;
@@ -170,9 +176,19 @@ class Lane {
     this.#waiting.delete(turn);
     if (queue.length > 0) this.#waiting.set(turn, queue);
     this.#running = asked;
-    this.#timer = setTimeout(() => this.#giveUp(), this.#mostMs);
+    const began = performance.now();
+    const before = usedMs(worker);
+    const check = async () => {
+      const [from, to] = await Promise.all([before, usedMs(worker)]);
+      if (this.#running !== asked || this.#worker !== worker) return;
+      // unknown if the machine was too busy for the thread to answer
+      const left = Number.isNaN(to - from) ? this.#mostMs : this.#mostMs - (to - from);
+      if (left <= 0 || performance.now() - began > WALL_TIME_FACTOR * this.#mostMs) this.#giveUp();
+      else this.#timer = setTimeout(check, Math.max(left, 20));
+    };
+    this.#timer = setTimeout(check, this.#mostMs);
     const { schema, value } = asked;
-    this.#worker.postMessage({ schema, value } satisfies SchemaQuestion);
+    worker.postMessage({ schema, value } satisfies SchemaQuestion);
   }
 
   #start(): Worker {

@@ -12,8 +12,15 @@ import { SIEGE } from '../siege/rounds.ts';
  * there, and the server goes on by itself afterwards.
  */
 describe.skipIf(noPostgres15)('a database that fails', () => {
+  /** Its limits are what is shown here. */
+  const USUAL = { SVC_PATIENCE: '1' };
   let database: Postgres15;
-  const env = () => ({ DATABASE_URL: database.url, SVC_MASTER_KEY: MASTER_KEY, SVC_BASE_URL: 'http://127.0.0.1:1' });
+  const env = () => ({
+    DATABASE_URL: database.url,
+    SVC_MASTER_KEY: MASTER_KEY,
+    SVC_BASE_URL: 'http://127.0.0.1:1',
+    ...USUAL,
+  });
   let server: ServerProcess;
   let tenant: { tenant_id: string; api_key: string };
   let admin: { authorization: string; 'content-type': string };
@@ -32,7 +39,7 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     );
     tenant = made.json();
     admin = { authorization: `Bearer ${tenant.api_key}`, 'content-type': 'application/json' };
-  }, 120_000);
+  });
   afterAll(async () => {
     await server?.dispose();
     await database?.stop();
@@ -43,7 +50,6 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     const response = await fetch(server.url + path, {
       method,
       headers: admin,
-      signal: AbortSignal.timeout(20_000),
       ...(body !== undefined && { body: JSON.stringify(body) }),
     });
     const text = await response.text();
@@ -123,7 +129,7 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
         return statuses.every((status) => status < 300);
       },
       () => `every request is served (${statuses}): ${server.output.slice(-2000)}`,
-      { limitMs: 30_000, everyMs: 100 },
+      { everyMs: 100 },
     );
     expect(server.ended, server.output.slice(-3000)).toBe(false);
   }
@@ -146,7 +152,7 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     await running.stop();
     await recovered();
     await expectAllStored();
-  }, 120_000);
+  });
 
   test('the server is killed and comes back', async () => {
     const running = load();
@@ -169,7 +175,7 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     expect(await server.metric('svc_chain_unacknowledged_seconds')).toBe(0);
     await expectAllStored();
     expect((await fetch(`${server.url}/readyz`)).status).toBe(200);
-  }, 120_000);
+  });
 
   test('commits that wait for a standby that is gone are answered 503 in time, and the readiness says so', async () => {
     await recovered();
@@ -196,7 +202,7 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     await recovered();
     await expectAllStored();
     expect((await fetch(`${server.url}/readyz`)).status).toBe(200);
-  }, 120_000);
+  });
 
   test('one tenant whose shard is away or whose head is locked refuses no other', async () => {
     const made = await svc(
@@ -234,5 +240,5 @@ describe.skipIf(noPostgres15)('a database that fails', () => {
     await locker.end();
     expect(await both()).toEqual([202, 202]);
     await expectAllStored();
-  }, 120_000);
+  });
 });

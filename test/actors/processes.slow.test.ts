@@ -14,7 +14,7 @@ import { eventOf, expectWhole, MASTER_KEY, median, ServerProcess, writer } from 
 import { noRedis, TestRedis } from '../helpers/redis.ts';
 import { type TakeOver, TakeOvers } from '../helpers/take-over.ts';
 import { until } from '../helpers/until.ts';
-import { ROUNDS } from '../siege/rounds.ts';
+import { ROUNDS, SIEGE } from '../siege/rounds.ts';
 
 /** Three servers as processes of their own, on one PostgreSQL and one Redis, and tenants to write for. */
 describe.skipIf(noRedis)('several processes', () => {
@@ -30,8 +30,10 @@ describe.skipIf(noRedis)('several processes', () => {
     const env = { DATABASE_URL: box.url, REDIS_URL: redis.url };
     const config = readConfig({ ...env, SVC_DATA_DIR: dir, SVC_MASTER_KEY: MASTER_KEY });
     core = await openCore({ config, databaseUrl: box.url, log: createLog('silent') });
-    servers = ['a', 'b', 'c'].map((name) => new ServerProcess(name, env));
+    servers = ['a', 'b', 'c'].map((name) => new ServerProcess(name, { ...env, SVC_RATE_TOOLS: '6' }));
     await Promise.all(servers.map((server) => server.start()));
+    // a tenant that is made before all know each other moves when they do
+    await evenShares();
   });
   afterAll(async () => {
     await Promise.all((servers ?? []).map((server) => server.dispose()));
@@ -54,9 +56,10 @@ describe.skipIf(noRedis)('several processes', () => {
 
   /** Each process has about a third of the buckets, and none has two owners. */
   async function evenShares(): Promise<void> {
-    const shares = () => Promise.all(servers.map((server) => server.metric('svc_buckets_owned')));
-    await until(async () => (await shares()).reduce((a, b) => a + b) === 1024, 'each bucket has one owner');
-    for (const share of await shares()) expect(share).toBeGreaterThan(200);
+    await until(async () => {
+      const shares = await Promise.all(servers.map((server) => server.metric('svc_buckets_owned')));
+      return shares.reduce((a, b) => a + b) === 1024 && shares.every((share) => share > 200);
+    }, 'each bucket has one owner, and each process its share');
   }
 
   /** The process that writes for the tenant made after `before` was counted, the only one made since. */
@@ -124,13 +127,11 @@ describe.skipIf(noRedis)('several processes', () => {
     }
   });
 
-  test('a call that is asked for through all three is decided once, before and after its release', {
-    timeout: 300_000,
-  }, async () => {
+  test('a call that is asked for through all three is decided once, before and after its release', async () => {
+    const CALLS = SIEGE ? 3 : 2;
     const { id, key } = await tenant();
     const [first] = servers as [ServerProcess];
-    const dsl_source =
-      '@id("pay") @escrow("single") @ttl("1h") @rate("3/d") permit(principal, action, resource == Tool::"pay");';
+    const dsl_source = `@id("pay") @escrow("single") @ttl("1h") @rate("${CALLS}/d") permit(principal, action, resource == Tool::"pay");`;
     await call(first, key, 'POST /v1/policies', { id: 'desk', dsl_source });
     expect((await call(first, key, 'POST /v1/policies/desk/approve', { version: 1 })).status).toBe(200);
     const agent = (await call(first, key, 'POST /v1/agent-keys', { agent_id: 'bot', agent_role: 'clerk' })).body.key;
@@ -142,7 +143,7 @@ describe.skipIf(noRedis)('several processes', () => {
     const token = await core.links.create(id, userId, 600, { actor: OPERATOR });
     const signedIn = await fetch(`${first.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
     const cookie = signedIn.headers.get('set-cookie')!.split(';')[0]!;
-    for (let n = 0; n < 3; n++) {
+    for (let n = 0; n < CALLS; n++) {
       const pay = { action_type: 'tool_call', tool_name: 'pay', arguments: { n }, call_id: `call-${n}` };
       const together = async (more: object) => {
         const answers = await Promise.all(
@@ -176,12 +177,12 @@ describe.skipIf(noRedis)('several processes', () => {
       [id],
     );
     expect(rows).toEqual([
-      { decision: 'allow', n: 3 },
-      { decision: 'escrow', n: 3 },
+      { decision: 'allow', n: CALLS },
+      { decision: 'escrow', n: CALLS },
     ]);
   });
 
-  test('all serve all tenants, and each chain stays linear', { timeout: 60_000 }, async () => {
+  test('all serve all tenants, and each chain stays linear', async () => {
     const before = (await owned()).reduce((a, b) => a + b);
     const tenants = await Promise.all(Array.from({ length: 4 }, tenant));
     const writers = tenants.map(({ key }) => writer(key));
@@ -221,6 +222,7 @@ describe.skipIf(noRedis)('several processes', () => {
       await expectWhole(core.db, id, w.acknowledged);
       await owner.exited();
       await owner.start();
+      await evenShares();
     }
     await watch.close();
     // the aim is 300 until something is acknowledged; with hundreds of appends most of it is the load of this test itself
@@ -238,7 +240,7 @@ describe.skipIf(noRedis)('several processes', () => {
     return rows[0]!.fence;
   }
 
-  test('a frozen owner loses the tenant, and what it still writes is refused', { timeout: 120_000 }, async () => {
+  test('a frozen owner loses the tenant, and what it still writes is refused', async () => {
     const before = await owned();
     const { id, key } = await tenant();
     const w = writer(key);
@@ -277,29 +279,31 @@ describe.skipIf(noRedis)('several processes', () => {
       }),
     );
     for (let round = 0; round < ROUNDS.outages; round++) {
-      await delay(400);
+      await delay(200);
       await redis.send('FLUSHALL');
-      await delay(600);
+      await delay(300);
       await redis.stop();
       const already = w.acknowledged.size;
-      const fence = await fenceOf(id);
-      await delay(3000);
-      const served = w.acknowledged.size - already;
-      const moves = (await fenceOf(id)) - fence;
-      console.log(`without Redis: ${served} events in 3 s, the ownership moved ${moves} times`);
-      expect(served).toBeGreaterThan(20);
-      // three processes take turns of 200 ms and more
-      expect(moves).toBeLessThan(3 * 3 * 5 + 3);
-      await redis.start();
-      await delay(2500);
-      redis.pause();
-      await delay(2000);
-      redis.resume();
+      const served = () => w.acknowledged.size - already;
+      const [began, fence] = [performance.now(), await fenceOf(id)];
       await delay(1500);
+      await until(() => served() > 20, 'events are acknowledged without Redis');
+      const moves = (await fenceOf(id)) - fence;
+      const seconds = (performance.now() - began) / 1000;
+      console.log(`without Redis: ${served()} events in ${seconds} s, the ownership moved ${moves} times`);
+      // three processes take turns of 200 ms and more
+      expect(moves).toBeLessThan(3 * seconds * 5 + 3);
+      await redis.start();
+      await delay(1200);
+      redis.pause();
+      await delay(1500);
+      redis.resume();
     }
-    const calm = await fenceOf(id);
-    await delay(1500);
-    expect(await fenceOf(id), 'one owner again').toBeLessThanOrEqual(calm + 1);
+    await until(async () => {
+      const fence = await fenceOf(id);
+      await delay(1500);
+      return (await fenceOf(id)) === fence;
+    }, 'there is one owner again');
     loading = false;
     await load;
     console.log(`Redis outages: ${w.acknowledged.size} events, refused: ${JSON.stringify([...w.refusals])}`);
@@ -307,7 +311,7 @@ describe.skipIf(noRedis)('several processes', () => {
     await ownerSince(before);
   });
 
-  test('a key revoked in one process is refused by the others on its next use', { timeout: 120_000 }, async () => {
+  test('a key revoked in one process is refused by the others on its next use', async () => {
     const { key: admin } = await tenant();
     for (let round = 0; round < ROUNDS.revocations; round++) {
       const [one, two, three] = [0, 1, 2].map((i) => servers[(round + i) % 3]!) as [
@@ -345,7 +349,7 @@ describe.skipIf(noRedis)('several processes', () => {
     client.disconnect();
   });
 
-  test('a policy change is in force in all processes when its caller hears of it', { timeout: 60_000 }, async () => {
+  test('a policy change is in force in all processes when its caller hears of it', async () => {
     const { id, key: admin } = await tenant();
     const agent = await call(servers[0]!, admin, 'POST /v1/agent-keys', { agent_id: 'bot', agent_role: 'support' });
     const { key } = agent.body as { key: string };
@@ -361,7 +365,7 @@ describe.skipIf(noRedis)('several processes', () => {
     expect(created.status, JSON.stringify(created.body)).toBe(201);
     expect((await call(servers[1]!, admin, 'POST /v1/policies/p/approve', { version: 1 })).status).toBe(200);
     expect(await Promise.all(servers.map(ask))).toEqual(['allow', 'allow', 'allow']);
-    for (let version = 2; version < 8; version++) {
+    for (let version = 2; version < (SIEGE ? 8 : 5); version++) {
       const [effect, decision] = version % 2 === 0 ? ['forbid', 'deny'] : ['permit', 'allow'];
       const server = servers[version % 3]!;
       const put = await call(server, admin, 'PUT /v1/policies/p', { dsl_source: text(effect!) });
@@ -371,28 +375,21 @@ describe.skipIf(noRedis)('several processes', () => {
   });
 
   test('limits count for all processes together', async () => {
+    const { key: admin } = await tenant();
+    const made = await call(servers[0]!, admin, 'POST /v1/keys', { label: 'proxy', scopes: ['proxy'] });
+    const { key } = made.body as { key: string };
     // a minute's window, so that none ends in between; one request at a time, so that each count reaches Redis
-    const env = { DATABASE_URL: box.url, REDIS_URL: redis.url, SVC_RATE_SIGN_IN: '6' };
-    const both = [new ServerProcess('strict', env), new ServerProcess('alike', env)];
-    try {
-      await Promise.all(both.map((server) => server.start()));
-      const statuses: number[] = [];
-      for (let i = 0; i < 10; i++) {
-        const { status, headers } = await fetch(`${both[i % 2]!.url}/auth/magic-link`, {
-          method: 'POST',
-          headers: { 'content-type': 'application/json' },
-          body: JSON.stringify({ email: 'nobody@example.test' }),
-        });
-        statuses.push(status);
-        expect(headers.get('retry-after') !== null).toBe(status === 429);
-      }
-      expect(statuses.map((status) => status === 429)).toEqual([...Array(6).fill(false), ...Array(4).fill(true)]);
-    } finally {
-      await Promise.all(both.map((server) => server.dispose()));
+    const statuses: number[] = [];
+    for (let i = 0; i < 10; i++) {
+      const report = { server: 'files', tools: [] };
+      const { status, headers } = await call(servers[i % 3]!, key, 'POST /v1/tools/observed', report);
+      statuses.push(status);
+      expect(headers.get('retry-after') !== null).toBe(status === 429);
     }
+    expect(statuses).toEqual([...Array(6).fill(200), ...Array(4).fill(429)]);
   });
 
-  test('a graceful stop of the owner under load loses no request', { timeout: 120_000 }, async () => {
+  test('a graceful stop of the owner under load loses no request', async () => {
     const before = await owned();
     const { id, key } = await tenant();
     const w = writer(key);
@@ -423,9 +420,7 @@ describe.skipIf(noRedis)('several processes', () => {
     await evenShares();
   });
 
-  test('a process that stops hands its tenants over while a request of it is not done yet', {
-    timeout: 120_000,
-  }, async () => {
+  test('a process that stops hands its tenants over while a request of it is not done yet', async () => {
     const { key } = await tenant();
     const [stopping, ...others] = servers as [ServerProcess, ...ServerProcess[]];
     const { hostname, port } = new URL(stopping.url);
@@ -454,7 +449,7 @@ describe.skipIf(noRedis)('several processes', () => {
     await evenShares();
   });
 
-  test('a worker serves its health and no requests', { timeout: 60_000 }, async () => {
+  test('a worker serves its health and no requests', async () => {
     const worker = new ServerProcess('worker', { DATABASE_URL: box.url, REDIS_URL: redis.url, SVC_ROLES: 'worker' });
     try {
       await worker.start();
@@ -466,7 +461,7 @@ describe.skipIf(noRedis)('several processes', () => {
     }
   });
 
-  test('a process without Redis does not start beside them', { timeout: 60_000 }, async () => {
+  test('a process without Redis does not start beside them', async () => {
     const alone = new ServerProcess('alone', { DATABASE_URL: box.url });
     await alone.spawn({ PORT: '0' });
     await alone.exited();

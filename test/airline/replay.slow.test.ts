@@ -3,7 +3,7 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { ask, type ServerProcess, signIn, startServer, svc, temporaryDirectory } from '../cli/svc.ts';
+import { ask, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from '../cli/svc.ts';
 import { SIEGE } from '../siege/rounds.ts';
 
 /**
@@ -43,8 +43,8 @@ describe.skipIf(!there)('the recorded calls of an airline', () => {
       .trim()
       .split('\n')
       .map((line) => JSON.parse(line));
-    // `npm test` replays every other session, the siege the whole day
-    const sessions = new Set([...new Set(recorded.map((c) => c.session_id))].filter((_, n) => SIEGE || n % 2 === 1));
+    // CI replays every fourth session, the siege the whole day
+    const sessions = new Set([...new Set(recorded.map((c) => c.session_id))].filter((_, n) => SIEGE || n % 4 === 1));
     calls = recorded.filter((c) => sessions.has(c.session_id));
     const replayed = path.join(dir, 'calls.jsonl');
     writeFileSync(replayed, calls.map((call) => `${JSON.stringify(call)}\n`).join(''));
@@ -53,11 +53,11 @@ describe.skipIf(!there)('the recorded calls of an airline', () => {
     // a session is a customer, and the limits of the policies are meant for one
     const ran = await svc(0, server.env, 'replay', replayed, '--policies', policies, '--agent-per-session', '--json');
     result = ran.json<Result>();
-  }, 120_000);
-  afterAll(() => server?.stop(), 30_000);
+  });
+  afterAll(() => server?.stop());
 
   test('are all decided, tool by tool', () => {
-    expect(calls.length).toBeGreaterThan(SIEGE ? 1163 : 500);
+    expect(calls.length).toBeGreaterThan(SIEGE ? 1163 : 250);
     expect(result).toMatchObject({
       calls: calls.length,
       sessions: new Set(calls.map((c) => c.session_id)).size,
@@ -113,7 +113,7 @@ describe.skipIf(!there)('the recorded calls of an airline', () => {
 
   test('are evidence: the chain verifies, and a package of it does so without the server', async () => {
     const tenant = ['--tenant', result.tenant_id];
-    const { key } = (await svc(0, server.env, 'key', 'create', ...tenant, '--scopes', 'pipeline', '--json')).json<{
+    const { key } = (await svcHere(0, server.env, 'key', 'create', ...tenant, '--scopes', 'pipeline', '--json')).json<{
       key: string;
     }>();
     const verdict = await ask(200, `${server.url}/v1/forensics/verify`, key);
@@ -126,7 +126,7 @@ describe.skipIf(!there)('the recorded calls of an airline', () => {
     const { events } = await ask<{ events: object[] }>(200, `${server.url}/v1/events?decision=deny`, key);
     expect(events).toHaveLength(result.decisions.deny!);
 
-    const link = await svc(0, server.env, 'sign-in-link', ...tenant, '--email', 'replay@localhost', '--json');
+    const link = await svcHere(0, server.env, 'sign-in-link', ...tenant, '--email', 'replay@localhost', '--json');
     const cookie = await signIn(link.json<{ sign_in_url: string }>().sign_in_url, server.url);
     const headers = { cookie, origin: server.url };
     const made = await ask<{ package_id: string; record_count: number; package_hash: string }>(

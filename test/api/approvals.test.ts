@@ -298,13 +298,14 @@ describe('what approvers see', () => {
     expect(sent).toMatchObject({ source: 'proxy', estimated_value: null, value_currency: null, risk_score: null });
   });
 
-  test('names that are the same when shortened do not stop the server, and stay distinct', {
-    timeout: 20_000,
-  }, async () => {
+  test('names that are the same when shortened do not stop the server, and stay distinct', async () => {
     const { proxy } = await setUp();
     const name = 'x'.repeat(64);
     const many = Object.fromEntries(Array.from({ length: 12_000 }, (_, n) => [name + String(n).padStart(5, '0'), n]));
+    const began = performance.now();
     const { body } = await open(201, proxy, { arguments_preview: many });
+    // a fraction of a second; comparing each name with all others takes minutes
+    expect(performance.now() - began).toBeLessThan(30_000);
     expect(body.cut).toEqual(['arguments']);
     const few = Object.fromEntries(Array.from({ length: 100 }, (_, n) => [`${'x'.repeat(512)}${n + 100}`, n]));
     const hold = (await open(201, proxy, { arguments_preview: few })).body;

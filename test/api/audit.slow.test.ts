@@ -12,6 +12,7 @@ import {
   makeWorld,
   operations,
   READ_FILE,
+  reached,
   sql,
   type World,
 } from '../helpers/api.ts';
@@ -107,6 +108,20 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     w.ids = { id: saved.body.id };
   },
   'DELETE /v1/sessions': (w) => w.tenant.enter(w.user),
+  'DELETE /v1/sessions/{id}': async (w) => {
+    const { body } = await server.call<{ sessions: { id: string; current: boolean }[] }>(
+      200,
+      'GET /v1/sessions',
+      await w.tenant.enter(w.user),
+    );
+    w.ids = { id: body.sessions.find(({ current }) => current)!.id };
+  },
+  'DELETE /v1/users/{id}/sessions': async (w) => {
+    w.ids = { id: (await w.tenant.person('viewer')).userId };
+  },
+  'POST /v1/users/{id}/roles': async (w) => {
+    w.ids = { id: (await w.tenant.person('viewer')).userId };
+  },
   'DELETE /v1/users/{id}/sessions/{session_id}': async (w) => {
     const other = await w.tenant.person('viewer');
     const { body } = await server.call<{ sessions: { id: string }[] }>(200, 'GET /v1/sessions', other);
@@ -156,8 +171,12 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
   'POST /v1/policies/{id}/reject': (w) => submitted(w),
   'POST /v1/policies/{id}/request-changes': (w) => submitted(w),
   'POST /v1/policies/{id}/break-glass': (w) => submitted(w),
+  // by one who has made no key for the agent
+  'POST /v1/escrow/{id}/vote': async (w) => {
+    w.credential.admin = await w.tenant.person('approver');
+  },
   'POST /v1/escrow/{id}/consume': async (w) => {
-    await server.call(200, `POST /v1/escrow/${w.hold}/vote`, w.credential.admin, {
+    await server.call(200, `POST /v1/escrow/${w.hold}/vote`, await w.tenant.person('approver'), {
       decision: 'approve',
       reason: 'good',
     });
@@ -256,14 +275,8 @@ async function perform(world: Prepared, line: string): Promise<{ status: number;
   return { status: response.status, text: await response.text(), requestId: response.headers.get('x-request-id')! };
 }
 
-/** What takes from a world something that a route after it needs; the next one gets another world. */
+/** What takes from a world something that other routes of the same part of the API need: they get another world. */
 const SPENDS = new Set([
-  'DELETE /v1/sessions',
-  'DELETE /v1/sessions/{id}',
-  'DELETE /v1/users/{id}/sessions',
-  'POST /v1/users/{id}/roles',
-  'POST /v1/stops',
-  'POST /v1/stops/{id}/lift',
   'POST /v1/settings/changes/{id}/approve',
   'POST /v1/settings/changes/{id}/reject',
   'DELETE /v1/workload-trust/{id}',
@@ -286,17 +299,32 @@ const SPENDS = new Set([
   'POST /v1/lists/{name}/reject',
   'DELETE /v1/lists/{name}',
 ]);
-let current: World | undefined;
+/** The worlds so far, each with the parts of the API that have taken something from it. */
+const worlds: { world: World; spent: Set<string> }[] = [];
 /** An administrator of each tenant that a route left records in. */
 const written = new Set<Credential>();
 
 /** A world in which a route can do its work. */
 async function ready(line: string): Promise<Prepared> {
-  current ??= await makeWorld(server);
-  const world: Prepared = { ...current, credential: { ...current.credential } };
-  if (SPENDS.has(line)) current = undefined;
+  const part = line.split('/')[2]!;
+  let found = worlds.find(({ spent }) => !spent.has(part));
+  if (!found) {
+    found = { world: await makeWorld(server), spent: new Set() };
+    worlds.push(found);
+  }
+  if (SPENDS.has(line)) found.spent.add(part);
+  const world: Prepared = { ...found.world, credential: { ...found.world.credential } };
   await PREPARE[line]?.(world);
   return world;
+}
+
+/** Leaves a world as other routes need it, and nothing that a job would write about while they are tested. */
+async function leave(world: Prepared, line: string): Promise<void> {
+  if (line.startsWith('POST /v1/lists/')) await world.tenant.set({ approval_required: null });
+  if (line === 'POST /v1/stops') await reached(server);
+  if (/^POST \/v1\/subscriptions\/.*\/(redeliver|resend|example)$/.test(line)) {
+    await server.call(204, `DELETE /v1/subscriptions/${world.subscription}`, world.credential.admin);
+  }
 }
 
 describe('every route that changes something', () => {
@@ -333,16 +361,13 @@ describe('every route that changes something', () => {
       expect(records).not.toEqual([]);
       for (const { action, code } of records) expect(AUDIT_ACTIONS[action as keyof typeof AUDIT_ACTIONS]).toBe(code);
       written.add(world.tenant.admin);
-      // what is on its way again would change rows under the tests that follow
-      if (/\/(redeliver|resend|example)$/.test(line)) {
-        await server.call(204, `DELETE /v1/subscriptions/${world.subscription}`, world.credential.admin);
-      }
+      await leave(world, line);
     },
   );
 });
 
 test('the audit chains with the records of all these routes verify', async () => {
-  expect(written.size).toBeGreaterThan(20);
+  expect(written.size).toBeGreaterThan(2);
   for (const admin of written) {
     const verdict = await server.call(200, 'GET /v1/audit/verify', admin);
     expect(verdict.body).toMatchObject({ verified: true, linear: true });

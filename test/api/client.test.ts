@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import { createClient } from '../../sdk/client/src/index.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 /** The policy of the README's first five minutes, as it stands there. */
 function readmePolicy(): string {

@@ -2,7 +2,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { deploy, sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 let tenant: TestTenant;
 let agent: Credential;
 

@@ -5,7 +5,7 @@ import { afterAll, expect, test } from 'vitest';
 import { type Docs, loadDocs } from '../../server/api/docs.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const root = path.resolve(import.meta.dirname, '../..');
 const docs = loadDocs(root);
 const pages = docs.paths.filter((url) => docs.get(url)!.type.startsWith('text/html'));

@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { deploy } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 interface Group {
   agent_id: string | null;

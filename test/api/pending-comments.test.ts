@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { sql } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const PERMIT = 'permit(principal in AgentRole::"support", action, resource);';
 const FORBID = 'forbid(principal, action, resource == Tool::"wipe");';
 const SECRET = 'not-yet-said';

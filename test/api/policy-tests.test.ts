@@ -3,8 +3,9 @@ import pg from 'pg';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { deploy, sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { runs } from '../siege/rounds.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 let tenant: TestTenant;
 beforeAll(async () => {
   tenant = await server.tenant();
@@ -171,7 +172,7 @@ describe('a run of the tests', () => {
           });
         }
       }),
-      { numRuns: 15 },
+      { numRuns: runs(100, 6) },
     );
   });
 });
@@ -285,7 +286,7 @@ describe('the gate', () => {
       const waiting = async (n: number) => {
         const query = `select count(*)::integer as n from pg_locks where locktype = 'advisory' and not granted
           and database = (select oid from pg_database where datname = current_database())`;
-        await expect.poll(async () => (await client.query(query)).rows[0].n, { timeout: 20_000 }).toBe(n);
+        await expect.poll(async () => (await client.query(query)).rows[0].n).toBe(n);
       };
       const lock = `live statements of ${own.id}`;
       await client.query('select pg_advisory_lock(hashtextextended($1, 1))', [lock]);

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { type Credential, useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const request = {
   agent_id: 'bot',
   agent_role: 'clerk',

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { enforce } from '../proxy/support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 const POLICY = `
 @id("small") permit(principal, action, resource == Tool::"look");

@@ -5,7 +5,7 @@ import { sha256Tag } from '../../server/lib/crypto.ts';
 import { sql } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const DEFAULTS = {
   approval_required: false,
   self_approval: false,

@@ -3,7 +3,7 @@ import { BODIES, event, makeWorld } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 import { listen } from '../helpers/stream.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 
 test('sends hints about holds, policies, settings and decisions of its own tenant only', async () => {
   const [mine, other] = [await makeWorld(server), await makeWorld(server)];

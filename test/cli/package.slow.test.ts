@@ -8,7 +8,7 @@ import { type TestTenant, useServer } from '../helpers/server.ts';
 import { temporaryDirectory } from '../proxy/support.ts';
 
 /** The package svc-cli as a person gets it: packed, and installed into an empty folder. */
-const server = useServer();
+const server = useServer({}, { shared: true });
 const folder = temporaryDirectory();
 let tenant: TestTenant;
 
@@ -37,7 +37,7 @@ beforeAll(async () => {
   writeFileSync(path.join(folder, 'package.json'), '{}');
   npm(folder, 'install', '--prefer-offline', '--no-audit', '--no-fund', '--silent', `./${packed}`);
   tenant = await server.tenant();
-}, 180_000);
+});
 
 test('installs nothing of the server, its database or its web server', () => {
   const packages = readdirSync(path.join(folder, 'node_modules')).filter((name) => !name.startsWith('.'));

@@ -107,7 +107,7 @@ describe('the pipeline of', () => {
     await approve(tenant);
     const ran = await waits;
     expect(ran.code, ran.stdout + ran.stderr).toBe(0);
-  }, 120_000);
+  });
 
   test('GitLab does the same with the one token of each job', async () => {
     const jobs = example('gitlab.yml') as Record<
@@ -133,14 +133,12 @@ describe('the pipeline of', () => {
     await server.call(404, 'GET /v1/policies/refunds', tenant.admin);
     const pushing = job('push policies', { pipeline_source: 'push', environment: 'policies' });
     await expect
-      .poll(
-        async () =>
-          (
-            await fetch(`${server.url}/v1/policies/refunds`, {
-              headers: { authorization: `Bearer ${tenant.admin.key}` },
-            })
-          ).json(),
-        { timeout: 60_000 },
+      .poll(async () =>
+        (
+          await fetch(`${server.url}/v1/policies/refunds`, {
+            headers: { authorization: `Bearer ${tenant.admin.key}` },
+          })
+        ).json(),
       )
       .toMatchObject({ status: 'pending_approval' });
     await approve(tenant);
@@ -149,5 +147,5 @@ describe('the pipeline of', () => {
     expect((await stored(tenant)).versions).toMatchObject([
       { source: { repo: 'acme/policies', actor: 'ann', proven: ['repo', 'commit', 'ref', 'actor'] } },
     ]);
-  }, 120_000);
+  });
 });

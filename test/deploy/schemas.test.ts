@@ -92,7 +92,7 @@ test('Kubernetes takes every object', () => {
   expect(all.length).toBeGreaterThan(25);
   expect(all.map(faultOf).filter(Boolean)).toEqual([]);
   expect(faultsOfTypes(all)).toBe('');
-}, 60_000);
+});
 
 test('Kubernetes does not take a wrong value, a missing one, or a field that it does not know', () => {
   const web = () =>
@@ -105,7 +105,7 @@ test('Kubernetes does not take a wrong value, a missing one, or a field that it 
   unknown.spec.template.spec.containers[0].readinesProbe = {};
   expect(faultOf(unknown)).toBeUndefined();
   expect(faultsOfTypes([unknown])).toContain('readinesProbe');
-}, 60_000);
+});
 
 /** What the specification of Compose finds wrong. */
 function faultsOfCompose(file: Document): string[] {

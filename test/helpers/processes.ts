@@ -144,7 +144,7 @@ export function writer(key: string, options: { giveUpMs?: number } = {}): Writer
     async append(servers, first = nextEvent) {
       const id = `e-${process.pid}-${++nextEvent}`;
       const body = JSON.stringify({ events: [eventOf(id)] });
-      const end = Date.now() + (options.giveUpMs ?? 60_000);
+      const end = Date.now() + (options.giveUpMs ?? 150_000);
       for (let attempt = 0; ; attempt++) {
         if (Date.now() > end) throw new Error(`${id} was never acknowledged`);
         const server = servers[(first + attempt) % servers.length]!;
@@ -153,7 +153,7 @@ export function writer(key: string, options: { giveUpMs?: number } = {}): Writer
             method: 'POST',
             headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
             body,
-            signal: AbortSignal.timeout(15_000),
+            signal: AbortSignal.timeout(30_000),
           });
           const answer = (await response.json()) as { accepted?: number; duplicates?: number };
           if (response.status === 202) {

@@ -58,7 +58,7 @@ class RawUpstream {
   }
 }
 
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 let world: Governed;
 beforeAll(async () => {
   world = await governed(server, { api: 'permit(principal, action, resource == Tool::"api");' });

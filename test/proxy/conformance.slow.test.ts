@@ -12,18 +12,25 @@ import { governed, ProxyProcess, temporaryDirectory } from './support.ts';
 
 /** The official conformance suite for servers, asked of a server through the proxy, with policies that permit everything. */
 
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
+/** A server each for the two ways, which are tried at the same time. */
 let bare: string;
 let through: string;
-let child: ChildProcess;
+const children: ChildProcess[] = [];
+
+async function serve(): Promise<string> {
+  const port = await freePort();
+  children.push(spawn(process.execPath, ['test/proxy/mcp-server.ts', String(port), 'both'], { stdio: 'ignore' }));
+  const url = `http://127.0.0.1:${port}/mcp`;
+  await until(async () => (await fetch(url).catch(() => undefined)) !== undefined, 'the server listens');
+  return url;
+}
 
 beforeAll(async () => {
-  const port = await freePort();
-  child = spawn(process.execPath, ['test/proxy/mcp-server.ts', String(port), 'both'], { stdio: 'ignore' });
-  bare = `http://127.0.0.1:${port}/mcp`;
-  await until(async () => (await fetch(bare).catch(() => undefined)) !== undefined, 'the server listens');
+  const [own, behind] = await Promise.all([serve(), serve()]);
+  bare = own;
   const world = await governed(server, { all: 'permit(principal, action, resource);' });
-  const proxy = await new ProxyProcess([{ path: '/mcp', mcp: bare, server: 'fixture' }], world.env).start();
+  const proxy = await new ProxyProcess([{ path: '/mcp', mcp: behind, server: 'fixture' }], world.env).start();
   await proxy.ready();
   // the suite has no credential to send
   const front = http.createServer((request, response) => {
@@ -44,15 +51,23 @@ beforeAll(async () => {
   through = `http://127.0.0.1:${(front.address() as AddressInfo).port}/mcp`;
 });
 afterAll(() => {
-  child.kill('SIGKILL');
+  for (const child of children) child.kill('SIGKILL');
 });
 
+interface Conformance {
+  ok: boolean;
+  text: string;
+  checks: string[];
+}
+
 /** Runs what a revision requires; the checks by name, with `ok` where all that is scored has passed. */
-async function conform(url: string, revision: string): Promise<{ ok: boolean; text: string; checks: string[] }> {
+async function conform(url: string, revision: string, patient: boolean): Promise<Conformance> {
   const dir = temporaryDirectory();
   const args = ['server', '--url', url, '--requirements', revision, '-o', dir];
   const { ok, text } = await new Promise<{ ok: boolean; text: string }>((resolve) => {
-    const options = { maxBuffer: 64 * 1024 * 1024 };
+    const timers = path.resolve('test/proxy/patient-timers.ts');
+    const env = { ...process.env, ...(patient && { NODE_OPTIONS: `--import=${timers}` }) };
+    const options = { maxBuffer: 64 * 1024 * 1024, env };
     execFile(path.resolve('node_modules/.bin/conformance'), args, options, (error, out, err) =>
       resolve({ ok: !error, text: out + err }),
     );
@@ -71,17 +86,22 @@ test.each([
 ])(
   'what %s requires of a server holds through the proxy, check by check as without it',
   async (revision, scenarios) => {
-    const [own, proxied] = [await conform(bare, revision), await conform(through, revision)];
-    expect(own.ok, own.text).toBe(true);
-    expect(proxied.ok, proxied.text).toBe(true);
+    const both = (patient: boolean) =>
+      Promise.all([conform(bare, revision, patient), conform(through, revision, patient)]);
     // of the optional tasks the proxy has some that the server has not; nothing else differs
     const optional = (check: string) => check.startsWith('server-tasks-');
     const required = (checks: string[]) => checks.filter((check) => !optional(check));
+    let [own, proxied] = await both(false);
+    // the suite gives a server half a second for some answers, and a busy machine more: a fault is found without haste, too
+    if (!own.ok || !proxied.ok || required(proxied.checks).join() !== required(own.checks).join()) {
+      [own, proxied] = await both(true);
+    }
+    expect(own.ok, own.text).toBe(true);
+    expect(proxied.ok, proxied.text).toBe(true);
     expect(required(proxied.checks)).toEqual(required(own.checks));
     const passes = (checks: string[]) => checks.filter((check) => check.endsWith('SUCCESS'));
     expect(passes(proxied.checks)).toEqual(expect.arrayContaining(passes(own.checks)));
     const passed = new Set(own.checks.filter((check) => check.endsWith('SUCCESS')).map((check) => check.split(':')[0]));
     expect(passed.size).toBeGreaterThanOrEqual(scenarios);
   },
-  120_000,
 );

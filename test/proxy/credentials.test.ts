@@ -12,7 +12,7 @@ import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { type Governed, governed, ProxyProcess, temporaryDirectory, Upstream } from './support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const dir = temporaryDirectory();
 let world: Governed;
 beforeAll(async () => {

@@ -10,13 +10,14 @@ import {
   ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
 import { beforeAll, describe, expect, test } from 'vitest';
+import { readServers } from '../../server/proxy/servers.ts';
 import { atEnd } from '../helpers/cleanups.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { decisions, enforce, type Governed, governed, temporaryDirectory } from './support.ts';
 
 const bin = (name: string) => path.resolve('node_modules/.bin', name);
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const dir = temporaryDirectory();
 const home = path.join(dir, 'files');
 const LONG = `read_${'very_'.repeat(14)}long_name`;
@@ -87,6 +88,11 @@ describe('several servers behind one svc-proxy mcp', () => {
       },
       'all',
     );
+    const slowest = ['files__read_text_file', 'everything__echo', 'own__env'];
+    await until(async () => {
+      const listed = await names(client);
+      return slowest.every((name) => listed.includes(name));
+    }, 'each has started, however slowly');
   });
 
   test('have one list, each tool by a name of its own; a server that is away hides its own alone', async () => {
@@ -239,9 +245,8 @@ describe('several servers behind one svc-proxy mcp', () => {
 test('a file that names servers wrongly is refused with 2, and shows no secret', () => {
   const secret = path.join(dir, 'secret');
   writeFileSync(secret, 'sekrit\nheader: evil');
-  const tried = (servers: unknown) => {
-    const file = path.join(dir, 'wrong.json');
-    writeFileSync(file, JSON.stringify({ servers }));
+  const file = path.join(dir, 'wrong.json');
+  const tried = () => {
     const env = {
       ...world.env,
       SVC_AGENT_KEY: world.agentKey,
@@ -258,7 +263,11 @@ test('a file that names servers wrongly is refused with 2, and shows no secret',
     [{ a: { command: 'x', env: { T: `\${file:/not/there}` } } }, /\/not\/there cannot be read \(ENOENT\)/],
     [{}, /names no servers/],
   ] as const) {
-    const { status, stderr } = tried(servers);
+    writeFileSync(file, JSON.stringify({ servers }));
+    expect(() => readServers(file, {})).toThrow(why);
+    expect(() => readServers(file, {})).not.toThrow('sekrit');
+    if (!String(why).includes('control character')) continue;
+    const { status, stderr } = tried();
     expect(stderr).toMatch(why);
     expect(stderr).not.toContain('sekrit');
     expect(status).toBe(2);

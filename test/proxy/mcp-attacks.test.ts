@@ -14,7 +14,7 @@ const CLAIM = {
   'io.modelcontextprotocol/protocolVersion': MODERN,
   'io.modelcontextprotocol/clientCapabilities': { elicitation: {} },
 };
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 let world: Governed;
 
 beforeAll(async () => {

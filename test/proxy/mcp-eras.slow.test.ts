@@ -11,6 +11,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory } from './support.ts';
 
 /**
@@ -28,7 +29,7 @@ const POLICY = `
   when { context.num.hasTag("level") };
 `;
 const MODERN = '2026-07-28';
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const dir = temporaryDirectory();
 const written = (name: string) => path.join(dir, `${name}.txt`);
 const lines = (name: string) =>
@@ -40,11 +41,13 @@ const closing: (() => Promise<void>)[] = [];
 
 beforeAll(async () => {
   world = await governed(server, { fixture: POLICY });
-  const routes = [];
-  for (const era of ['modern', 'legacy']) {
-    const url = await serve(era, await freePort());
-    routes.push({ path: `/${era}`, mcp: url, server: 'fixture' });
-  }
+  const routes = await Promise.all(
+    ['modern', 'legacy'].map(async (era) => ({
+      path: `/${era}`,
+      mcp: await serve(era, await freePort()),
+      server: 'fixture',
+    })),
+  );
   proxy = await new ProxyProcess(routes, { ...world.env, SVC_PROXY_MESSAGE_BYTES: '1000000' }).start();
   await proxy.ready();
 });
@@ -170,9 +173,15 @@ async function approve(id: unknown): Promise<void> {
   await server.call(200, `POST /v1/escrow/${id}/vote`, await world.tenant.person('approver'), { decision: 'approve' });
 }
 
+/** Over both transports, each client and each server, and each client with each server; `npm run siege` has all eight. */
+const serversOf = (transport: string, generation: string) => {
+  const [same, other] = generation === 'modern' ? ['modern', 'legacy'] : ['legacy', 'modern'];
+  return SIEGE ? ['modern', 'legacy'] : [transport === 'stdio' ? same : other];
+};
+
 describe.each(['stdio', 'http'])('over %s', (transport) => {
   describe.each(['modern', 'legacy'])('a %s client', (generation) => {
-    test.each(['modern', 'legacy'])('and a %s server', async (era) => {
+    test.each(serversOf(transport, generation))('and a %s server', async (era) => {
       const client = await (generation === 'modern' ? modern : legacy)(transport, era);
       const names = await client.names();
       expect(names).toContain('add');

@@ -15,7 +15,7 @@ import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDir
 /** Several servers as one, on a route and on standard input and output, for clients of both eras. */
 
 const MODERN = '2026-07-28';
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const dir = temporaryDirectory();
 const children: ChildProcess[] = [];
 const closing: (() => Promise<void>)[] = [];
@@ -107,7 +107,10 @@ describe.each([
 ])('%s', (_, connect) => {
   test('has one list, calls each tool at its server, and answers what both eras of servers ask', async () => {
     const client = (await connect()) as AnyClient;
-    const names = (await client.listTools()).tools.map(({ name }) => name);
+    const names = await until(async () => {
+      const listed = (await client.listTools()).tools.map(({ name }) => name);
+      return ['new__', 'old__'].every((start) => listed.some((name) => name.startsWith(start))) && listed;
+    }, 'each has started, however slowly');
     expect(names).toEqual(expect.arrayContaining(['new__add', 'old__add', 'new__transfer', 'old__env']));
     expect(names).not.toContain('new__env');
     expect(names.filter((name) => name.startsWith('away'))).toEqual([]);

@@ -24,7 +24,7 @@ const POLICY = `
   when { context.str.hasTag("name") && context.str.getTag("name") == "test_simple_prompt" };
 @id("sampling") permit(principal, action == Action::"sampling", resource);
 `;
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 let world: Governed;
 let proxy: ProxyProcess;
 const children: ChildProcess[] = [];

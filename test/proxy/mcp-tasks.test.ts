@@ -37,7 +37,7 @@ const POLICY = `
 `;
 const MODERN = '2026-07-28';
 const RELATED = 'io.modelcontextprotocol/related-task';
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const modern = new Upstream();
 const store = new InMemoryTaskStore();
 let legacy: Server;

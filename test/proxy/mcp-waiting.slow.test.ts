@@ -19,7 +19,7 @@ const POLICY = `
 @id("add") @escrow("single") forbid(principal, action, resource == Tool::"add");
 `;
 const MODERN = '2026-07-28';
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const effects = path.join(temporaryDirectory(), 'effects.txt');
 const lines = () => (existsSync(effects) ? readFileSync(effects, 'utf8').trim().split('\n') : []);
 let world: Governed;
@@ -168,7 +168,7 @@ test('the official client shows the page of the hold, and gets the answer when i
     pages.push(params.url);
     expect(params.message).toContain('waits for approval');
     const hold = new URL(params.url).pathname.split('/').at(-1)!;
-    setTimeout(() => void vote(hold, 'approve'), 1500);
+    setTimeout(() => void vote(hold, 'approve'), 500);
     return { action: 'accept' };
   });
   const options = { requestInit: { headers: { authorization: `Bearer ${world.agentKey}` } } };
@@ -202,7 +202,7 @@ test('the official client of the revision before shows the page in its session, 
   const client = await inSession(({ mode, url }) => {
     if (mode !== 'url') return 'accept';
     pages.push(url!);
-    setTimeout(() => void vote(new URL(url!).pathname.split('/').at(-1)!, 'approve'), 1500);
+    setTimeout(() => void vote(new URL(url!).pathname.split('/').at(-1)!, 'approve'), 500);
     return 'accept';
   });
   // one whose person accepts and does not approve, and one whose person declines

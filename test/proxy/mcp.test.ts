@@ -36,7 +36,7 @@ const EVERYTHING = `
 @id("no-env") forbid(principal, action, resource == Tool::"get-env");
 `;
 
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 let world: Governed;
 const clients: Client[] = [];
 
@@ -166,7 +166,7 @@ describe('a tool server behind `svc-proxy mcp`', () => {
   });
 
   test('waits for the release as long as it was told to, and says that it waits', async () => {
-    const waiting = await wrapped(dir, 'files', [bin('mcp-server-filesystem'), home], ['--wait', '60']);
+    const waiting = await wrapped(dir, 'files', [bin('mcp-server-filesystem'), home], ['--wait', '600']);
     const file = path.join(home, 'waited.txt');
     const progress: string[] = [];
     const answer = waiting.callTool({ name: 'write_file', arguments: { path: file, content: 'x' } }, undefined, {
@@ -194,7 +194,7 @@ describe('a tool server behind `svc-proxy mcp`', () => {
       world.tenant.admin,
       { agent_id: 'bot-5', agent_role: 'clerk' },
     );
-    const options = ['--wait', '60'];
+    const options = ['--wait', '600'];
     const waiting = await wrapped(
       path.join(dir, 'revoked'),
       'files',

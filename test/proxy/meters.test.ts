@@ -10,7 +10,7 @@ import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { type Governed, governed, temporaryDirectory } from './support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 let world: Governed;
 beforeAll(async () => {
   world = await governed(server, {

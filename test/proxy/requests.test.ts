@@ -1,5 +1,5 @@
 import type { ServerResponse } from 'node:http';
-import { type AddressInfo, connect, createServer } from 'node:net';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import fc from 'fast-check';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { PolicyEngine } from '../../server/policy/evaluation/evaluate.ts';
@@ -13,6 +13,7 @@ import {
   trustedAddresses,
   upstreamUrl,
 } from '../../server/proxy/requests.ts';
+import { atEnd } from '../helpers/cleanups.ts';
 import { useServer } from '../helpers/server.ts';
 import { contentOf, request } from '../policy/support.ts';
 import { type Governed, governed, ProxyProcess, Upstream } from './support.ts';
@@ -139,17 +140,43 @@ test('a tool is denied for sure only by what does not read the context', () => {
 });
 
 describe('on the wire', () => {
-  const server = useServer({ SVC_POLL_SECONDS: '1' });
+  const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
   const upstream = new Upstream();
   let world: Governed;
   let proxy: ProxyProcess;
+  /** What upstreams that keep to no rules do with each connection. */
+  const odd: Record<'breaking' | 'announcing' | 'changing', (socket: Socket) => void> = {
+    breaking: () => {},
+    announcing: () => {},
+    changing: () => {},
+  };
+  /** A route to each of them. */
+  const oddRoutes = () =>
+    Promise.all(
+      (Object.keys(odd) as (keyof typeof odd)[]).map(async (name) => {
+        const sockets = new Set<Socket>();
+        const listening = createServer((socket) => {
+          sockets.add(socket.on('error', () => {}));
+          odd[name](socket);
+        });
+        await new Promise<void>((resolve) => listening.listen(0, '127.0.0.1', resolve));
+        atEnd(() => {
+          listening.close();
+          for (const socket of sockets) socket.destroy();
+        });
+        const { port } = listening.address() as AddressInfo;
+        return { path: `/${name}/*`, to: `http://127.0.0.1:${port}`, tool: 'api' };
+      }),
+    );
   beforeAll(async () => {
     await upstream.start();
     world = await governed(server, { api: 'permit(principal, action, resource == Tool::"api");' });
     proxy = await new ProxyProcess(
       [
-        { path: '/api/*', to: upstream.url, timeout_seconds: 0.3 },
+        { path: '/api/*', to: upstream.url },
+        { path: '/hasty/*', to: upstream.url, tool: 'api', timeout_seconds: 0.3 },
         { path: '/gone/*', to: 'http://127.0.0.1:9', tool: 'api' },
+        ...(await oddRoutes()),
         {
           ...{ path: '/own/*', to: upstream.url, tool: 'api' },
           headers: { 'X-Forwarded-Proto': 'gopher', Via: 'me', 'X-Key': 'route', Accept_Language: 'de', http: 'x' },
@@ -287,16 +314,15 @@ describe('on the wire', () => {
     });
     const respond = upstream.respond;
     upstream.respond = () => {};
-    expect((await proxy.call(504, 'GET /api/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_TIMEOUT' });
+    expect((await proxy.call(504, 'GET /hasty/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_TIMEOUT' });
     upstream.respond = respond;
   });
 
   test('what a kept connection that broke may have done is not sent again, unless it changes nothing', async () => {
     // answers the first request on a connection, and breaks off at the second
     const lines: string[] = [];
-    const breaking = createServer((socket) => {
+    odd.breaking = (socket) => {
       let seen = 0;
-      socket.on('error', () => {});
       socket.on('data', (data) => {
         for (const line of data.toString().match(/^[A-Z]+ \S+ HTTP/gm) ?? []) {
           lines.push(line);
@@ -304,30 +330,18 @@ describe('on the wire', () => {
           else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok');
         }
       });
-    });
-    await new Promise<void>((resolve) => breaking.listen(0, '127.0.0.1', resolve));
-    const { port } = breaking.address() as AddressInfo;
-    const own = await new ProxyProcess(
-      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
-      world.env,
-    ).start();
-    await own.ready();
-    try {
-      for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) {
-        await own.call(200, 'GET /first', world.agentKey);
-        lines.splice(0);
-        const { body } = await own.call(502, `${method} /second`, world.agentKey);
-        expect(body).toMatchObject({ code: 'UPSTREAM_FAILED', detail: expect.stringContaining('is not known') });
-        expect(lines).toEqual([`${method} /second HTTP`]);
-      }
-      await own.call(200, 'GET /first', world.agentKey);
+    };
+    for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) {
+      await proxy.call(200, 'GET /breaking/first', world.agentKey);
       lines.splice(0);
-      await own.call(200, 'GET /second', world.agentKey);
-      expect(lines).toEqual(['GET /second HTTP', 'GET /second HTTP']);
-    } finally {
-      await own.kill();
-      await new Promise((resolve) => breaking.close(resolve));
+      const { body } = await proxy.call(502, `${method} /breaking/second`, world.agentKey);
+      expect(body).toMatchObject({ code: 'UPSTREAM_FAILED', detail: expect.stringContaining('is not known') });
+      expect(lines).toEqual([`${method} /second HTTP`]);
     }
+    await proxy.call(200, 'GET /breaking/first', world.agentKey);
+    lines.splice(0);
+    await proxy.call(200, 'GET /breaking/second', world.agentKey);
+    expect(lines).toEqual(['GET /second HTTP', 'GET /second HTTP']);
   });
 
   test('a connection that nothing uses is closed before the upstream closes it, as it announces', async () => {
@@ -335,26 +349,14 @@ describe('on the wire', () => {
     const byProxy = new Promise<void>((resolve) => {
       closed = resolve;
     });
-    const announcing = createServer((socket) => {
-      socket.on('error', () => {}).once('end', closed);
+    odd.announcing = (socket) => {
+      socket.once('end', closed);
       socket.on('data', () => socket.write('HTTP/1.1 204 No Content\r\nkeep-alive: timeout=2\r\n\r\n'));
-    });
-    await new Promise<void>((resolve) => announcing.listen(0, '127.0.0.1', resolve));
-    const { port } = announcing.address() as AddressInfo;
-    const own = await new ProxyProcess(
-      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
-      world.env,
-    ).start();
-    await own.ready();
-    try {
-      await own.call(204, 'GET /first', world.agentKey);
-      await byProxy;
-      // over another connection
-      await own.call(204, 'POST /second', world.agentKey);
-    } finally {
-      await own.kill();
-      await new Promise((resolve) => announcing.close(resolve));
-    }
+    };
+    await proxy.call(204, 'GET /announcing/first', world.agentKey);
+    await byProxy;
+    // over another connection
+    await proxy.call(204, 'POST /announcing/second', world.agentKey);
   });
 
   test('an upstream that changes the protocol unasked gets an end, and the agent none of it', async () => {
@@ -362,26 +364,14 @@ describe('on the wire', () => {
     const closed = new Promise<void>((resolve) => {
       ended = resolve;
     });
-    const changing = createServer((socket) => {
-      socket.on('error', () => {}).on('close', ended);
+    odd.changing = (socket) => {
+      socket.on('close', ended);
       socket.on('data', () =>
         socket.write('HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n'),
       );
-    });
-    await new Promise<void>((resolve) => changing.listen(0, '127.0.0.1', resolve));
-    const { port } = changing.address() as AddressInfo;
-    const own = await new ProxyProcess(
-      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
-      world.env,
-    ).start();
-    await own.ready();
-    try {
-      expect((await own.call(502, 'GET /x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_FAILED' });
-      await closed;
-    } finally {
-      await own.kill();
-      await new Promise((resolve) => changing.close(resolve));
-    }
+    };
+    expect((await proxy.call(502, 'GET /changing/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_FAILED' });
+    await closed;
   });
 
   test('a stream of events comes through as it is sent', async () => {

@@ -8,7 +8,7 @@ import { useServer } from '../helpers/server.ts';
 import { oauthWorld, person } from './oauth.ts';
 import { type Governed, governed, ProxyProcess } from './support.ts';
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const world = await oauthWorld();
 let clerk: Governed;
 let proxy: ProxyProcess;

@@ -7,7 +7,7 @@ import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { type Governed, governed, ProxyProcess, temporaryDirectory, Upstream } from './support.ts';
 
-const server = useServer({ SVC_POLL_SECONDS: '1' });
+const server = useServer({ SVC_POLL_SECONDS: '1' }, { shared: true });
 const POLICY = `
 permit(principal in AgentRole::"clerk", action, resource);
 @id("held") @escrow("single") forbid(principal, action, resource == Tool::"pay");

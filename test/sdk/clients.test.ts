@@ -13,7 +13,7 @@ import { until } from '../helpers/until.ts';
 
 /** The clients in TypeScript and in Python: the same verbs, one set of tests, one set of vectors. */
 
-const server = useServer();
+const server = useServer({}, { shared: true });
 const ROOT = path.resolve(import.meta.dirname, '../..');
 const vectors = (name: string) => JSON.parse(readFileSync(path.join(ROOT, 'test/vectors/client', name), 'utf8'));
 
@@ -59,8 +59,8 @@ function faultOf(error: unknown): Answer {
 
 const typescript: Language = {
   name: 'TypeScript',
-  async open({ baseUrl = server.url, ...more }) {
-    const client = new AgentClient({ baseUrl, ...more });
+  async open({ baseUrl = server.url, timeoutMs = 60_000, ...more }) {
+    const client = new AgentClient({ baseUrl, timeoutMs, ...more });
     return {
       printed: inspect(client, { depth: 9, showHidden: true }) + JSON.stringify(client),
       async call(op, args, options = {}) {
@@ -123,7 +123,7 @@ class Python implements Language {
     });
   }
 
-  async open({ baseUrl = server.url, timeoutMs = 10_000, retries = 4, ...more }: Opening): Promise<Opened> {
+  async open({ baseUrl = server.url, timeoutMs = 60_000, retries = 4, ...more }: Opening): Promise<Opened> {
     const name = `client ${++this.#count}`;
     const printed = await this.send('open', { ...more, name, baseUrl, timeout: timeoutMs / 1000, retries });
     return {
@@ -145,7 +145,7 @@ const python = new Python();
 afterAll(() => python.stop());
 
 const POLICY = `
-@id("read") @rate("3/m") permit(principal in AgentRole::"clerk", action, resource == Tool::"read");
+@id("read") @rate("3/h") permit(principal in AgentRole::"clerk", action, resource == Tool::"read");
 @id("card") @mask("$.card.number") permit(principal in AgentRole::"clerk", action, resource == Tool::"card");
 @id("pay") @escrow("single") @ttl("1h") @reason("payments are looked at")
 permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");
@@ -159,7 +159,7 @@ beforeAll(async () => {
   await deploy(server, tenant.admin, 'desk', POLICY);
   approver = await tenant.person('approver');
 });
-const newKey = async () => (await tenant.agent(`agent-${++counter}`, 'clerk')).key!;
+const newKey = async () => (await tenant.agent(`of-an-sdk-${++counter}`, 'clerk')).key!;
 const vote = (id: string, decision = 'approve') =>
   server.call(200, `POST /v1/escrow/${id}/vote`, approver, { decision, reason: 'r' });
 const request = (tool_name: string, more: Record<string, unknown> = {}) => ({
@@ -422,7 +422,7 @@ describe.each([typescript, python])('the client in $name', (language) => {
     const client = await language.open({ key: await newKey(), tenant: 'another' });
     expect(await client.call('evaluate', request('read'))).toMatchObject({ error: 'ProblemError', code: 'FORBIDDEN' });
     const rows = await sql(server, `select 1 from forensic_record where line::json->>'agent_id' = $1`, [
-      `agent-${counter}`,
+      `of-an-sdk-${counter}`,
     ]);
     expect(rows).toEqual([]);
   });

@@ -27,9 +27,9 @@ const placeOf = (name: string) => createHash('sha256').update(name).digest().rea
 /** How often and how long faults are made. */
 export const ROUNDS = {
   /** How often the owner is killed. */
-  kills: SIEGE ? 20 : 2,
+  kills: SIEGE ? 20 : 1,
   /** How many appends are in flight when it is killed. */
-  appends: SIEGE ? 600 : 200,
+  appends: SIEGE ? 600 : 150,
   /** How many clients write while Redis fails or an owner stops. */
   writers: SIEGE ? 12 : 4,
   /** How long the owner is frozen, in milliseconds. */
@@ -41,10 +41,10 @@ export const ROUNDS = {
   /** How often a node of a cluster with Citus is killed. */
   nodes: SIEGE ? 51 : 0,
   /** Released holds, and how many requests want to consume each of them at once. */
-  holds: SIEGE ? 100 : 4,
+  holds: SIEGE ? 100 : 2,
   consumes: SIEGE ? 200 : 30,
   /** How often a key is revoked and used at once elsewhere. */
-  revocations: SIEGE ? 300 : 20,
+  revocations: SIEGE ? 300 : 6,
   /** How long the control plane of a proxy is away, in milliseconds. */
   awayMs: SIEGE ? 60_000 : 2000,
 } as const;

@@ -93,9 +93,6 @@ const waits = (beginning: string) =>
 let made = 0;
 test.each(['while it reads the past decisions', 'while it stores what it found'])(
   'a process that is killed %s: another one finishes the simulation, and only its result is approved by',
-  {
-    timeout: 120_000,
-  },
   async (when) => {
     const [first, second] = [new ServerProcess('a', env), new ServerProcess('b', env)];
     servers.push(first, second);
@@ -151,7 +148,7 @@ test.each(['while it reads the past decisions', 'while it stores what it found']
         return body.status === 'done' && body;
       },
       'another process has finished it',
-      { limitMs: 60_000, everyMs: 100 },
+      { everyMs: 100 },
     );
     expect(found).toMatchObject({
       decisions: 3,

@@ -51,7 +51,7 @@ const get = (path: string, key = world.agentKey) =>
 const stop = async (body: Record<string, unknown>, status = 201) =>
   (
     await server.call<{ id: string; abort: boolean }>(status, 'POST /v1/stops', world.tenant.admin, {
-      ...{ target_kind: 'agent', target_id: 'bot-1', reason: 'it pays too much', wait: 20 },
+      ...{ target_kind: 'agent', target_id: 'bot-1', reason: 'it pays too much', wait: 30 },
       ...body,
     })
   ).body;

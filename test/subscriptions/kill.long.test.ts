@@ -86,13 +86,10 @@ async function recovers(): Promise<void> {
   await child.start();
   await happen();
   await expect
-    .poll(
-      async () => {
-        const { rows } = await locker.query(`select 1 from delivery where status = 'delivered'`);
-        return rows.length;
-      },
-      { timeout: 20_000 },
-    )
+    .poll(async () => {
+      const { rows } = await locker.query(`select 1 from delivery where status = 'delivered'`);
+      return rows.length;
+    })
     .toBe(events);
   const got = Map.groupBy(receiver.received, ({ json }) => String(json.agent_id));
   expect(got.size, 'each event arrived').toBe(events);
@@ -196,7 +193,7 @@ test('killed while outcomes of several destinations are stored together: each ge
   await locker.query('update delivery_lane set leased_until = now(), due_at = now() where leased_until is not null');
   await child.start();
   for (const path of paths) {
-    await expect.poll(() => new Set(got(path)).size, { timeout: 20_000 }).toBe(count);
+    await expect.poll(() => new Set(got(path)).size).toBe(count);
     const all = Array.from({ length: count }, (_, n) => n);
     expect(got(path)).toEqual([...all.slice(0, 16), ...all]);
   }

@@ -3,6 +3,7 @@ import type { BundleList } from '../../domain/lists.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
 import type { BundleRegistry } from '../../domain/tools.ts';
 import { patient } from '../../lib/patience.ts';
+import { processorMs } from '../../lib/processor-time.ts';
 import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
@@ -345,12 +346,4 @@ export class AuthorLanguage {
     this.#ready = false;
     return worker ? worker.terminate() : Promise.resolve();
   }
-}
-
-/** The CPU time that a thread has used, in milliseconds; NaN if it does not answer within a second. */
-async function processorMs(worker: Worker): Promise<number> {
-  const usage = worker.cpuUsage().catch(() => undefined);
-  const silence = new Promise<void>((resolve) => setTimeout(resolve, 1_000).unref());
-  const used = await Promise.race([usage, silence]);
-  return used ? (used.user + used.system) / 1_000 : Number.NaN;
 }
